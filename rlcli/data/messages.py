@@ -35,7 +35,7 @@ class PromptTask:
     so that the second group is not a copy of the first. greedy: one additional greedy response, as a baseline.
     wanted: which samples of the group to generate, if some exist already; None: all. step: in which the group was
     started, for its seeds; None: this one. begun: sample → its partial rollout. shards: references to SampleShards,
-    indexed by `PartialRollout.shard`."""
+    indexed by `PartialRollout.shard`. pictures: those of `source`, resized, on the worker that generates."""
 
     prompt: int
     tokens: Any
@@ -47,6 +47,7 @@ class PromptTask:
     step: int | None = None
     begun: Mapping[int, PartialRollout] = field(default_factory=dict)
     shards: Sequence[Any] = ()
+    pictures: tuple[Any, ...] = ()
 
     @property
     def indexes(self) -> Sequence[int]:

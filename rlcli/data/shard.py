@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcli.data.trajectories import SPEAKERS, Span, Trajectory
+from rlcli.images.rule import identity
 from rlcli.types import FinishReason
 
 STOP_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
@@ -23,7 +24,9 @@ class SampleShard:
     span_ends, span_speakers, span_versions: int64 `[all spans]`: the end of each within its row, its speaker as an
     index into `SPEAKERS`, and its version or UNKNOWN. offsets, log_prob_offsets, span_offsets: int64 `[rows + 1]`,
     where each row begins in these. stop_reasons: int8 `[rows]`, indexes into `STOP_REASONS`. routes, route_offsets: of
-    the rows' first tokens, and int64 `[rows + 1]`; None if no row has any.
+    the rows' first tokens, and int64 `[rows + 1]`; None if no row has any. pixels: uint8, of all pictures, one after
+    another, each once however many rows it is in. picture_sizes: int64 `[pictures, 2]`, their height and width.
+    pictures, row_pictures: int64, which pictures the rows have, row after row, and `[rows + 1]`; None if none has any.
 
     >>> import numpy as np
     >>> builder = ShardBuilder()
@@ -46,6 +49,10 @@ class SampleShard:
     stop_reasons: Any
     routes: Any = None
     route_offsets: Any = None
+    pixels: Any = None
+    picture_sizes: Any = None
+    pictures: Any = None
+    row_pictures: Any = None
 
     def __len__(self) -> int:
         return len(self.stop_reasons)
@@ -64,7 +71,19 @@ class SampleShard:
             self.log_probs[self.log_prob_offsets[index] : self.log_prob_offsets[index + 1]],
             STOP_REASONS[self.stop_reasons[index]],
             None if self.routes is None else self.routes[self.route_offsets[index] : self.route_offsets[index + 1]],
+            self._pictures(index),
         )
+
+    def _pictures(self, index: int) -> tuple[Any, ...]:
+        """Of a row: uint8 `[height, width, 3]`, views."""
+        import numpy as np
+
+        if self.pictures is None:
+            return ()
+        ends = np.cumsum(3 * self.picture_sizes.prod(1))
+        own = self.pictures[self.row_pictures[index] : self.row_pictures[index + 1]].tolist()
+        flat = [self.pixels[ends[at - 1] if at else 0 : ends[at]] for at in own]
+        return tuple(one.reshape(*self.picture_sizes[at], 3) for at, one in zip(own, flat, strict=True))
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Any]) -> SampleShard:
@@ -110,6 +129,8 @@ class ShardBuilder:
         spans = [span for row in rows for span in row.spans]
         routes = [row.routes for row in rows if row.routes is not None]
         routed = [0 if row.routes is None else len(row.routes) for row in rows]
+        shown = {identity(picture): picture for row in rows for picture in row.pictures}
+        place = {each: number for number, each in enumerate(shown)}
         return SampleShard(
             tokens=joined([row.tokens for row in rows], np.int32),
             offsets=offsets([len(row.tokens) for row in rows]),
@@ -122,4 +143,8 @@ class ShardBuilder:
             stop_reasons=np.array([STOP_REASONS.index(row.stop_reason) for row in rows], np.int8),
             routes=np.concatenate(routes) if routes else None,
             route_offsets=offsets(routed) if routes else None,
+            pixels=joined([picture.ravel() for picture in shown.values()], np.uint8) if shown else None,
+            picture_sizes=np.array([picture.shape[:2] for picture in shown.values()], np.int64) if shown else None,
+            pictures=np.array([place[identity(p)] for row in rows for p in row.pictures], np.int64) if shown else None,
+            row_pictures=offsets([len(row.pictures) for row in rows]) if shown else None,
         )

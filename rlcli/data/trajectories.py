@@ -39,7 +39,8 @@ class Trajectory:
 
     tokens: int32 `[T]`. spans: consecutive, from 0 to T. log_probs: float32 `[D]`, the engine's, of the D drawn tokens
     in their order. stop_reason: why it ended; None if it has not. routes: of the first tokens, as far as they are
-    known and wanted (`rlcli.data.routes`).
+    known and wanted (`rlcli.data.routes`). pictures: those of its prompt, as the model sees them
+    (`ImageRule.prepared`).
 
     The policy draws two tokens, a tool answers with one, and the policy draws the last one with newer weights:
 
@@ -60,13 +61,15 @@ class Trajectory:
     log_probs: np.ndarray
     stop_reason: FinishReason | None = None
     routes: np.ndarray | None = None
+    pictures: tuple[np.ndarray, ...] = ()
 
     @classmethod
-    def of_prompt(cls, tokens: np.ndarray) -> Trajectory:
+    def of_prompt(cls, tokens: np.ndarray, pictures: Sequence[np.ndarray] = ()) -> Trajectory:
         """A prompt, without a response yet."""
         import numpy as np
 
-        return cls(tokens, (Span("prompt", 0, len(tokens)),), np.zeros(0, np.float32))
+        spans = (Span("prompt", 0, len(tokens)),)
+        return cls(tokens, spans, np.zeros(0, np.float32), pictures=tuple(pictures))
 
     @classmethod
     def single(
@@ -99,12 +102,12 @@ class Trajectory:
         spans = (*self.spans, Span(speaker, len(self.tokens), end, version))
         if speaker == last.speaker == "policy" and (version == last.version or not len(tokens)):
             spans = (*self.spans[:-1], replace(last, end=end))
-        return Trajectory(
-            np.concatenate([self.tokens, tokens]),
-            spans,
-            self.log_probs if log_probs is None else np.concatenate([self.log_probs, log_probs]),
-            stop_reason,
-            self.routes,
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, tokens]),
+            spans=spans,
+            log_probs=self.log_probs if log_probs is None else np.concatenate([self.log_probs, log_probs]),
+            stop_reason=stop_reason,
         )
 
     @classmethod
@@ -205,7 +208,8 @@ class Trajectory:
                 if spoken == number:
                     drawn = sum(one.end - one.start for one in self.spans[:index] if one.speaker == "policy")
                     log_probs, routes = self.log_probs[:drawn], self._first_routes(span.start)
-                    return Trajectory(self.tokens[: span.start], self.spans[:index], log_probs, "stop", routes)
+                    first = Trajectory(self.tokens[: span.start], self.spans[:index], log_probs, "stop", routes)
+                    return replace(first, pictures=self.pictures)
         return self
 
     def without_last(self, count: int) -> Trajectory:
@@ -215,12 +219,12 @@ class Trajectory:
         last, end = self.spans[-1], len(self.tokens) - count
         assert last.speaker == "policy", "only drawn tokens are taken back"
         assert end >= last.start, "only tokens of the last span are taken back"
-        return Trajectory(
-            self.tokens[:end],
-            (*self.spans[:-1], replace(last, end=end)),
-            self.log_probs[:-count],
-            self.stop_reason,
-            self._first_routes(end),
+        return replace(
+            self,
+            tokens=self.tokens[:end],
+            spans=(*self.spans[:-1], replace(last, end=end)),
+            log_probs=self.log_probs[:-count],
+            routes=self._first_routes(end),
         )
 
     def routed(self, routes: np.ndarray | None) -> Trajectory:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import chat_template
@@ -21,7 +20,7 @@ from rlcli.errors import CheckpointError, RlcliError, RunFailed
 from rlcli.export.source import Origin
 from rlcli.export.types import EXACT, ROUNDED, Change, Export, LogProbs, Options, manifest_digest
 from rlcli.export.weights import Stored, write_lora, write_merged, write_model, write_value
-from rlcli.model.io.config import read_config
+from rlcli.model.io.config import auto_class, read_config
 from rlcli.model.io.loading import read_model, read_policy, read_value
 from rlcli.model.lora import LoraSpec
 from rlcli.model.names import stored
@@ -155,7 +154,8 @@ def _log_probs_of_folder(folder: Path, base: str, tokens: Sequence[int]) -> list
     """log π of each of `tokens` except the first, computed only with transformers in float32. base: the base model of
     the adapter in `folder`; empty if the folder holds a whole model."""
     source = base or str(folder)
-    lm: Any = read_model(AutoModelForCausalLM, source, read_config(source), dtype=torch.float32)
+    config = read_config(source)
+    lm: Any = read_model(auto_class(config), source, config, dtype=torch.float32)
     if base:
         from peft import PeftModel
 

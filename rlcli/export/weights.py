@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +16,17 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from transformers import AutoModelForCausalLM
 
 from rlcli.errors import ModelError
-from rlcli.model.io.config import read_config
+from rlcli.model.io.config import auto_class, read_config
 from rlcli.model.io.loading import read_model
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
 from rlcli.model.names import kept_dtype, named_weights, stored, stored_shapes
 from rlcli.model.value import read_value_config, value_class
 
 INDEX = "model.safetensors.index.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Of models that see pictures."""
 
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 """Reads the tensors of the given names."""
@@ -65,7 +67,7 @@ def write_model(
     config; none: those of the base. `ModelError` if base and weights do not match.
     """
     config = read_config(base)
-    _write(_skeleton(AutoModelForCausalLM, config), config, stored, dtype, folder)
+    _write(_skeleton(auto_class(config), config), config, stored, dtype, folder)
     _write_generation_config(base, config, folder, stops)
     write_tokenizer(tokenizer, folder)
 
@@ -80,7 +82,8 @@ def write_value(stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, f
 def write_lora(stored: Stored, spec: LoraSpec, base: str, dtype: torch.dtype, folder: Path) -> None:
     """Write the adapter `stored` in the format of peft and vLLM, with the base's tokenizer; `adapter_config.json` names
     the base."""
-    peft = add_lora(_skeleton(AutoModelForCausalLM, read_config(base)), spec, base, meta=True)
+    config = read_config(base)
+    peft = add_lora(_skeleton(auto_class(config), config), spec, base, meta=True)
     names = [name for name, _ in peft.base_model.model.named_parameters() if is_adapter(name)]
     _check(stored, names, base)
     state = saved_names(peft, {name: tensor.to(dtype) for name, tensor in stored.read(names).items()})
@@ -93,7 +96,7 @@ def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, sto
     from peft import PeftModel
 
     config = read_config(base)
-    lm = read_model(AutoModelForCausalLM, base, config, dtype=torch.float32)
+    lm = read_model(auto_class(config), base, config, dtype=torch.float32)
     merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload(safe_merge=True)
     weights = dict(named_weights(merged))  # a tied head is not among them
     shapes = {name: weight.shape for name, weight in weights.items()}
@@ -105,16 +108,21 @@ def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, sto
 
 
 def write_tokenizer(path: str, folder: Path) -> None:
-    """Write the tokenizer of the model at `path`, including its chat template."""
+    """Write the tokenizer of the model at `path`, including its chat template, and how it sees pictures, if it does."""
     from transformers import AutoTokenizer
+    from transformers.utils import cached_file
 
     AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    for name in PROCESSORS:
+        found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+        if found is not None:
+            shutil.copyfile(found, folder / name)
 
 
-def _skeleton(auto_class: Any, config: Any) -> nn.Module:
+def _skeleton(kind: Any, config: Any) -> nn.Module:
     """The model of `config` without weights."""
     with init_empty_weights():
-        lm: nn.Module = auto_class.from_config(config)
+        lm: nn.Module = kind.from_config(config)
     lm.tie_weights()  # moving parameters to the meta device had untied them
     return lm
 

@@ -1,1 +1,1 @@
-"""Pictures of prompts: how rows hold them, and decoding them safely."""
+"""Pictures of prompts: how rows hold them, decoding them safely, and what a model sees of them."""

@@ -133,6 +133,8 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
         day=prepared.day,
         hub_token=os.environ.get("HF_TOKEN", ""),
         engine_key=os.environ.get(ENGINE_KEY, ""),
+        images=prepared.images,
+        pictures=prepared.pictures,
     )
 
 

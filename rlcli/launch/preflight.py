@@ -25,7 +25,9 @@ from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
 from rlcli.launch.engine import check_adapter, check_engine
+from rlcli.images.rule import ImageRule
 from rlcli.launch.environments import check_environments, numbered_rows
+from rlcli.launch.images import check_images
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.rollout.vllm_engine import CPU_BLOCK
@@ -48,7 +50,8 @@ class Prepared:
     in which verifiers run programs; empty if none does. stop_tokens: id → text of what ends a response. thinking:
     prompts end within an open <think>. day: the date that the chat template uses as today; None if it uses none.
     environments: names of those that samples converse with. served: the models that are served for the verifiers →
-    whether they are classifiers."""
+    whether they are classifiers. images: how the model sees pictures, if it does; pictures: the most that a prompt
+    has."""
 
     config: RunConfig
     device: str
@@ -67,6 +70,8 @@ class Prepared:
     day: date | None = None
     environments: tuple[str, ...] = ()
     served: Mapping[ServedModel, bool] = field(default_factory=dict)
+    images: ImageRule | None = None
+    pictures: int = 0
 
     @property
     def threads(self) -> int:
@@ -114,7 +119,8 @@ def prepare(
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
     environments = check_environments(config, JoinedPrompts([train_rows, test_rows]), tokenizer, stops, opened=thinking)
-    ready = partial(_tokenized, config, tokenizer, on_note, on_progress)
+    pictures = check_images(config, facts.images, [train_rows, test_rows], train=train)
+    ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=facts.images)
     return Prepared(
         config=config,
         device=device,
@@ -133,6 +139,8 @@ def prepare(
         day=template_day,
         environments=environments,
         served=served,
+        images=facts.images,
+        pictures=pictures,
     )
 
 
@@ -272,6 +280,7 @@ def _tokenized(
     rows: Sequence[Prompt],
     what: str,
     response: str = "",
+    rule: ImageRule | None = None,
 ) -> TokenizedPrompts:
     """The rows that are short enough; the note counts the others. what: the prompts' kind, for the note. response: the
     field of extra_info with the response, if one is given."""
@@ -282,8 +291,10 @@ def _tokenized(
         on_progress,
         response=response,
         max_response_tokens=config.rollout.max_response_tokens,
+        rule=rule,
     )
     left_out = {
+        "rows have pictures that cannot be shown": prompts.bad_images,
         "prompts are longer than data.max_prompt_tokens": prompts.too_long - prompts.too_long_responses,
         "responses are longer than rollout.max_response_tokens": prompts.too_long_responses,
     }

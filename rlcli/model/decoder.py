@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class Decoder(nn.Module):
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
         super().__init__()
-        lm.set_attn_implementation(ATTENTION)
+        lm.set_attn_implementation(ATTENTION if not sees(lm) else {"text_config": ATTENTION, "vision_config": "sdpa"})
         self.lm = lm
         self.dtype = dtype
         self.source = source
@@ -42,11 +43,12 @@ class Decoder(nn.Module):
         segments: of the pack."""
         if self.replay is not None:
             self.replay.routes = own.routes
+        places = own.position_ids[..., None, :]  # [1, T], or [3, 1, T] if the model sees pictures
         states: Tensor = self.lm.base_model(
             input_ids=own.input_ids[None],
-            position_ids=own.position_ids[None],
+            position_ids=places,
             segments=segments,
-            **({"divided": own} if isinstance(own, Run) else {}),
+            **({"divided": own} if isinstance(own, Run) else seen(own)),
             use_cache=False,
         ).last_hidden_state[0]
         return states.index_select(0, own.response_index)
@@ -59,6 +61,24 @@ class Decoder(nn.Module):
         theirs (`rlcli.model.names`).
         """
         return whole(named_weights(self.lm), dtype or self.dtype)
+
+
+def sees(lm: nn.Module) -> bool:
+    """Whether the model has a tower that sees pictures."""
+    return hasattr(lm.config, "vision_config")
+
+
+def seen(batch: PackedBatch) -> dict[str, Tensor]:
+    """The pictures of a pack, as arguments of a model that sees them."""
+    if batch.patches is None or batch.grid is None:
+        return {}
+    return {"pixel_values": batch.patches, "image_grid_thw": batch.grid}
+
+
+def blocks(lm: Any) -> Iterator[nn.Module]:
+    """The layers of the decoder, and before them those of its tower, in the order of the forward pass."""
+    yield from lm.base_model.visual.blocks if sees(lm) else ()
+    yield from lm.base_model.language_model.layers if sees(lm) else lm.base_model.layers
 
 
 def whole(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -14,17 +14,27 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+FAR_BELOW = -1e9
+"""The logit of what is never drawn. Finite, since 0 · ∞ in the entropy would be NaN."""
+
+
 def token_log_probs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, entropy: bool
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk: int,
+    entropy: bool,
+    never: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """For p = softmax(hidden · weightᵀ / temperature): log p[target], like `targets`, and H(p) = −Σ p log p, [N]; both
     differentiable.
 
     hidden [N, D], weight [V, D], targets int64 [N], or [N, C] for several tokens of each p. `chunk` tokens are
     projected at a time and projected again in the backward pass; softmax is in float32 (float64 for float64 input).
-    Without `entropy` the second result is None.
+    Without `entropy` the second result is None. never: int64 ids whose probability is 0: what the engine does not draw.
     """
-    log_probs, entropies = _TokenLogProbs.apply(hidden, weight, targets, temperature, chunk, entropy)
+    log_probs, entropies = _TokenLogProbs.apply(hidden, weight, targets, temperature, chunk, entropy, never)
     return log_probs, entropies if entropy else None
 
 
@@ -40,14 +50,21 @@ class Likeliest(NamedTuple):
 
 @torch.no_grad()
 def likeliest_tokens(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, k: int, below: int
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk: int,
+    k: int,
+    below: int,
+    never: Tensor | None = None,
 ) -> Likeliest:
     """The K = k tokens of the largest p among the ids less than `below`, beside what `token_log_probs` returns for
     targets [N], which it equals bitwise. k = 0: none. Never holds [N, V]."""
     exact = torch.promote_types(hidden.dtype, torch.float32)
     log_probs, agrees = hidden.new_zeros(len(hidden), dtype=exact), targets.new_zeros(len(hidden), dtype=torch.bool)
     ids, top = targets.new_zeros(len(hidden), k), hidden.new_zeros(len(hidden), k, dtype=exact)
-    for part, logits in _logits(hidden, weight, temperature, chunk, exact):
+    for part, logits in _logits(hidden, weight, temperature, chunk, exact, never):
         picked = logits.sub_(logits.amax(-1, keepdim=True)).gather(-1, targets[part, None])[:, 0]
         best, ids[part] = logits[:, :below].topk(k, dim=-1)
         log_total = logits.exp_().sum(-1).log()
@@ -59,12 +76,19 @@ def likeliest_tokens(
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, entropy: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        entropy: bool,
+        never: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         log_norms, entropies = (hidden.new_zeros(len(hidden), dtype=exact) for _ in range(2))
         log_probs, columns = hidden.new_zeros(targets.shape, dtype=exact), _columns(targets)
-        for part, logits in _logits(hidden, weight, temperature, chunk, exact):
+        for part, logits in _logits(hidden, weight, temperature, chunk, exact, never):
             top = logits.amax(-1, keepdim=True)
             picked = logits.sub_(top).gather(-1, columns[part])
             # With z below the largest logit and Z = Σ eᶻ: H = log Z − Σ z eᶻ / Z, a sum of two terms ≥ 0.
@@ -77,7 +101,7 @@ class _TokenLogProbs(torch.autograd.Function):
                 entropies[part] = log_total - exponentials.mul_(logits).sum(-1) / total
             del logits, exponentials  # before the next chunk
         ctx.save_for_backward(hidden, weight, columns, log_norms, entropies)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.never = temperature, chunk, never
         ctx.set_materialize_grads(False)
         if not entropy:
             ctx.mark_non_differentiable(entropies)
@@ -95,7 +119,7 @@ class _TokenLogProbs(torch.autograd.Function):
         at_target = _columns(given).expand(columns.shape)
         in_all = at_target.sum(-1)
         by_log = None if grad_entropy is None else grad_entropy / ctx.temperature
-        for part, log_p in _logits(hidden, weight, ctx.temperature, ctx.chunk, log_norms.dtype):
+        for part, log_p in _logits(hidden, weight, ctx.temperature, ctx.chunk, log_norms.dtype, ctx.never):
             log_p.sub_(log_norms[part, None])
             if by_log is None:
                 grad_logits = log_p.exp_().mul_(-in_all[part, None])
@@ -112,7 +136,7 @@ class _TokenLogProbs(torch.autograd.Function):
             elif grad_weight is not None:
                 grad_weight += grad_logits.t() @ hidden[part]
             del log_p, grad_logits  # before the next chunk's are made
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), *[None] * 5
 
 
 def _columns(values: Tensor) -> Tensor:
@@ -121,11 +145,12 @@ def _columns(values: Tensor) -> Tensor:
 
 
 def _logits(
-    hidden: Tensor, weight: Tensor, temperature: float, chunk: int, dtype: torch.dtype
+    hidden: Tensor, weight: Tensor, temperature: float, chunk: int, dtype: torch.dtype, never: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
     """Chunk by chunk: which tokens, and their logits ÷ temperature in `dtype`, [chunk, V], for the caller to change."""
     zero = hidden.new_zeros(())
     for start in range(0, len(hidden), chunk):
         part = slice(start, start + chunk)
         # The division is part of the product; with beta = 0 the added tensor is not read.
-        yield part, torch.addmm(zero, hidden[part], weight.t(), beta=0, alpha=1 / temperature).to(dtype)
+        logits = torch.addmm(zero, hidden[part], weight.t(), beta=0, alpha=1 / temperature).to(dtype)
+        yield part, logits if never is None else logits.index_fill_(1, never, FAR_BELOW)

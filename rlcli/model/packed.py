@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from rlcli.data.packer import WORTH_SHARING
 from rlcli.data.routes import padded, unknown
+from rlcli.images.rule import ImageRule, identity
 from rlcli.model.attention import Segments
 
 
@@ -18,12 +20,14 @@ from rlcli.model.attention import Segments
 class PackedBatch:
     """S sequences of T tokens in total, of which the policy drew R. All tensors are on one device.
 
-    input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment; segments: the sequences, or their
-    branches, which do not see each other;
+    input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment, or [3, T] if the model sees pictures;
+    segments: the sequences, or their branches, which do not see each other;
     response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
     other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int16:
-    the experts that the engine chose, -1 where that is unknown; None if nothing is.
+    the experts that the engine chose, -1 where that is unknown; None if nothing is. patches [P, F] float32, grid
+    [pictures, 3] int64: what the model sees of the pictures (`ImageRule.patches`), each where its tokens are stored.
+    never: ids that no policy draws, int64, if there are any.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -43,6 +47,9 @@ class PackedBatch:
     sequence: Tensor
     candidates: Tensor | None = None
     routes: Tensor | None = None
+    patches: Tensor | None = None
+    grid: Tensor | None = None
+    never: Tensor | None = None
 
     @property
     def boundaries(self) -> Tensor:
@@ -66,14 +73,24 @@ def pack(
     drawn: Sequence[np.ndarray] | None = None,
     sequences: Sequence[int] | None = None,
     routes: Sequence[np.ndarray | None] = (),
+    pictures: Sequence[Sequence[np.ndarray]] = (),
+    rule: ImageRule | None = None,
 ) -> PackedBatch:
     """Concatenate `rows`: each has the tokens of a segment, and how many of them are its prompt. drawn: for each row a
     mask of the tokens that the policy drew; None: all that follow the prompts. sequences: which sequence each row is a
-    branch of, ascending; None: each is one by itself. routes: of each row's first tokens, or nothing.
+    branch of, ascending; None: each is one by itself. routes: of each row's first tokens, or nothing. pictures: of each
+    row, as `ImageRule.prepared` gives them, if there are any. rule: of a model that sees pictures. Such a model's pack
+    has at least one: on each of the ranks that share its tower, each pass computes it.
 
     A prompt has at least one token (nothing would predict the first one drawn); a response may be empty.
     """
     assert rows, "a pack holds at least one sequence; a rank without work takes dummy()"
+    if rule is not None:
+        pictures = pictures or [()] * len(rows)
+        if not any(pictures):
+            rows, pictures = [*rows, (np.array([rule.token, 0]), 2)], [*pictures, [rule.blank]]
+            drawn = None if drawn is None else [*drawn, np.zeros(2, bool)]
+            sequences = None if sequences is None else [*sequences, 0]
     lengths = np.array([len(tokens) for tokens, _ in rows])
     prompts = np.array([prompt for _, prompt in rows])
     assert (prompts >= 1).all(), "a prompt has at least one token"
@@ -82,10 +99,14 @@ def pack(
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
+    shown = position if rule is None else np.concatenate([*map(rule.positions, [r[0] for r in rows], pictures)], axis=1)
     # From here on [Σ lengths] places; `first` marks those stored in the pack, `source` maps all places to the pack.
     in_prompt = position < prompts[sequence]
-    like = starts[_first_alike(rows, prompts >= WORTH_SHARING * lengths)]
+    alike = _first_alike(rows, prompts >= WORTH_SHARING * lengths, pictures)
+    like = starts[alike]
     first = ~in_prompt | (like == starts)[sequence]
+    stored = [one for row, own in enumerate(pictures) if alike[row] == row for one in own]
+    patches, grid = rule.patches(stored) if rule is not None else (None, None)
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
     mask = ~in_prompt if drawn is None else np.concatenate(drawn)
     assert not (mask & in_prompt).any(), "no token of a prompt is drawn"
@@ -97,7 +118,7 @@ def pack(
 
     return PackedBatch(
         input_ids=tensor(tokens[first]),
-        position_ids=tensor(position[first]),
+        position_ids=tensor(shown[..., first]),
         segments=Segments.of(lengths.tolist(), device, None if first.all() else source),
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
@@ -105,15 +126,18 @@ def pack(
         routes=None
         if all(one is None for one in routes)
         else torch.from_numpy(_packed_routes(routes, lengths)[first]).to(device),
+        patches=None if patches is None else torch.from_numpy(patches).to(device),
+        grid=None if grid is None else tensor(grid),
+        never=None if rule is None else tensor(np.array(rule.never)),
     )
 
 
-def dummy(device: torch.device) -> PackedBatch:
+def dummy(device: torch.device, rule: ImageRule | None = None) -> PackedBatch:
     """A short sequence without a response, for a rank without work while others still forward.
 
     It takes part in every collective; its loss is `outputs.log_probs.sum() * 0`, which gives zero gradients.
     """
-    return pack([(np.zeros(2, dtype=np.int64), 2)], device)
+    return pack([(np.zeros(2, dtype=np.int64), 2)], device, rule=rule)
 
 
 def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
@@ -127,11 +151,15 @@ def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> 
     return found
 
 
-def _first_alike(rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray) -> np.ndarray:
-    """[S]: for each row the first one with the same prompt, among those (`worth`, [S] bool) that may share it."""
-    found: dict[bytes, int] = {}
+def _first_alike(
+    rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, pictures: Sequence[Sequence[np.ndarray]] = ()
+) -> np.ndarray:
+    """[S]: for each row the first one with the same prompt, and the same pictures in it, among those (`worth`, [S]
+    bool) that may share it."""
+    found: dict[tuple[bytes, tuple[Any, ...]], int] = {}
+    shown = [tuple(map(identity, own)) for own in pictures] or [()] * len(rows)
     alike = [
-        found.setdefault(tokens[:prompt].tobytes(), row) if worth[row] else row
+        found.setdefault((tokens[:prompt].tobytes(), shown[row]), row) if worth[row] else row
         for row, (tokens, prompt) in enumerate(rows)
     ]
     first: np.ndarray = np.asarray(alike)

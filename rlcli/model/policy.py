@@ -64,11 +64,12 @@ class PolicyModel(Decoder):
         if self.float_head:
             hidden, weight = hidden.float(), weight.float()
         how = (temperature, chunk_tokens(weight.shape[0], weight.is_cuda))
+        never = None if isinstance(own, Run) else own.never
         gathered = own.gather if isinstance(own, Run) else lambda values: values
         if likeliest is not None:
-            return Likeliest(*map(gathered, likeliest_tokens(hidden, weight, own.targets, *how, *likeliest)))
+            return Likeliest(*map(gathered, likeliest_tokens(hidden, weight, own.targets, *how, *likeliest, never)))
         targets = own.targets if own.candidates is None else torch.cat([own.targets[:, None], own.candidates], dim=1)
-        log_probs, entropy = token_log_probs(hidden, weight, targets, *how, want_entropy)
+        log_probs, entropy = token_log_probs(hidden, weight, targets, *how, want_entropy, never)
         log_probs, entropy = gathered(log_probs), None if entropy is None else gathered(entropy)
         if own.candidates is None:
             return TokenOutputs(log_probs, entropy)

@@ -20,6 +20,7 @@ from rlcli.types import FinishReason
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlcli.images.rule import ImageRule
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.model.weight_check.engine_weights import Verified
 
@@ -42,7 +43,8 @@ class GenerationRequest:
     that its samples do not depend on what else is in the batch. greedy: take the most likely token each time, whatever
     the temperature of the batch. begun: int32 ids of the response so far, if it was aborted: only what follows them is
     returned, and they count towards `Sampling.max_tokens`. max_tokens: of this one, if fewer than of the batch.
-    conversation: which one it is a turn of; its turns begin alike, so one server should have all of them."""
+    conversation: which one it is a turn of; its turns begin alike, so one server should have all of them. pictures: of
+    the prompt, as `ImageRule.prepared` gives them; for each, the prompt has as many placeholders as it has tokens."""
 
     key: int
     prompt: np.ndarray
@@ -51,6 +53,7 @@ class GenerationRequest:
     begun: np.ndarray | None = None
     max_tokens: int | None = None
     conversation: int | None = None
+    pictures: tuple[np.ndarray, ...] = ()
 
     def limit(self, sampling: Sampling) -> int:
         """Tokens that may still be generated."""
@@ -97,7 +100,8 @@ class EngineSpec:
     take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the
     first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing. exact_steps:
     `step` returns all tokens that it has scheduled, since weights change between two of them. speculate: as
-    `rollout.speculate`. routes: generations have them. float_head: logits are computed in float32."""
+    `rollout.speculate`. routes: generations have them. float_head: logits are computed in float32. images: how the
+    model sees pictures, if it does; pictures: the most that a prompt has."""
 
     model: str
     dtype: str
@@ -118,6 +122,8 @@ class EngineSpec:
     speculate: int = 0
     routes: bool = False
     float_head: bool = False
+    images: ImageRule | None = None
+    pictures: int = 0
 
 
 class Generator(Protocol):
@@ -282,7 +288,8 @@ ENGINE_KEYS = (
     *("rollout.tensor_parallel", "rollout.quantization", "rollout.gpu_memory_utilization", "rollout.kv_cache_mb"),
     *("rollout.enforce_eager", "rollout.speculate", "rollout.replay_routes", "model.head_dtype"),
 )
-"""Keys that an engine may not implement. (And "lora": an adapter besides the weights, in bfloat16.)"""
+"""Keys that an engine may not implement. (And "lora": an adapter besides the weights, in bfloat16;
+"images": prompts with pictures.)"""
 
 
 def engine_named(name: str) -> type[Engine]:

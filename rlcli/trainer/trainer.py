@@ -104,7 +104,7 @@ class Trainer:
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the canary's probe; a prompt's tokens are typical for the model.
-        self.probe = prompts.tokens(prompts.longest())[:PROBE_TOKENS]
+        self.probe = prompts.words(prompts.longest())[:PROBE_TOKENS]
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)

@@ -9,6 +9,7 @@ from datetime import date
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
+from rlcli.images.rule import ImageRule
 from rlcli.rollout.engine import EngineSpec, ServerSettings, shared_memory_prefix
 from rlcli.served import ENGINE_KEY, publish
 
@@ -23,7 +24,8 @@ class WorkerSpec:
     prompts end within an open <think>. environments: names of those that samples converse with. day: as the chat
     template's today, if it uses one. hub_token: the driver's, for workers on other machines; passed here, since Ray
     logs the environment variables that it is given. served: addresses of the models that are served for verifiers;
-    served_key: what their servers ask for; engine_key: what those of rollout.servers ask for."""
+    served_key: what their servers ask for; engine_key: what those of rollout.servers ask for. images: how the model sees
+    pictures, if it does; pictures: the most that a prompt has."""
 
     config: RunConfig
     device: str
@@ -46,6 +48,8 @@ class WorkerSpec:
     served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     served_key: str = field(default="", repr=False)
     engine_key: str = field(default="", repr=False)
+    images: ImageRule | None = None
+    pictures: int = 0
 
     def log_in(self) -> None:
         """Let this process read the same hub repositories as the driver, and find the served models."""
@@ -112,6 +116,8 @@ def engine_spec(worker: WorkerSpec) -> EngineSpec:
         speculate=rollout.speculate,
         routes=rollout.replay_routes,
         float_head=config.model.head_dtype == "float32" and worker.dtype != "float32",
+        images=worker.images,
+        pictures=worker.pictures,
         servers=_servers(worker) if rollout.engine == "server" else ServerSettings(),
     )
 

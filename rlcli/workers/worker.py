@@ -156,7 +156,7 @@ class Worker(WeightSync):
         self.offload = Offload(KINDS[self.config.train.offload if self.device.type == "cuda" else "none"], self.device)
         load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, self.dims)
         if "policy" in roles:
-            self.policy = PolicyRole(self.config, self.device, load)
+            self.policy = PolicyRole(self.config, self.device, load, self.spec.images)
             self.policy.on_outputs = self.recorder.saw_outputs
         watchdog.progress()
         if "critic" in roles:
@@ -216,7 +216,7 @@ class Worker(WeightSync):
     def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
         """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
         step = step if self.dims.leads(self.rank) else replace(step, recording=None)
-        self.batch = TrainBatch(bins, step, self.device)
+        self.batch = TrainBatch(bins, step, self.device, self.spec.images)
         self.recorder.begin(step, bins, self.batch, spare=self.rank == 0)
 
     @dispatch()

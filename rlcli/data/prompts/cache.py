@@ -25,6 +25,7 @@ import numpy as np
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.files import cache_folder, described
+from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
 FORMAT = 1
@@ -46,17 +47,18 @@ def tokenized(
     *,
     response: str = "",
     max_response_tokens: int = 0,
+    rule: ImageRule | None = None,
     least: int = LEAST_ROWS,
 ) -> TokenizedPrompts:
     """Like `TokenizedPrompts.tokenize`, from the cache if possible. least: minimum number of rows to cache."""
-    limits = (max_prompt_tokens, response, max_response_tokens if response else 0)
+    limits = (max_prompt_tokens, response, max_response_tokens if response else 0, *([rule] if rule else []))
     content = content_of(prompts) if len(prompts) >= least else ""
     key = _key(content, prompts, tokenizer, limits) if content else ""
     try:
         entry = cache_folder() / "prompts" / key if key else None
     except RuntimeError:  # there is no home folder
         entry = None
-    if entry is not None and (found := _load(entry, prompts)) is not None:
+    if entry is not None and (found := _load(entry, prompts, rule)) is not None:
         on_progress(len(prompts), len(prompts))
         return found
     made = TokenizedPrompts.tokenize(
@@ -66,6 +68,7 @@ def tokenized(
         on_progress,
         response=response,
         max_response_tokens=max_response_tokens,
+        rule=rule,
     )
     if entry is None or content_of(prompts) != content:  # a file was replaced meanwhile
         return made
@@ -73,7 +76,7 @@ def tokenized(
     with suppress(OSError):
         _store(entry, made)
         _prune(entry.parent)
-    return _load(entry, prompts) or made
+    return _load(entry, prompts, rule) or made
 
 
 def content_of(prompts: Sequence[Prompt]) -> str:
@@ -95,7 +98,7 @@ def content_of(prompts: Sequence[Prompt]) -> str:
     return _hashed(content, rows, repr(facts)) if prompts.is_current() else ""
 
 
-def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[int, str, int]) -> str:
+def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[Any, ...]) -> str:
     """Empty for a tokenizer that cannot be identified: one that is Python code."""
     import tokenizers
     import transformers
@@ -109,7 +112,7 @@ def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[
     return _hashed(content, backend.to_str(), template, repr(kind), repr(limits), repr(versions))
 
 
-def _load(entry: Path, prompts: Sequence[Prompt]) -> TokenizedPrompts | None:
+def _load(entry: Path, prompts: Sequence[Prompt], rule: ImageRule | None) -> TokenizedPrompts | None:
     """The content of an entry, memory-mapped; None if it does not exist, or is damaged and was removed."""
     if not entry.is_dir():
         return None
@@ -120,7 +123,7 @@ def _load(entry: Path, prompts: Sequence[Prompt]) -> TokenizedPrompts | None:
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in note["arrays"]}
         with suppress(OSError):
             os.utime(entry)  # used now
-        return TokenizedPrompts(taken(prompts, arrays["kept"]), **arrays, **note["values"])
+        return TokenizedPrompts(taken(prompts, arrays["kept"]), **arrays, **note["values"], rule=rule)
     except (OSError, ValueError, LookupError, TypeError):
         shutil.rmtree(entry, ignore_errors=True)
         return None
@@ -135,7 +138,7 @@ def _store(entry: Path, made: TokenizedPrompts) -> None:
             np.save(beside / f"{name}.npy", array)
         note = {
             "arrays": list(arrays),
-            "values": {name: getattr(made, name) for name in ("too_long", "too_long_responses", "mark")},
+            "values": {name: getattr(made, name) for name in ("too_long", "too_long_responses", "mark", "bad_images")},
             "files": {f"{name}.npy": described(beside / f"{name}.npy") for name in arrays},
         }
         (beside / ENTRY).write_text(json.dumps(note) + "\n", encoding="utf-8")

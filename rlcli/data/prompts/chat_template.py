@@ -123,6 +123,30 @@ def render(
     return text
 
 
+MARKER = "<image>"
+"""Where the text of a message shows the next picture of its prompt, as in verl's files."""
+
+
+def in_parts(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+    """The messages as chat templates of vision-language models read them: text and pictures in their order. Without
+    pictures they stay text, in which `<image>` means nothing.
+
+    >>> message = {"role": "user", "content": "<image>What is it?"}
+    >>> in_parts(Prompt("", (message,), "", "", "", "", images=(b"",)))[0]["content"]
+    [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
+    """
+    if not prompt.images:
+        return prompt.messages
+    found = []
+    for message in prompt.messages:
+        first, *others = message["content"].split(MARKER)
+        parts = [{"type": "text", "text": first}] if first else []
+        for text in others:
+            parts += [{"type": "image"}, *([{"type": "text", "text": text}] if text else [])]
+        found.append({"role": message["role"], "content": parts})
+    return found
+
+
 def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
     """Warnings about the template, tried on conversations with the roles of the prompts.
 

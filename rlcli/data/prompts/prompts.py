@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.data.prompts.chat_template import render
+from rlcli.data.prompts.chat_template import in_parts, render
 from rlcli.data.prompts.parallel_map import spread
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.errors import DataError, ModelError
+from rlcli.images.decode import BadImage, decode
+from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
 TOKENIZE_AT_ONCE = 512
@@ -50,6 +52,10 @@ class Ragged:
         lengths: np.ndarray = np.diff(self.offsets)
         return lengths
 
+    def row(self, i: int) -> np.ndarray:
+        """int32, a view."""
+        return self.flat[self.offsets[i] : self.offsets[i + 1]]
+
     def take(self, rows: np.ndarray) -> Ragged:
         """The rows at these indexes, int64 and ascending."""
         lengths = self.lengths
@@ -64,11 +70,13 @@ class Ragged:
 class TokenizedPrompts:
     """Prompts and their token ids, with the chat template applied and the assistant's turn opened.
 
-    prompts: those that fit. too_long: how many rows did not and were left out; too_long_responses: how many of these
+    prompts: those that fit. bad_images: how many rows were left out for a picture that cannot be shown to the model.
+    too_long: how many rows did not and were left out; too_long_responses: how many of these
     had a prompt that fits and a response that does not. flat: int32[sum of lengths], all token ids concatenated.
     offsets: int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]]. response_flat, response_offsets: the
     same for the responses to imitate; empty if none were requested. kept: int64[len(prompts)], their indexes in the
-    given rows. mark: the fingerprint, if it is known already.
+    given rows. mark: the fingerprint, if it is known already. rule: how the
+    model sees pictures, if it does.
     """
 
     prompts: Sequence[Prompt]
@@ -80,6 +88,8 @@ class TokenizedPrompts:
     response_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     mark: str = ""
+    bad_images: int = 0
+    rule: ImageRule | None = None
 
     @classmethod
     def tokenize(
@@ -91,6 +101,7 @@ class TokenizedPrompts:
         *,
         response: str = "",
         max_response_tokens: int = 0,
+        rule: ImageRule | None = None,
     ) -> TokenizedPrompts:
         """Apply the tokenizer's chat template to each prompt, once, on all cores for many prompts;
         `on_progress(done, all)` is called now and then.
@@ -102,13 +113,19 @@ class TokenizedPrompts:
         write; Llama's trims the text; Qwen3's puts an empty <think> block before a text that has none; and with the
         base models of Qwen the end is <|endoftext|>, while the template closes the turn with <|im_end|>.
 
+        rule: how the model sees pictures, if it does: each is decoded once to know that it can be, and has a token for
+        each of its patches.
+
         Raises `ModelError` if there is no chat template, it refuses a prompt, or the tokenizer has no end of
-        sequence; `DataError` if a row has no response or no row is short enough.
+        sequence; `DataError` if a row has no response, no row is short enough or none can be shown.
         """
         _check(tokenizer, with_end=bool(response))
         assert not response or max_response_tokens > 0, "responses need a limit of their length"
-        ids, answers = _encoded(prompts, tokenizer, response, on_progress)
-        fitting = _within(ids.lengths, np.arange(len(prompts)), max_prompt_tokens, "prompts", "data.max_prompt_tokens")
+        ids, answers = _encoded(prompts, tokenizer, response, on_progress, rule)
+        shown = np.flatnonzero(ids.lengths)
+        if not len(shown):
+            raise DataError(f"data: none of {len(prompts)} rows has pictures that can be shown: {_first_bad(prompts)}")
+        fitting = _within(ids.lengths, shown, max_prompt_tokens, "prompts", "data.max_prompt_tokens")
         kept = fitting
         if response:
             limit = max_response_tokens
@@ -117,13 +134,15 @@ class TokenizedPrompts:
         ids = ids.take(kept)
         return cls(
             prompts=taken(prompts, kept),
-            too_long=len(prompts) - len(kept),
+            too_long=len(shown) - len(kept),
             flat=ids.flat,
             offsets=ids.offsets,
             too_long_responses=len(fitting) - len(kept),
             response_flat=answers.flat,
             response_offsets=answers.offsets,
             kept=kept,
+            bad_images=len(prompts) - len(shown),
+            rule=rule,
         )
 
     def __len__(self) -> int:
@@ -143,6 +162,11 @@ class TokenizedPrompts:
     def tokens(self, i: int) -> np.ndarray:
         """The token ids of prompt i: int32[length(i)], a view."""
         return self.flat[self.offsets[i] : self.offsets[i + 1]]
+
+    def words(self, i: int) -> np.ndarray:
+        """As `tokens`, without those that stand for pictures."""
+        tokens = self.tokens(i)
+        return tokens[~np.isin(tokens, self.rule.never)] if self.rule is not None else tokens
 
     def longest(self) -> int:
         """The index of the longest prompt, the first in case of a tie."""
@@ -193,13 +217,18 @@ def _check(tokenizer: Any, with_end: bool) -> None:
 
 
 def _encoded(
-    prompts: Sequence[Prompt], tokenizer: Any, response: str, on_progress: Callable[[int, int], None]
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    response: str,
+    on_progress: Callable[[int, int], None],
+    rule: ImageRule | None = None,
 ) -> tuple[Ragged, Ragged]:
-    """The token ids of all prompts, and of the responses if they are requested."""
+    """The token ids of all prompts, none for one whose pictures cannot be shown, and of the responses if they are
+    requested."""
     if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
-    encode = partial(_encode_some, tokenizer, response)
+    encode = partial(_encode_some, tokenizer, response, rule)
     chunks = _chunks(prompts, CHUNK if many else TOKENIZE_AT_ONCE)
     found: list[tuple[Ragged, Ragged]] = []
     done = 0
@@ -210,11 +239,43 @@ def _encoded(
     return Ragged.joined([ids for ids, _ in found]), Ragged.joined([answers for _, answers in found])
 
 
-def _encode_some(tokenizer: Any, response: str, prompts: Sequence[Prompt]) -> tuple[Ragged, Ragged]:
+def _encode_some(
+    tokenizer: Any, response: str, rule: ImageRule | None, prompts: Sequence[Prompt]
+) -> tuple[Ragged, Ragged]:
     some = list(prompts)
-    ids = _encode(tokenizer, [render(tokenizer, prompt.messages, what=f"prompt {prompt.id}") for prompt in some])
+    texts = [render(tokenizer, in_parts(prompt), what=f"prompt {prompt.id}") for prompt in some]
+    ids = _encode(tokenizer, texts)
+    if any(prompt.images for prompt in some):
+        assert rule is not None, "refused before"
+        ids = Ragged.of([_seen(rule, prompt, ids.row(row)) for row, prompt in enumerate(some)])
     answers = [_response(prompt, response) for prompt in some] if response else []
     return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
+
+
+def _seen(rule: ImageRule, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
+    """The ids with a token for each patch of the prompt's pictures; none if one of these cannot be shown."""
+    if not prompt.images:
+        return ids.tolist()
+    if (markers := int((ids == rule.token).sum())) != len(prompt.images):
+        raise ModelError(
+            f"the chat template writes {markers} placeholders for the {len(prompt.images)} pictures of {prompt.id}",
+            "put the model's own chat_template.jinja into its folder",
+        )
+    try:
+        sizes = [rule.fitted(*decode(one).size) for one in prompt.images]
+    except BadImage:
+        return []
+    return rule.expanded(ids.tolist(), sizes)
+
+
+def _first_bad(prompts: Sequence[Prompt]) -> str:
+    for prompt in prompts:
+        for one in prompt.images:
+            try:
+                decode(one)
+            except BadImage as error:
+                return f"{prompt.id}: {error}"
+    return ""
 
 
 def _written(prompts: Sequence[Prompt]) -> bytes:

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlcli.errors import ModelError
+from rlcli.images.rule import KINDS as SEEING
 from rlcli.registry import near
 
 SUPPORTED = (
     *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
+    *SEEING,
 )
 """`model_type`s whose packed log-probs are tested against their own padded forward pass."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
@@ -26,6 +28,14 @@ REFUSED = {
     "qwen3_next": "its linear attention carries a state along a packed row, from one sample into the next",
 }
 """Why well-known `model_type`s are not supported."""
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that builds a model with a head from this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
+
 
 THEIR_CONFIG = "use the config.json that these weights came with"
 
@@ -94,10 +104,11 @@ def _check_config(path: str, config: Any) -> None:
     def refuse(what: str, hint: str = "choose another model") -> None:
         raise ModelError(f"{path}: {what}", hint)
 
-    check_sizes(path, config)
     if config.model_type not in SUPPORTED:
         why = f": {REFUSED[config.model_type]}" if config.model_type in REFUSED else ""
         refuse(f"the architecture '{config.model_type}' is not supported{why}", near(config.model_type, SUPPORTED))
+    config = config.get_text_config()
+    check_sizes(path, config)
     _check_attention(config, refuse)
     if getattr(config, "final_logit_softcapping", None):
         refuse("its logits are capped (final_logit_softcapping)")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ModelError
-from rlcli.model.io.config import THEIR_CONFIG, cached_config, expert_count, first_line, read_config
+from rlcli.images.rule import ImageRule
+from rlcli.model.io.config import THEIR_CONFIG, auto_class, cached_config, expert_count, first_line, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class ModelFacts:
     """The results of `check_model`.
 
     vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
-    sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
+    sequence. images: how it sees pictures; None: not at all. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
     attention. experts: of a layer; 0 in a dense model. kind: its `model_type`.
     """
 
@@ -30,6 +31,7 @@ class ModelFacts:
     heads: int
     experts: int
     kind: str
+    images: ImageRule | None = None
 
 
 def check_model(path: str, key: str = "model.path") -> ModelFacts:
@@ -38,22 +40,31 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
     key: where the path was given, for the error.
     """
     config = read_config(path, key)
-    from transformers import AutoModelForCausalLM  # takes seconds; imported only if the folder exists
-
     folder = Path(path)
-    tokenizer_size = _check_tokenizer(path, config.vocab_size)
+    text = config.get_text_config()
+    tokenizer_size = _check_tokenizer(path, text.vocab_size)
     shapes = _local_shapes(folder) if folder.is_dir() else None
     if shapes is not None:
-        _check_shapes(path, _parameters(AutoModelForCausalLM, config), shapes, config.model_type)
+        _check_shapes(path, _parameters(auto_class(config), config), shapes, config.model_type)
     return ModelFacts(
-        vocab_size=config.vocab_size,
+        vocab_size=text.vocab_size,
         tokenizer_size=tokenizer_size,
-        max_positions=config.max_position_embeddings,
+        max_positions=text.max_position_embeddings,
         parameters=None if shapes is None else sum(prod(shape) for shape in shapes.values()),
-        heads=config.num_attention_heads,
-        experts=expert_count(config),
+        heads=text.num_attention_heads,
+        experts=expert_count(text),
         kind=config.model_type,
+        images=_image_rule(path, config),
     )
+
+
+def _image_rule(path: str, config: Any) -> ImageRule | None:
+    try:
+        return ImageRule.of(path, config)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path}: how it sees pictures is not said: {first_line(error)}", "add preprocessor_config.json to the model"
+        ) from error
 
 
 def check_value_model(path: str, tokenizer_size: int) -> int:
@@ -121,12 +132,11 @@ def check_teacher(path: str, model: str, positions: int, context: int) -> ModelF
 def check_lora(path: str, targets: str) -> None:
     """Raise `ModelError` if the model at `path` has no layer named in `targets`; reads no weights."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     from rlcli.model.lora import target_names
 
     with init_empty_weights():
-        target_names(AutoModelForCausalLM.from_config(read_config(path)), targets)
+        config = read_config(path)
+        target_names(auto_class(config).from_config(config), targets)
 
 
 def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None) -> None:
@@ -210,7 +220,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
+def _parameters(kind: Any, config: Any) -> dict[str, list[int]]:
     """Name and shape of every weight in the model of `config`."""
     from accelerate import init_empty_weights
 
@@ -218,7 +228,7 @@ def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
 
     with init_empty_weights():
         try:
-            lm = auto_class.from_config(config)
+            lm = kind.from_config(config)
         except Exception as error:  # arithmetic with impossible sizes may raise anything
             raise ModelError(
                 f"{config.name_or_path}: config.json is not valid: {type(error).__name__}: {first_line(error)}",

@@ -15,13 +15,12 @@ import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from rlcli.errors import ModelError, SetupError
 from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
-from rlcli.model.io.config import read_config
+from rlcli.model.io.config import auto_class, read_config
 from rlcli.model.io.files import WeightFiles
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
 from rlcli.model.names import named_weights
@@ -57,7 +56,7 @@ def load_policy(
     """
     config = read_config(path)
     frozen = lora is not None or not trainable
-    lm = _without_weights(AutoModelForCausalLM, config, dtype if frozen else torch.float32)
+    lm = _without_weights(auto_class(config), config, dtype if frozen else torch.float32)
     peft = add_lora(lm, lora, path, meta=True) if lora else None
     policy = PolicyModel(lm, dtype=dtype, source=path, peft=peft)
     policy.context = context
@@ -113,7 +112,7 @@ def _value_files(path: str, config: Any) -> WeightFiles | None:
 def _new_adapters(path: str, config: Any, lora: LoraSpec) -> dict[str, Tensor]:
     """The first values of the adapters of `lora`, by name, the same on every rank: as `read_policy` draws them on rank
     0, but for a model that has no memory for its weights. Collective."""
-    lm = _without_weights(AutoModelForCausalLM, config, torch.float32)
+    lm = _without_weights(auto_class(config), config, torch.float32)
     for module in lm.modules():
         for name, parameter in module.named_parameters(recurse=False):  # peft puts adapters where these are
             setattr(module, name, nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False))
@@ -125,10 +124,10 @@ def _new_adapters(path: str, config: Any, lora: LoraSpec) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in lm.named_parameters() if is_adapter(name)}
 
 
-def _without_weights(auto_class: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+def _without_weights(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     """The model of `config` on the meta device."""
     with init_empty_weights(include_buffers=False):
-        lm: nn.Module = auto_class.from_config(_without_dropout(config), dtype=dtype)
+        lm: nn.Module = kind.from_config(_without_dropout(config), dtype=dtype)
     lm.tie_weights()  # moving parameters to the meta device untied them
     return lm
 
@@ -182,7 +181,7 @@ def _checkpoint_layers(lm: Any, *, offload: bool) -> None:
 
 def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with new adapters if requested."""
-    lm = read_model(AutoModelForCausalLM, path, config)
+    lm = read_model(auto_class(config), path, config)
     check_finite(path, named_weights(lm))
     if lora:
         add_lora(lm, lora, path, meta=False)
@@ -213,10 +212,10 @@ def read_value(path: str, config: Any) -> dict[str, Tensor]:
     return dict(lm.state_dict())
 
 
-def read_model(auto_class: Any, path: str, config: Any, **options: Any) -> Any:
+def read_model(kind: Any, path: str, config: Any, **options: Any) -> Any:
     """The model at `path` as transformers reads it, in the dtype of its files unless `options` sets another."""
     try:
-        return auto_class.from_pretrained(path, config=config, **{"dtype": "auto", **options})
+        return kind.from_pretrained(path, config=config, **{"dtype": "auto", **options})
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{path}: the weights do not load: {_first_line(error)}", "check or download them again"

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rlcli.model.decoder import Decoder
+from rlcli.model.decoder import Decoder, blocks
 from rlcli.model.names import named_weights
 from rlcli.model.parallel.buckets import note_copy, rows_of
 from rlcli.model.parallel.experts import divide_experts
@@ -45,7 +45,7 @@ def shard(model: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -
         divide_experts(model, experts, mesh.size(), precision)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     small = parameters * model.dtype.itemsize <= WHOLE_BYTES
-    for layer in () if small else model.lm.base_model.layers:
+    for layer in () if small else blocks(model.lm):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
     model.register_forward_hook(_reshard_without_backward)

@@ -11,6 +11,7 @@ from rlcli.data.messages import MiniWork, StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.trajectories import Trajectory
 from rlcli.files import replacing
+from rlcli.images.rule import ImageRule
 from rlcli.workers.roles.integrity import RowCheck
 
 if TYPE_CHECKING:
@@ -54,14 +55,16 @@ class TrainBatch:
     without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank.
     recorded: the trajectories of those whose tokens are recorded, by their place."""
 
-    def __init__(self, bins: Sequence[Sequence[Bin]], step: StepWork, device: torch.device) -> None:
+    def __init__(
+        self, bins: Sequence[Sequence[Bin]], step: StepWork, device: torch.device, rule: ImageRule | None = None
+    ) -> None:
         """Fetch only the shards that hold this rank's rows, and pack the rows. bins: [minibatch][micro-batch] → this
-        rank's samples."""
+        rank's samples. rule: how the model sees pictures, if it does."""
         import numpy as np
         import ray
         import torch
 
-        self.device = device
+        self.device, self.rule = device, rule
         self.seed = step.seed
         own = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
         held = np.unique(step.columns["shard"][own]).tolist()
@@ -89,7 +92,7 @@ class TrainBatch:
         """The samples of a micro-batch that teacher `number` scores; a dummy without drawn tokens if there are none."""
         from rlcli.model.packed import dummy
 
-        return micro.of_teachers.get(number) or dummy(self.device)
+        return micro.of_teachers.get(number) or dummy(self.device, self.rule)
 
     def spread(self, name: str, column: Tensor) -> None:
         """Give every token the value of its sample (`[N]`) or of its turn (`[N, K]`)."""
@@ -138,7 +141,7 @@ class TrainBatch:
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
-                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes")},
+                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "patches", "grid", "never")},
                 "samples": micro.samples,
                 "lengths": micro.lengths,
                 "tokens": micro.tokens,
@@ -159,7 +162,7 @@ class TrainBatch:
         shard, row = step.columns["shard"], step.columns["row"]
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
         branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
-        packed = self._packed(branches) if rows else dummy(self.device)
+        packed = self._packed(branches) if rows else dummy(self.device, self.rule)
         samples = torch.tensor(bin, dtype=torch.int64, device=self.device)
         lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64, device=self.device)
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
@@ -186,7 +189,8 @@ class TrainBatch:
 
         given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
         masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
-        return pack(given, self.device, masks, places, [branch.routes for _, branch in branches])
+        routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
+        return pack(given, self.device, masks, places, routes, pictures, self.rule)
 
 
 @dataclass(frozen=True)

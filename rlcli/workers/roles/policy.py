@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients
+from rlcli.images.rule import ImageRule
 from rlcli.workers.backend import Loader
 from rlcli.workers.roles.batch import MicroBatch, TrainBatch
 from rlcli.workers.roles.integrity import of_samples, watch_pull, weight_of
@@ -24,15 +25,17 @@ if TYPE_CHECKING:
 
 class PolicyRole:
     """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. on_outputs: called
-    with what the forward pass of an update gives for a micro-batch."""
+    with what the forward pass of an update gives for a micro-batch. images: how the model sees pictures, if it does."""
 
-    def __init__(self, config: RunConfig, device: torch.device, load: Loader) -> None:
+    def __init__(
+        self, config: RunConfig, device: torch.device, load: Loader, images: ImageRule | None = None
+    ) -> None:
         from rlcli.algorithms.build import build_algorithm, pulls_by_advantage
         from rlcli.model.lora import LoraSpec
 
         self.temperature = config.rollout.temperature
         self.sampled = not config.data.response
-        self.device = device
+        self.device, self.images = device, images
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
         replays = config.rollout.replay_routes
@@ -72,7 +75,9 @@ class PolicyRole:
         """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""
         from rlcli.model.packed import pack
 
-        return self.policy.log_probs(pack([(tokens, 1)], self.device), temperature=1.0).float().cpu().numpy()
+        # The engine's log-probs of a prompt are of all tokens, those that it does not draw too.
+        packed = replace(pack([(tokens, 1)], self.device, rule=self.images), never=None)
+        return self.policy.log_probs(packed, temperature=1.0).float().cpu().numpy()
 
     def _objective(
         self, batch: TrainBatch, index: int, micro: MicroBatch, outputs: TokenOutputs, coefficients: Coefficients

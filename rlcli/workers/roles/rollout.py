@@ -23,6 +23,7 @@ from rlcli.environments.gateway.round import AgentRound
 from rlcli.environments.held import Held, Turn
 from rlcli.environments.pool import Environments
 from rlcli.errors import RunFailed
+from rlcli.images.decode import decode
 from rlcli.rollout.call import GREEDY, RolloutCall, Slice
 from rlcli.rollout.drawn import Drawn, InFlight
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest, Speculating
@@ -221,6 +222,15 @@ class RolloutRole:
             {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking, **(fields or {})},
         )
 
+    def seeing(self, task: PromptTask) -> PromptTask:
+        """The task with its pictures as the model sees them: its samples, here and where they are trained on, share
+        these."""
+        if not task.source.images:
+            return task
+        rule = self.engine.spec.images
+        assert rule is not None, "refused before the run starts"
+        return replace(task, pictures=tuple(rule.prepared(decode(one)) for one in task.source.images))
+
     def spare(self, trajectory: Trajectory) -> int:
         """How many of the last turn's last tokens are not text."""
         tokens = trajectory.last_turn
@@ -281,6 +291,7 @@ class _Round:
     def begin(self, task: PromptTask) -> None:
         """Have the engine generate the missing responses of a group."""
         self._verdicts[task.prompt] = []
+        task = self.role.seeing(task)
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             key, seed = next(self._keys), self._seed(task, sample)
             self._asked[key] = task, sample
@@ -297,7 +308,11 @@ class _Round:
                     self._verify(task, sample, whole)
                 continue
             begun = whole.tokens[len(task.tokens) :] if sample in task.begun else None
-            self._in_flight.add(GenerationRequest(key, task.tokens, seed, greedy=sample == GREEDY, begun=begun))
+            self._in_flight.add(
+                GenerationRequest(
+                    key, task.tokens, seed, greedy=sample == GREEDY, begun=begun, pictures=task.pictures
+                )
+            )
 
     def _seed(self, task: PromptTask, sample: int) -> int:
         step = self.call.step if task.step is None else task.step
@@ -542,7 +557,7 @@ class _Round:
 def started(task: PromptTask, sample: int) -> Trajectory:
     """What there is of a sample before the engine continues it: the prompt, or a response that was aborted."""
     if sample not in task.begun:
-        return Trajectory.of_prompt(task.tokens)
+        return Trajectory.of_prompt(task.tokens, task.pictures)
     begun = task.begun[sample]
     shard = task.shards[begun.shard]
     if not isinstance(shard, SampleShard):
