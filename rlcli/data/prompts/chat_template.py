@@ -16,6 +16,7 @@ from datetime import date, datetime
 from typing import Any
 
 from rlcli.errors import ConfigError, ModelError
+from rlcli.images.rows import content_parts
 from rlcli.types import Prompt, VerifyRequest
 
 Value = str | bool | int | float
@@ -123,28 +124,12 @@ def render(
     return text
 
 
-MARKER = "<image>"
-"""Where the text of a message shows the next picture of its prompt, as in verl's files."""
-
-
 def in_parts(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
     """The messages as chat templates of vision-language models read them: text and pictures in their order. Without
-    pictures they stay text, in which `<image>` means nothing.
-
-    >>> message = {"role": "user", "content": "<image>What is it?"}
-    >>> in_parts(Prompt("", (message,), "", "", "", "", images=(b"",)))[0]["content"]
-    [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
-    """
+    pictures they stay text, in which `<image>` means nothing."""
     if not prompt.images:
         return prompt.messages
-    found = []
-    for message in prompt.messages:
-        first, *others = message["content"].split(MARKER)
-        parts = [{"type": "text", "text": first}] if first else []
-        for text in others:
-            parts += [{"type": "image"}, *([{"type": "text", "text": text}] if text else [])]
-        found.append({"role": message["role"], "content": parts})
-    return found
+    return [{**message, "content": content_parts(message["content"])} for message in prompt.messages]
 
 
 def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
