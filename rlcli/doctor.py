@@ -134,7 +134,8 @@ def check_transformers() -> Finding:
         return Finding("transformers", Status.PASS, f"{found['version']}, model classes import")
     if "torchvision" in detail:
         hint = (
-            "pip uninstall torchvision torchaudio torchcodec (their builds do not match this torch; nothing uses them)"
+            "pip uninstall torchvision torchaudio torchcodec (their builds do not match this torch), or install "
+            "torchvision's build for it: only models that see pictures need one"
         )
         return Finding("transformers", Status.FAIL, f"blocked by a broken torchvision: {detail}", hint)
     return Finding(
