@@ -46,4 +46,5 @@ def _unsupported(config: RunConfig) -> list[tuple[str, object, object]]:
         ("parallel.context", config.parallel.context, 1),
         ("model.compile", config.model.compile, False),
         ("environment.name", config.environment.name, ""),
+        ("async.on_update", config.async_.on_update, "recompute"),
     ]

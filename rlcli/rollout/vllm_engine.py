@@ -70,7 +70,8 @@ class VllmEngine:
                 spec.model,
                 dtype=spec.dtype,
                 quantization=QUANTIZED[spec.quantization] if spec.quantization else None,
-                load_format="dummy" if spec.weights_follow else "auto",
+                # Random weights would also replace how a model that sees pictures normalises them, which no sync sends.
+                load_format="dummy" if spec.weights_follow and spec.images is None else "auto",
                 distributed_executor_backend="external_launcher",
                 tensor_parallel_size=spec.tensor_parallel,
                 max_model_len=spec.max_length,
@@ -243,6 +244,8 @@ class VllmEngine:
         while requests run: then later ones have another salt, which is part of the blocks' hashes."""
         self._salt += bool(self._keys)
         self._llm.reset_prefix_cache()
+        if self.spec.images is not None:
+            self._engine.reset_encoder_cache()  # what the old tower made of pictures
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
         import torch.distributed as dist

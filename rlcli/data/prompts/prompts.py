@@ -16,7 +16,7 @@ from rlcli.data.prompts.chat_template import in_parts, render
 from rlcli.data.prompts.parallel_map import spread
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.errors import DataError, ModelError
-from rlcli.images.decode import decode
+from rlcli.images.decoding import decode
 from rlcli.images.rows import BadImage
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt

@@ -62,7 +62,8 @@ def repack(model: Any) -> None:
     head, and experts."""
     from rlcli.model.weight_check.engine_weights import packed_experts
 
-    head = getattr(model, "lm_head", None)
+    text = model.get_language_model() if getattr(model, "supports_multimodal", False) else model
+    head = getattr(text, "lm_head", None)
     if head is not None and hasattr(head, "quant_method"):
         head.quant_method.process_weights_after_loading(head)
     for module in model.modules():

@@ -23,7 +23,7 @@ from rlcli.environments.gateway.round import AgentRound
 from rlcli.environments.held import Held, Turn
 from rlcli.environments.pool import Environments
 from rlcli.errors import RunFailed
-from rlcli.images.decode import decode
+from rlcli.images.decoding import decode
 from rlcli.rollout.call import GREEDY, RolloutCall, Slice
 from rlcli.rollout.drawn import Drawn, InFlight
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest, Speculating

@@ -1,0 +1,128 @@
+"""Makes a tiny Qwen2.5-VL or Qwen3-VL with random weights, which sees pictures: for tests and the quickstart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Tokenizer
+
+from rlcli.model.io.tiny import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
+
+IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
+PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
+"""Pixels of a patch's side, by `model_type`; two by two patches are one token."""
+MOST_TOKENS = 256
+"""Of a picture."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
+{{- raise_exception('unknown role: ' ~ message['role']) -}}
+{%- endif -%}
+{{- '<|' ~ message['role'] ~ '|>' -}}
+{%- if message['content'] is string -%}{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part['type'] == 'image' else part['text'] -}}
+{%- endfor -%}
+{%- endif -%}
+{%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+
+
+def vision_tokenizer() -> Qwen2Tokenizer:
+    """One token a byte; each chat marker is one token, and so is each marker of a picture."""
+    markers = [*MARKERS, BEGIN, END, IMAGE, VIDEO]
+    vocabulary = [PAD, EOS, UNK, *markers, *sorted(ByteLevel.alphabet())]
+    return Qwen2Tokenizer(
+        vocab={token: number for number, token in enumerate(vocabulary)},
+        merges=[],
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        additional_special_tokens=markers,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def vision_model(kind: str = "qwen2_5_vl", *, hidden: int = 128, layers: int = 2, seed: int = 0) -> Any:
+    """A model of random weights for `vision_tokenizer`, in float32. No global random state is touched."""
+    config = _config(kind, hidden, layers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        from transformers import AutoModelForImageTextToText
+
+        return AutoModelForImageTextToText.from_config(config)
+
+
+def save_vision_model(model: Any, folder: Path) -> None:
+    """Save `model` with its tokenizer, and how it sees pictures, to a folder."""
+    processor(model.config).save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def processor(config: Any) -> Any:
+    """transformers' processor of texts and pictures for a model of `vision_model`."""
+    from transformers import Qwen2_5_VLProcessor, Qwen3VLProcessor
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    patch = config.vision_config.patch_size
+    unit = (2 * patch) ** 2
+    images = Qwen2VLImageProcessor(patch_size=patch, merge_size=2, min_pixels=unit, max_pixels=unit * MOST_TOKENS)
+    if config.model_type == "qwen3_vl":
+        return Qwen3VLProcessor(images, vision_tokenizer(), Qwen3VLVideoProcessor(patch_size=patch, merge_size=2))
+    return Qwen2_5_VLProcessor(images, vision_tokenizer(), Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
+
+
+def _config(kind: str, hidden: int, layers: int) -> Any:
+    from transformers import AutoConfig
+
+    ids = vision_tokenizer().get_vocab()
+    heads, head = hidden // 32, 32
+    special = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN}
+    special |= {"vision_end_token_id": END}
+    text = {
+        "vocab_size": len(ids),
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 2),
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        "eos_token_id": ids[EOS],
+        "pad_token_id": ids[PAD],
+        "bos_token_id": None,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "patch_size": PATCH[kind],
+        "spatial_merge_size": 2,
+        "out_hidden_size": hidden,
+    }
+    # Sections of the rotation: halves of a head's width, for time, height and width.
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    if kind == "qwen2_5_vl":
+        vision |= {"window_size": 8 * PATCH[kind], "fullatt_block_indexes": [1]}
+    else:
+        text["head_dim"] = head
+        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+        rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    return AutoConfig.for_model(
+        kind,
+        text_config=text | {"rope_parameters": rope},
+        vision_config=vision,
+        tie_word_embeddings=True,
+        **{name: ids[token] for name, token in special.items()},
+    )
