@@ -89,7 +89,9 @@ class ImageRule:
         from PIL import Image
 
         size = self.fitted(*picture.size)
-        return np.asarray(picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC))
+        fitting = picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC)
+        pixels: np.ndarray = np.asarray(fitting)
+        return pixels
 
     def expanded(self, ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[int]:
         """The ids of a prompt that has one placeholder for each picture, with as many as the picture has tokens. sizes:
@@ -106,10 +108,11 @@ class ImageRule:
         """The reverse of `expanded`: int32."""
         import numpy as np
 
-        kept = np.ones(len(ids), bool)
+        kept: np.ndarray = np.ones(len(ids), bool)
         for start, picture in zip(self._starts(ids, pictures), pictures, strict=True):
             kept[start + 1 : start + self.tokens(picture.shape[1], picture.shape[0])] = False
-        return ids[kept]
+        found: np.ndarray = ids[kept]
+        return found
 
     def positions(self, ids: np.ndarray, pictures: Sequence[np.ndarray]) -> np.ndarray:
         """int64 `[3, T]`: the place of each token in time, height and width (M-RoPE, arXiv 2409.12191, section 2.1).
@@ -126,7 +129,8 @@ class ImageRule:
             found.append(place + np.stack([np.zeros_like(rows), rows, columns]))
             at, place = start + height * width, place + max(height, width)
         found.append(np.tile(np.arange(place, place + len(ids) - at), (3, 1)))
-        return np.concatenate(found, axis=1)
+        places: np.ndarray = np.concatenate(found, axis=1)
+        return places
 
     def _starts(self, ids: np.ndarray, pictures: Sequence[np.ndarray]) -> Iterator[int]:
         """Where each picture's tokens begin."""

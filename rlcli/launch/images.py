@@ -12,11 +12,9 @@ from rlcli.rollout.engine import engine_named
 from rlcli.types import Prompt
 
 
-def check_images(
-    config: RunConfig, rule: ImageRule | None, sets: Sequence[Sequence[Prompt]], *, train: bool
-) -> int:
-    """The most pictures that a row has. Raises `RlcliError` for a model that sees none, and for what cannot be done with
-    one that does. rule: how the model sees pictures, if it does."""
+def check_images(config: RunConfig, rule: ImageRule | None, sets: Sequence[Sequence[Prompt]], *, train: bool) -> int:
+    """The most pictures that a row has. Raises `RlcliError` for a model that sees none, and for what cannot be done
+    with one that does. rule: how the model sees pictures, if it does."""
     most = max(map(pictures_of, sets), default=0)
     if rule is None:
         if most:

@@ -24,8 +24,8 @@ from rlcli.errors import ConfigError, DataError, ModelError
 from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
-from rlcli.launch.engine import check_adapter, check_engine
 from rlcli.images.rule import ImageRule
+from rlcli.launch.engine import check_adapter, check_engine
 from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.images import check_images
 from rlcli.launch.verifiers import check_rivals, check_verifiers

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-
 FAR_BELOW = -1e9
 """The logit of what is never drawn. Finite, since 0 · ∞ in the entropy would be NaN."""
 

@@ -32,6 +32,8 @@ class FileNames:
     down: str = "down_proj"
 
 
+BEGINNINGS = {"qwen2_5_vl": (("model.language_model.", "model."), ("model.visual.", "visual."))}
+"""How names begin in memory and in a family's files, if not alike, by `model_type`."""
 FILES = {"mixtral": FileNames("block_sparse_moe", "w1", "w3", "w2")}
 """By `model_type`; others have the default."""
 
@@ -65,6 +67,9 @@ def file_name(name: str, kind: str) -> str:
     >>> file_name("layers.0.mlp.gate.weight", "mixtral")
     'layers.0.block_sparse_moe.gate.weight'
     """
+    for ours, theirs in BEGINNINGS.get(kind, ()):
+        if name.startswith(ours):
+            return name.replace(ours, theirs, 1)
     return name.replace(".mlp.", f".{FILES.get(kind, FileNames()).block}.")
 
 

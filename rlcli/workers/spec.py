@@ -24,8 +24,8 @@ class WorkerSpec:
     prompts end within an open <think>. environments: names of those that samples converse with. day: as the chat
     template's today, if it uses one. hub_token: the driver's, for workers on other machines; passed here, since Ray
     logs the environment variables that it is given. served: addresses of the models that are served for verifiers;
-    served_key: what their servers ask for; engine_key: what those of rollout.servers ask for. images: how the model sees
-    pictures, if it does; pictures: the most that a prompt has."""
+    served_key: what their servers ask for; engine_key: what those of rollout.servers ask for. images: how the model
+    sees pictures, if it does; pictures: the most that a prompt has."""
 
     config: RunConfig
     device: str

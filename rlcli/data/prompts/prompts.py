@@ -255,8 +255,9 @@ def _encode_some(
 
 def _seen(rule: ImageRule, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
     """The ids with a token for each patch of the prompt's pictures; none if one of these cannot be shown."""
+    given: list[int] = ids.tolist()
     if not prompt.images:
-        return ids.tolist()
+        return given
     if (markers := int((ids == rule.token).sum())) != len(prompt.images):
         raise ModelError(
             f"the chat template writes {markers} placeholders for the {len(prompt.images)} pictures of {prompt.id}",
@@ -266,7 +267,7 @@ def _seen(rule: ImageRule, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
         sizes = [rule.fitted(*decode(one).size) for one in prompt.images]
     except BadImage:
         return []
-    return rule.expanded(ids.tolist(), sizes)
+    return rule.expanded(given, sizes)
 
 
 def _first_bad(prompts: Sequence[Prompt]) -> str:

@@ -458,6 +458,15 @@ def _image_counts(column: Any) -> Any:
     return pyarrow.compute.cast(column.is_valid(), "int64")
 
 
+def pictures_of(prompts: Sequence[Prompt]) -> int:
+    """The most pictures that one of the prompts has."""
+    if isinstance(prompts, PromptTable) and not prompts.has_images:
+        return 0
+    if isinstance(prompts, JoinedPrompts):
+        return max(map(pictures_of, prompts.parts), default=0)
+    return max((len(prompt.images) for prompt in prompts), default=0)
+
+
 def _is_verls(style: str) -> bool:
     """verl stores the kind of the reward (by a rule, by a model), not the name of the verifier."""
     return style in ("", "rule", "model") or style.startswith("rule-")

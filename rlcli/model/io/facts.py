@@ -20,8 +20,9 @@ class ModelFacts:
     """The results of `check_model`.
 
     vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
-    sequence. images: how it sees pictures; None: not at all. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
-    attention. experts: of a layer; 0 in a dense model. kind: its `model_type`.
+    sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
+    attention. experts: of a layer; 0 in a dense model. kind: its `model_type`. images: how it sees pictures, if it
+    does.
     """
 
     vocab_size: int
@@ -63,7 +64,8 @@ def _image_rule(path: str, config: Any) -> ImageRule | None:
         return ImageRule.of(path, config)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{path}: how it sees pictures is not said: {first_line(error)}", "add preprocessor_config.json to the model"
+            f"{path}: how it sees pictures is not said: {first_line(error)}",
+            "add preprocessor_config.json to the model",
         ) from error
 
 
@@ -132,6 +134,7 @@ def check_teacher(path: str, model: str, positions: int, context: int) -> ModelF
 def check_lora(path: str, targets: str) -> None:
     """Raise `ModelError` if the model at `path` has no layer named in `targets`; reads no weights."""
     from accelerate import init_empty_weights
+
     from rlcli.model.lora import target_names
 
     with init_empty_weights():

@@ -15,9 +15,7 @@ from rlcli.model.io.facts import weight_files
 from rlcli.model.names import expert_names, file_name, stored_shapes
 from rlcli.model.weight_check.finite import check_finite
 
-HEAD, EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-OLDER = (("model.language_model.", "model."), ("model.visual.", "visual."))
-"""Names of parameters, and how files of Qwen2.5-VL, which are older than transformers 5, begin them."""
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class WeightFiles:
@@ -83,9 +81,4 @@ class WeightFiles:
     def _own(self, name: str) -> str:
         """The name in the files: a tied head may not be in them."""
         name = name.replace(".base_layer.", ".")
-        if name == HEAD and self._tied:
-            return next((one for one in EMBEDDINGS if one in self._opened), HEAD)
-        if name in self._opened:
-            return name
-        older = [name.replace(new, old, 1) for new, old in OLDER if name.startswith(new)]
-        return older[0] if older and older[0] in self._opened else name
+        return EMBEDDING if name == HEAD and self._tied else name

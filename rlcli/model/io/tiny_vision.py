@@ -89,7 +89,7 @@ def _config(kind: str, hidden: int, layers: int) -> Any:
     heads, head = hidden // 32, 32
     special = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN}
     special |= {"vision_end_token_id": END}
-    text = {
+    text: dict[str, Any] = {
         "vocab_size": len(ids),
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
@@ -102,7 +102,7 @@ def _config(kind: str, hidden: int, layers: int) -> Any:
         "pad_token_id": ids[PAD],
         "bos_token_id": None,
     }
-    vision = {
+    vision: dict[str, Any] = {
         "depth": 2,
         "hidden_size": 64,
         "intermediate_size": 128,

@@ -27,9 +27,7 @@ class PolicyRole:
     """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. on_outputs: called
     with what the forward pass of an update gives for a micro-batch. images: how the model sees pictures, if it does."""
 
-    def __init__(
-        self, config: RunConfig, device: torch.device, load: Loader, images: ImageRule | None = None
-    ) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, load: Loader, images: ImageRule | None = None) -> None:
         from rlcli.algorithms.build import build_algorithm, pulls_by_advantage
         from rlcli.model.lora import LoraSpec
 

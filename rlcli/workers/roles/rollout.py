@@ -309,9 +309,7 @@ class _Round:
                 continue
             begun = whole.tokens[len(task.tokens) :] if sample in task.begun else None
             self._in_flight.add(
-                GenerationRequest(
-                    key, task.tokens, seed, greedy=sample == GREEDY, begun=begun, pictures=task.pictures
-                )
+                GenerationRequest(key, task.tokens, seed, greedy=sample == GREEDY, begun=begun, pictures=task.pictures)
             )
 
     def _seed(self, task: PromptTask, sample: int) -> int:
