@@ -24,10 +24,12 @@ class Linear:
 
 
 HEAD_NORM = {
-    **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe"), "head"),
+    **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe", "qwen3_vl_text"), "head"),
     **dict.fromkeys(("olmo2", "olmo3"), "all"),
 }
 """What `ModelShape.head_norm` is, by `model_type`."""
+QWEN2 = ("qwen2", "qwen2_5_vl_text")
+"""Kinds whose query, key and value layers have a bias, whatever the config says."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ModelShape:
     heads, as in OLMo 2. experts: of each layer, of which a token passes through `chosen`; 0 in a dense model.
     intermediate: width of the feed-forward part, or of one expert. shared: width of the experts that every token passes
     through. dense_layers: of a mixture, those at its beginning that have a feed-forward part of width `dense` in place
-    of experts.
+    of experts. tower: parameters of what sees pictures.
     """
 
     kind: str
@@ -60,6 +62,7 @@ class ModelShape:
     shared: int = 0
     dense_layers: int = 0
     dense: int = 0
+    tower: int = 0
 
     @property
     def query(self) -> int:
@@ -129,8 +132,8 @@ class ModelShape:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside the decoder layers: embedding, last norm and head."""
-        return self.embedding_parameters + self.hidden + self.head_parameters
+        """Parameters outside the decoder layers: embedding, last norm, head, and a tower that sees pictures."""
+        return self.embedding_parameters + self.hidden + self.head_parameters + self.tower
 
     @property
     def parameters(self) -> int:
@@ -159,6 +162,9 @@ class ModelShape:
 
 def shape_of(config: Any) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.config.read_config`."""
+    if hasattr(config, "vision_config"):
+        text = shape_of(config.text_config)
+        return replace(text, tied=bool(config.tie_word_embeddings), tower=_tower_parameters(config.vision_config))
     heads = config.num_attention_heads
     experts, before = expert_count(config), dense_layers(config)
     shape = ModelShape(
@@ -184,6 +190,14 @@ def shape_of(config: Any) -> ModelShape:
     return replace(shape, linears=_linears(shape, config))
 
 
+def _tower_parameters(config: Any) -> int:
+    from accelerate import init_empty_weights
+    from transformers import AutoModel
+
+    with init_empty_weights():
+        return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
+
+
 def read_shape(path: str, key: str = "model.path") -> ModelShape:
     """The shape of the model at `path`, a folder with a config.json or a hub id; no weights are read. Raises
     `ModelError` if there is none or it cannot be trained. key: the config key that gives the path."""
@@ -198,8 +212,8 @@ def read_shape(path: str, key: str = "model.path") -> ModelShape:
 def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
     hidden, wide = shape.hidden, shape.intermediate
     bias = bool(getattr(config, "attention_bias", False))
-    qkv_bias = bias or shape.kind == "qwen2"
-    out_bias = bias and shape.kind not in ("qwen2", "glm4", "glm4_moe")
+    qkv_bias = bias or shape.kind in QWEN2
+    out_bias = bias and shape.kind not in (*QWEN2, "glm4", "glm4_moe")
     mlp_bias = bool(getattr(config, "mlp_bias", False))
     out = Linear("o_proj", shape.query, hidden, out_bias)
     separate = (
