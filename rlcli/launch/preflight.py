@@ -25,9 +25,8 @@ from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
 from rlcli.images.rule import ImageRule
-from rlcli.launch.engine import check_adapter, check_engine
+from rlcli.launch.engine import check_adapter, check_engine, check_images
 from rlcli.launch.environments import check_environments, numbered_rows
-from rlcli.launch.images import check_images
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.rollout.vllm_engine import CPU_BLOCK
@@ -113,18 +112,16 @@ def prepare(
     served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
-    if train:
-        part_weights(config.algorithm.advantage, verifiers_of(train_rows))
     tokenizer, template_day = _tokenizer(config, day, [train_rows, test_rows], on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
     environments = check_environments(config, JoinedPrompts([train_rows, test_rows]), tokenizer, stops, opened=thinking)
-    pictures = check_images(config, facts.images, [train_rows, test_rows], train=train)
     ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=facts.images)
     return Prepared(
         config=config,
         device=device,
         dtype=dtype,
+        pictures=check_images(config, facts.images, [train_rows, test_rows], train=train),
         prompts=ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation"),
         held_out=ready(test_rows, "evaluation") if train and test_rows else None,
         verifiers=verifiers,
@@ -140,7 +137,6 @@ def prepare(
         environments=environments,
         served=served,
         images=facts.images,
-        pictures=pictures,
     )
 
 
@@ -321,6 +317,7 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
 
     algorithm = build_algorithm(**config.algorithm.model_dump())
     check_algorithm(config, algorithm)
+    part_weights(config.algorithm.advantage, verifiers_of(rows))
     roles: set[Role] = {"policy"}
     if not config.rollout.workers and (evaluates or not config.data.response):
         roles.add("engine")

@@ -85,12 +85,10 @@ def pack(
     A prompt has at least one token (nothing would predict the first one drawn); a response may be empty.
     """
     assert rows, "a pack holds at least one sequence; a rank without work takes dummy()"
-    if rule is not None:
-        pictures = pictures or [()] * len(rows)
-        if not any(pictures):
-            rows, pictures = [*rows, (np.array([rule.token, 0]), 2)], [*pictures, [rule.blank]]
-            drawn = None if drawn is None else [*drawn, np.zeros(2, bool)]
-            sequences = None if sequences is None else [*sequences, 0]
+    if rule is not None and not any(pictures):
+        rows, pictures = [*rows, (np.array([rule.token, 0]), 2)], [*[()] * len(rows), [rule.blank]]
+        drawn = None if drawn is None else [*drawn, np.zeros(2, bool)]
+        sequences = None if sequences is None else [*sequences, 0]
     lengths = np.array([len(tokens) for tokens, _ in rows])
     prompts = np.array([prompt for _, prompt in rows])
     assert (prompts >= 1).all(), "a prompt has at least one token"
@@ -102,8 +100,7 @@ def pack(
     shown = position if rule is None else np.concatenate([*map(rule.positions, [r[0] for r in rows], pictures)], axis=1)
     # From here on [Σ lengths] places; `first` marks those stored in the pack, `source` maps all places to the pack.
     in_prompt = position < prompts[sequence]
-    alike = _first_alike(rows, prompts >= WORTH_SHARING * lengths, pictures)
-    like = starts[alike]
+    like = starts[alike := _first_alike(rows, prompts >= WORTH_SHARING * lengths, pictures)]
     first = ~in_prompt | (like == starts)[sequence]
     stored = [one for row, own in enumerate(pictures) if alike[row] == row for one in own]
     patches, grid = rule.patches(stored) if rule is not None else (None, None)

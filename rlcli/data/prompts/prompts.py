@@ -244,10 +244,12 @@ def _encode_some(
     tokenizer: Any, response: str, rule: ImageRule | None, prompts: Sequence[Prompt]
 ) -> tuple[Ragged, Ragged]:
     some = list(prompts)
-    texts = [render(tokenizer, in_parts(prompt), what=f"prompt {prompt.id}") for prompt in some]
+    shown = [prompt.messages if rule is None else in_parts(prompt) for prompt in some]
+    texts = [
+        render(tokenizer, messages, what=f"prompt {prompt.id}") for prompt, messages in zip(some, shown, strict=True)
+    ]
     ids = _encode(tokenizer, texts)
-    if any(prompt.images for prompt in some):
-        assert rule is not None, "refused before"
+    if rule is not None and any(prompt.images for prompt in some):
         ids = Ragged.of([_seen(rule, prompt, ids.row(row)) for row, prompt in enumerate(some)])
     answers = [_response(prompt, response) for prompt in some] if response else []
     return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])

@@ -16,9 +16,8 @@ from rlcli.registry import near
 SUPPORTED = (
     *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
-    *SEEING,
 )
-"""`model_type`s whose packed log-probs are tested against their own padded forward pass."""
+"""`model_type`s whose packed log-probs are tested against their own padded forward pass; `SEEING` are others."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
 """Those whose windows are tested, too."""
 
@@ -66,7 +65,7 @@ def read_config(path: str, key: str = "model.path") -> Any:
         if folder.is_dir():
             raise ModelError(
                 f"{path}/config.json does not load: {first_line(error).rstrip('.')}",
-                f"check that it is complete and of a supported kind ({', '.join(SUPPORTED)})",
+                f"check that it is complete and of a supported kind ({', '.join((*SUPPORTED, *SEEING))})",
             ) from error
         raise ModelError(
             f"{key} = '{path}' is neither a local folder nor available from the hub: {first_line(error)}",
@@ -104,9 +103,9 @@ def _check_config(path: str, config: Any) -> None:
     def refuse(what: str, hint: str = "choose another model") -> None:
         raise ModelError(f"{path}: {what}", hint)
 
-    if config.model_type not in SUPPORTED:
+    if config.model_type not in (known := (*SUPPORTED, *SEEING)):
         why = f": {REFUSED[config.model_type]}" if config.model_type in REFUSED else ""
-        refuse(f"the architecture '{config.model_type}' is not supported{why}", near(config.model_type, SUPPORTED))
+        refuse(f"the architecture '{config.model_type}' is not supported{why}", near(config.model_type, known))
     config = config.get_text_config()
     check_sizes(path, config)
     _check_attention(config, refuse)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.trajectories import Trajectory
+from rlcli.images.rule import ImageRule
+from rlcli.model.io.tiny_vision import processor, vision_model
+
+RULE = ImageRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 18)
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000))
+def test_a_fitted_size_stays_as_it_is(width: int, height: int) -> None:
+    if max(width, height) > 200 * min(width, height):
+        return
+    size = RULE.fitted(width, height)
+    assert RULE.fitted(*size) == size
+    assert size[0] % RULE.side == size[1] % RULE.side == 0
+    assert RULE.tokens(*size) * RULE.side**2 == size[0] * size[1]
+
+
+@pytest.mark.parametrize("size", [(84, 56), (100, 61), (30, 400)])
+def test_what_was_prepared_is_what_the_models_processor_sees(size: tuple[int, int]) -> None:
+    config = vision_model("qwen2_5_vl").config
+    theirs = processor(config)
+    rule = ImageRule(
+        9, (9,), 14, 2, 2, 784, 200704, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+    prepared = rule.prepared(Image.fromarray(noise))
+    patches, grid = rule.patches([prepared])
+    seen = theirs.image_processor([Image.fromarray(prepared)], return_tensors="np")
+    assert np.array_equal(grid, seen["image_grid_thw"])
+    np.testing.assert_allclose(patches, seen["pixel_values"], atol=2e-6)
+    text = theirs(text="<|image_pad|>", images=[Image.fromarray(prepared)])["input_ids"]
+    assert len(np.ravel(text)) == rule.tokens(prepared.shape[1], prepared.shape[0])
+
+
+def test_ids_with_a_token_for_each_patch_and_back() -> None:
+    pictures = [np.zeros((56, 84, 3), np.uint8), np.zeros((112, 28, 3), np.uint8)]
+    whole = RULE.expanded([1, 9, 2, 9], [(p.shape[1], p.shape[0]) for p in pictures])
+    assert whole == [1, *[9] * 6, 2, *[9] * 4]
+    assert RULE.collapsed(np.array(whole), pictures).tolist() == [1, 9, 2, 9]
+
+
+def test_a_shard_holds_a_picture_of_several_rows_once() -> None:
+    one, other = (np.full((28, 56, 3), value, np.uint8) for value in (1, 2))
+    builder = ShardBuilder()
+    prompt, drawn, log_probs = np.array([9, 9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
+    for pictures in ((one,), (), (one, other), (other,)):
+        builder.add(Trajectory.of_prompt(prompt, pictures).extended("policy", drawn, log_probs, 0, "stop"))
+    shard = builder.build()
+    assert len(shard.pixels) == one.size + other.size
+    arrays = {name: getattr(shard, name) for name in shard.__dataclass_fields__}
+    for held in (shard, SampleShard.of_arrays(arrays)):
+        rows = [held.row(row).pictures for row in range(4)]
+        assert [[int(picture[0, 0, 0]) for picture in row] for row in rows] == [[1], [], [1, 2], [2]]
+        assert rows[2][1].shape == other.shape

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.images.rule import KINDS
+from rlcli.model.logprobs import token_log_probs
+from rlcli.model.packed import PackedBatch, dummy, pack
+from rlcli.model.policy import PolicyModel
+from tests.vision_fixtures import Seen, padded_log_probs, pictures_for, row_of, seeing
+
+CPU = torch.device("cpu")
+
+
+def policy_of(lm: torch.nn.Module) -> PolicyModel:
+    return PolicyModel(copy.deepcopy(lm), dtype=torch.float32, source="tiny")
+
+
+def packed(rule: object, rows: list[Seen]) -> PackedBatch:
+    return pack([(tokens, prompt) for tokens, prompt, _ in rows], CPU, pictures=[p for *_, p in rows], rule=rule)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_equals_padded_with_pictures_and_without(kind: str) -> None:
+    lm, rule = seeing(kind)
+    one, two, other, last = pictures_for(rule, (2, 3), (3, 2), (2, 3), (1, 1))
+    # Two samples of one prompt; another picture of the same size, so with the same tokens; two pictures; none.
+    sets = [(one,), (one,), (other,), (two, last), ()]
+    rows = [row_of(rule, pictures, 3 + number) for number, pictures in enumerate(sets)]
+    batch = packed(rule, rows)
+    assert batch.grid is not None
+    assert len(batch.grid) == 4, "a shared prompt's picture is seen once; one that only looks alike by itself"
+    policy = policy_of(lm)
+    expected = padded_log_probs(lm, rule, rows)
+    found = policy(batch).log_probs
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    for (name, own), plain in zip(policy.lm.named_parameters(), lm.parameters(), strict=True):
+        if plain.grad is not None:
+            torch.testing.assert_close(own.grad, plain.grad, rtol=1e-3, atol=1e-4, msg=name)
+    assert any(weight.grad is not None and weight.grad.any() for weight in policy.lm.base_model.visual.parameters())
+
+
+def test_another_picture_gives_other_log_probs() -> None:
+    lm, rule = seeing("qwen2_5_vl")
+    one, other = pictures_for(rule, (2, 3), (2, 3))
+    found = [policy_of(lm)(packed(rule, [row_of(rule, (picture,), 6)])).log_probs for picture in (one, other)]
+    assert (found[0] - found[1]).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pack_without_pictures_gives_the_tower_a_gradient_of_0(kind: str) -> None:
+    """Ranks that share its weights reduce their gradients in each pass, whatever each of them sees."""
+    lm, rule = seeing(kind)
+    policy, row = policy_of(lm), row_of(rule, (), 5)
+    found = policy(packed(rule, [row])).log_probs
+    torch.testing.assert_close(found, padded_log_probs(lm, rule, [row]), rtol=0, atol=5e-6)
+    found.sum().backward()
+    tower = dict(policy.lm.base_model.visual.named_parameters())
+    assert all(weight.grad is not None and not weight.grad.any() for weight in tower.values())
+    assert policy(dummy(CPU, rule)).log_probs.shape == (0,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_are_those_of_transformers(kind: str) -> None:
+    lm, rule = seeing(kind)
+    for sizes in ([(2, 3)], [(4, 1), (1, 4)], [(1, 1), (3, 3), (2, 5)]):
+        tokens, _, pictures = row_of(rule, tuple(pictures_for(rule, *sizes)), 4)
+        grid = torch.tensor(rule.patches(pictures)[1])
+        types = torch.tensor(tokens == rule.token).int()[None]
+        wanted, _ = lm.base_model.get_rope_index(torch.tensor(tokens).long()[None], types, grid)
+        assert np.array_equal(rule.positions(tokens, pictures), wanted[:, 0].numpy())
+
+
+def test_what_is_never_drawn_has_no_probability_and_no_gradient() -> None:
+    hidden, weight = torch.randn(5, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    targets, never = torch.tensor([0, 1, 2, 9, 10]), torch.tensor([3, 7])
+    found, entropy = token_log_probs(hidden, weight, targets, 0.7, 2, True, never)
+    kept = [token for token in range(11) if token not in (3, 7)]
+    plain = (hidden @ weight[kept].t() / 0.7).log_softmax(-1)
+    places = torch.tensor([kept.index(int(target)) for target in targets])
+    torch.testing.assert_close(found, plain.gather(-1, places[:, None])[:, 0])
+    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1))
+    wanted = torch.autograd.grad((plain.gather(-1, places[:, None])[:, 0] - plain.exp().sum(-1)).sum(), hidden)[0]
+    got = torch.autograd.grad(found.sum(), (hidden, weight))
+    torch.testing.assert_close(got[0], wanted, rtol=1e-4, atol=1e-5)
+    assert not got[1][never].any()

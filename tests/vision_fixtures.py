@@ -1,0 +1,70 @@
+"""Tiny models that see pictures, and rows for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcli.images.rule import ImageRule
+from rlcli.model.io.tiny_vision import processor, vision_model, vision_tokenizer
+
+Seen = tuple[np.ndarray, int, tuple[np.ndarray, ...]]
+"""Tokens, how many of them are the prompt, and its pictures."""
+
+
+def seeing(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
+    """A model whose log-probs depend on the pictures: random towers say too little."""
+    lm = vision_model(kind, **sizes).eval()
+    with torch.no_grad():
+        for name, weight in lm.named_parameters():
+            if "merger" in name:
+                weight.mul_(4)
+    images = processor(lm.config).image_processor
+    ids = vision_tokenizer().get_vocab()
+    rule = ImageRule(
+        token=ids["<|image_pad|>"],
+        never=(ids["<|image_pad|>"], ids["<|video_pad|>"]),
+        patch=images.patch_size,
+        merge=images.merge_size,
+        frames=images.temporal_patch_size,
+        least=images.size["shortest_edge"],
+        most=images.size["longest_edge"],
+        mean=tuple(images.image_mean),
+        std=tuple(images.image_std),
+    )
+    return lm, rule
+
+
+def pictures_for(rule: ImageRule, *sizes: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
+    """Noise of these sizes, height and width in tokens."""
+    rng = np.random.default_rng(seed)
+    return [
+        rng.integers(0, 256, (rule.side * height, rule.side * width, 3)).astype(np.uint8) for height, width in sizes
+    ]
+
+
+def row_of(rule: ImageRule, pictures: tuple[np.ndarray, ...], response: int, first: int = 50) -> Seen:
+    """A prompt that shows the pictures between other tokens, and a response of so many tokens."""
+    ids = [20, 21]
+    for number in range(len(pictures)):
+        ids += [5, rule.token, 6, 30 + number]
+    prompt = rule.expanded(ids, [(picture.shape[1], picture.shape[0]) for picture in pictures])
+    return np.array([*prompt, *range(first, first + response)], np.int32), len(prompt), pictures
+
+
+def padded_log_probs(lm: Any, rule: ImageRule, rows: list[Seen]) -> torch.Tensor:
+    """By transformers alone, row by row, with the positions that the model makes itself."""
+    found = []
+    for tokens, prompt, pictures in rows:
+        lm.base_model.rope_deltas = None
+        shown: dict[str, torch.Tensor] = {}
+        if pictures:
+            patches, grid = rule.patches(pictures)
+            shown = {"pixel_values": torch.tensor(patches), "image_grid_thw": torch.tensor(grid)}
+            shown["mm_token_type_ids"] = torch.tensor(tokens == rule.token).int()[None]
+        ids = torch.tensor(tokens).long()[None]
+        logits = lm(input_ids=ids, **shown).logits[0].index_fill(1, torch.tensor(rule.never), -1e9)
+        found.append(logits.log_softmax(-1)[prompt - 1 : -1].gather(-1, ids[0, prompt:, None])[:, 0])
+    return torch.cat(found)
