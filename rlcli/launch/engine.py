@@ -82,9 +82,11 @@ def check_adapter(config: RunConfig, dtype: str, adapter: str) -> None:
     )
 
 
-def check_images(config: RunConfig, rule: ImageRule | None, sets: Sequence[Sequence[Prompt]], *, train: bool) -> int:
+def check_images(
+    config: RunConfig, kind: str, rule: ImageRule | None, dtype: str, sets: Sequence[Sequence[Prompt]], *, train: bool
+) -> int:
     """The most pictures that a row has. Raises `RlcliError` for a model that sees none, and for what cannot be done
-    with one that does. rule: how the model sees pictures, if it does."""
+    with one that does. kind: the model's `model_type`. rule: how it sees pictures, if it does."""
     most = max(map(pictures_of, sets), default=0)
     if rule is None:
         if most:
@@ -97,6 +99,11 @@ def check_images(config: RunConfig, rule: ImageRule | None, sets: Sequence[Seque
     if "images" not in engine_named(engine).settings:
         raise ConfigError(
             f"rollout.engine = {engine} shows no pictures to {config.model.path}", "give rollout.engine = vllm"
+        )
+    if kind == "qwen3_vl" and config.lora.rank and dtype != "float32":  # vLLM 0.32: an error in the first pass
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank} in {dtype}: vLLM does not compute {kind} with an adapter beside its weights",
+            "give model.dtype = float32, or train all weights",
         )
     if not train:
         return most
@@ -114,5 +121,7 @@ def _unsupported(config: RunConfig) -> list[tuple[str, object, object]]:
         ("parallel.context", config.parallel.context, 1),
         ("model.compile", config.model.compile, False),
         ("environment.name", config.environment.name, ""),
+        ("data.response", config.data.response, ""),
+        ("critic.path", config.critic.path, ""),
         ("async.on_update", config.async_.on_update, "recompute"),
     ]

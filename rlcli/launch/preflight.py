@@ -121,7 +121,7 @@ def prepare(
         config=config,
         device=device,
         dtype=dtype,
-        pictures=check_images(config, facts.images, [train_rows, test_rows], train=train),
+        pictures=check_images(config, facts.kind, facts.images, dtype, [train_rows, test_rows], train=train),
         prompts=ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation"),
         held_out=ready(test_rows, "evaluation") if train and test_rows else None,
         verifiers=verifiers,

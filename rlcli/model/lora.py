@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from rlcli.errors import ModelError
 from rlcli.model.names import fixed_weights, has_experts
 from rlcli.model.parallel.buckets import buckets
 
+TOWER = r".*\.visual\..*"
+"""Modules that see pictures: an adapter leaves them as they are, since vLLM adapts the decoder alone."""
 _PREFIX = "base_model.model."
 """The prefix of the base model's names in peft's saved files."""
 
@@ -59,7 +62,8 @@ def _linear_names(lm: nn.Module) -> set[str]:
     """Last parts of the names of layers that can have an adapter: in a mixture of experts those of attention."""
     mixture = has_experts(lm)
     linear = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
-    return {name.rpartition(".")[2] for name in linear if not (mixture and ".mlp." in name)}
+    left_out = TOWER if not mixture else r".*\.mlp\..*"
+    return {name.rpartition(".")[2] for name in linear if not re.fullmatch(left_out, name)}
 
 
 def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
@@ -76,6 +80,7 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
         lora_alpha=spec.alpha,
         target_modules=every if "all-linear" in names else names,
         task_type="CAUSAL_LM",
+        exclude_modules=TOWER if hasattr(lm.config, "vision_config") else None,
     )
     peft = get_peft_model(lm, config, low_cpu_mem_usage=meta)
     # A relative path would mean another folder if the adapter is loaded elsewhere.

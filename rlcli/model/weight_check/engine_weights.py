@@ -29,6 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlcli.model.weight_check.checksum import Sent, columns_of, keys, part_checksum, to_host
 
 PEFT_PREFIX = "base_model.model."
+DECODER = ("language_model.model.", "model.language_model.")
+"""How the names of a decoder beside a tower begin in vLLM, and in transformers."""
 """The prefix of the base model's layer names in peft's files."""
 
 DIGIT_BITS = 7
@@ -299,7 +301,7 @@ class AdapterRecorder(_Copies):
         """The tensors of the adapter that vLLM has read, by the names in peft's files."""
         found: dict[str, Tensor] = {}
         for path, layer in self._manager.list_adapters()[self._adapter].loras.items():
-            names = self._manager.packed_modules.get(path, [path])
+            names = [name.replace(*DECODER) for name in self._manager.packed_modules.get(path, [path])]
             for kind, tensors in (("lora_A", layer.lora_a), ("lora_B", layer.lora_b)):
                 each = tensors if isinstance(tensors, (list, tuple)) else [tensors]
                 found |= {f"{PEFT_PREFIX}{name}.{kind}.weight": t for name, t in zip(names, each, strict=False)}

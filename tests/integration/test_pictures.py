@@ -1,0 +1,117 @@
+"""Models that see pictures, through real runs: what two FSDP2 ranks train is what vLLM samples from the same pixels."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Cli
+
+from rlcli.data.prompts.schema import row, write_rows
+from rlcli.images.rule import KINDS
+
+pytestmark = pytest.mark.timeout(600)
+STEP = [
+    *("--set", "rollout.prompts_per_step=8", "--set", "rollout.max_response_tokens=8", "--set", "train.lr=1e-3"),
+    *(
+        "--set",
+        "data.max_prompt_tokens=128",
+        "--set",
+        "train.tokens_per_microbatch=256",
+        "--set",
+        "algorithm.kl_coef=0.01",
+    ),
+]
+
+
+def picture(number: int, size: tuple[int, int] = (56, 84)) -> bytes:
+    from PIL import Image
+
+    noise = np.random.default_rng(number).integers(0, 256, (*size, 3)).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows with one picture, with two, with none, and with some that cannot be shown."""
+    shown: list[tuple[bytes, ...]] = [(picture(number),) for number in range(14)]
+    shown += [(picture(20), picture(21, (30, 41)))] * 2 + [()] * 2
+    shown += [(b"no picture",), (picture(30)[:200],)]
+    rows = [
+        row(
+            data_source="noise",
+            messages=[{"role": "user", "content": "<image>" * len(own) + f"number {number}?"}],
+            verifier="length(target=2,slack=6)",
+            ground_truth="",
+            images=own,
+        )
+        for number, own in enumerate(shown)
+    ]
+    folder = tmp_path_factory.mktemp("pictures")
+    write_rows(folder / "train.parquet", rows)
+    write_rows(folder / "test.parquet", rows[10:18])
+    return folder
+
+
+def made(kind: str, folder: Path) -> Path:
+    from rlcli.model.io.tiny_vision import save_vision_model
+    from tests.vision_fixtures import seeing
+
+    folder.mkdir()
+    save_vision_model(seeing(kind)[0], folder)
+    return folder
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"]]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(KINDS[0], marks=pytest.mark.exhaustive), KINDS[1]])
+def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tmp_path: Path, kind: str) -> None:
+    model, run = made(kind, tmp_path / "model"), tmp_path / "run"
+    words = ("train", "grpo", "--model", model, "--data", pictures, "--out", run, "--workers", "2", *STEP)
+    told = cli(*words, "--steps", "2", "--set", "checkpoint.every=1")
+    assert "2 of 20 training rows have pictures that cannot be shown" in told.stderr + told.stdout
+    cli("train", "--resume", run, "--steps", "3")
+    steps = steps_of(run)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    for step in steps:
+        assert step["sync/unchecked_tensors"] == 0
+        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["mismatch/k3"] < 1e-9
+        assert step["update/grad_norm"] > 0
+    exported = tmp_path / "exported"
+    cli("export", run, "--out", exported)  # compares the log-probs with the trainer's
+    told = cli("eval", "--model", exported, "--data", pictures, "--out", tmp_path / "eval", *STEP[2:4])
+    assert "pass@1" in told.stdout + told.stderr
+
+
+@pytest.mark.exhaustive
+def test_an_adapter_leaves_the_tower_as_it_is(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    model, run = made(KINDS[0], tmp_path / "model"), tmp_path / "run"
+    words = ("train", "grpo", "--model", model, "--data", pictures, "--out", run, *STEP, "--steps", "2")
+    cli(*words, "--set", "lora.rank=4", "--set", "model.dtype=bfloat16")
+    for step in steps_of(run):
+        assert step["sync/unchecked_tensors"] == 0
+        assert step["mismatch/k3"] < 1e-4
+
+
+def test_what_cannot_be_done_with_pictures_is_said_first(cli: Cli, pictures: Path, tiny: Path, tmp_path: Path) -> None:
+    seeing = made(KINDS[1], tmp_path / "model")
+
+    def refused(model: Path, *words: str) -> str:
+        done = cli("train", "grpo", "--model", model, "--data", pictures, "--out", tmp_path / "run", *words, expect=2)
+        assert not (tmp_path / "run").exists()
+        return str(done.stderr)
+
+    assert "the data has pictures" in refused(tiny)
+    assert "rollout.engine = transformers shows no pictures" in refused(seeing, "--set", "rollout.engine=transformers")
+    assert "parallel.context = 2" in refused(seeing, "--workers", "2", "--set", "parallel.context=2")
+    assert "lora.rank = 2 in bfloat16" in refused(seeing, "--set", "lora.rank=2", "--set", "model.dtype=bfloat16")
