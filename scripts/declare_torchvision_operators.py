@@ -6,23 +6,33 @@ its import would look for in its own library. Those cannot be called; resizing p
 """
 
 import sys
+from importlib.machinery import PathFinder
+
+
+def declare(held=[]):  # noqa: B006
+    import torch
+
+    if not torch.version.cuda and not held:
+        held.append(torch.library.Library("torchvision", "DEF"))
+        for operator in ("nms", "qnms"):
+            held[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 class BeforeTorchvision:
-    """Finds nothing itself."""
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        spec = PathFinder.find_spec(name, path) if name == "torchvision" else None
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
 
-    library = None
+        def exec_module(module):
+            # Not where it is looked for: that holds the import lock, for which a fork in another thread waits.
+            declare()
+            run(module)
 
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name == "torchvision" and cls.library is None:
-            import torch
-
-            if not torch.version.cuda:
-                cls.library = torch.library.Library("torchvision", "DEF")
-                for operator in ("nms", "qnms"):
-                    cls.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return None
+        spec.loader.exec_module = exec_module
+        return spec
 
 
 sys.meta_path.insert(0, BeforeTorchvision)

@@ -102,7 +102,7 @@ def check_images(
         )
     if kind == "qwen3_vl" and config.lora.rank and dtype != "float32":  # vLLM 0.32: an error in the first pass
         raise ConfigError(
-            f"lora.rank = {config.lora.rank} in {dtype}: vLLM does not compute {kind} with an adapter beside its weights",
+            f"lora.rank = {config.lora.rank} in {dtype}: vLLM computes no {kind} with an adapter beside its weights",
             "give model.dtype = float32, or train all weights",
         )
     if not train:

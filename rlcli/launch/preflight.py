@@ -318,6 +318,13 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
     algorithm = build_algorithm(**config.algorithm.model_dump())
     check_algorithm(config, algorithm)
     part_weights(config.algorithm.advantage, verifiers_of(rows))
+    if policy.images is not None and (
+        algorithm.needs_critic or algorithm.needs_process_rewards or algorithm.needs_teacher
+    ):
+        raise ConfigError(
+            "critics, process rewards and teachers see no pictures yet, and the policy does",
+            "give a recipe without them, such as grpo",
+        )
     roles: set[Role] = {"policy"}
     if not config.rollout.workers and (evaluates or not config.data.response):
         roles.add("engine")

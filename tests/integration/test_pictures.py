@@ -15,16 +15,11 @@ from rlcli.data.prompts.schema import row, write_rows
 from rlcli.images.rule import KINDS
 
 pytestmark = pytest.mark.timeout(600)
+SHORT = ("--set", "rollout.max_response_tokens=8")
 STEP = [
     *("--set", "rollout.prompts_per_step=8", "--set", "rollout.max_response_tokens=8", "--set", "train.lr=1e-3"),
-    *(
-        "--set",
-        "data.max_prompt_tokens=128",
-        "--set",
-        "train.tokens_per_microbatch=256",
-        "--set",
-        "algorithm.kl_coef=0.01",
-    ),
+    *("--set", "data.max_prompt_tokens=128", "--set", "train.tokens_per_microbatch=256"),
+    *("--set", "algorithm.kl_coef=0.01"),
 ]
 
 
@@ -47,8 +42,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row(
             data_source="noise",
             messages=[{"role": "user", "content": "<image>" * len(own) + f"number {number}?"}],
-            verifier="length(target=2,slack=6)",
+            verifier="format",
             ground_truth="",
+            extra_info={"format": ".*[a-z]{2}.*"},  # some random responses match
             images=own,
         )
         for number, own in enumerate(shown)
@@ -89,7 +85,17 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tm
         assert step["update/grad_norm"] > 0
     exported = tmp_path / "exported"
     cli("export", run, "--out", exported)  # compares the log-probs with the trainer's
-    told = cli("eval", "--model", exported, "--data", pictures, "--out", tmp_path / "eval", *STEP[2:4])
+    told = cli(
+        "eval",
+        "--model",
+        exported,
+        "--data",
+        pictures,
+        "--out",
+        tmp_path / "eval",
+        "--set",
+        "rollout.max_response_tokens=8",
+    )
     assert "pass@1" in told.stdout + told.stderr
 
 
