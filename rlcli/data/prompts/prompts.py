@@ -21,7 +21,7 @@ from rlcli.images.rows import BadImage
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
-TOKENIZE_AT_ONCE = 512
+TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 64
 MANY, CHUNK = 50_000, 4096
 """From this many prompts on, separate processes tokenize them, in chunks of this size."""
 
@@ -230,7 +230,8 @@ def _encoded(
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
     encode = partial(_encode_some, tokenizer, response, rule)
-    chunks = _chunks(prompts, CHUNK if many else TOKENIZE_AT_ONCE)
+    at_once = TOKENIZE_AT_ONCE if rule is None else PICTURED_AT_ONCE
+    chunks = _chunks(prompts, CHUNK if many else at_once)
     found: list[tuple[Ragged, Ragged]] = []
     done = 0
     for ids, answers in spread(encode, chunks) if many else map(encode, chunks):
