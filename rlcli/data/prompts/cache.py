@@ -51,14 +51,14 @@ def tokenized(
     least: int = LEAST_ROWS,
 ) -> TokenizedPrompts:
     """Like `TokenizedPrompts.tokenize`, from the cache if possible. least: minimum number of rows to cache."""
-    limits = (max_prompt_tokens, response, max_response_tokens if response else 0, *([rule] if rule else []))
+    limits = (max_prompt_tokens, response, max_response_tokens if response else 0)
     content = content_of(prompts) if len(prompts) >= least else ""
     key = _key(content, prompts, tokenizer, limits) if content else ""
     try:
         entry = cache_folder() / "prompts" / key if key else None
     except RuntimeError:  # there is no home folder
         entry = None
-    if entry is not None and (found := _load(entry, prompts, rule)) is not None:
+    if entry is not None and (found := _load(entry, prompts)) is not None:
         on_progress(len(prompts), len(prompts))
         return found
     made = TokenizedPrompts.tokenize(
@@ -76,7 +76,7 @@ def tokenized(
     with suppress(OSError):
         _store(entry, made)
         _prune(entry.parent)
-    return _load(entry, prompts, rule) or made
+    return _load(entry, prompts) or made
 
 
 def content_of(prompts: Sequence[Prompt]) -> str:
@@ -98,7 +98,7 @@ def content_of(prompts: Sequence[Prompt]) -> str:
     return _hashed(content, rows, repr(facts)) if prompts.is_current() else ""
 
 
-def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[Any, ...]) -> str:
+def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[int, str, int]) -> str:
     """Empty for a tokenizer that cannot be identified: one that is Python code."""
     import tokenizers
     import transformers
@@ -112,7 +112,7 @@ def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[
     return _hashed(content, backend.to_str(), template, repr(kind), repr(limits), repr(versions))
 
 
-def _load(entry: Path, prompts: Sequence[Prompt], rule: ImageRule | None) -> TokenizedPrompts | None:
+def _load(entry: Path, prompts: Sequence[Prompt]) -> TokenizedPrompts | None:
     """The content of an entry, memory-mapped; None if it does not exist, or is damaged and was removed."""
     if not entry.is_dir():
         return None
@@ -123,7 +123,7 @@ def _load(entry: Path, prompts: Sequence[Prompt], rule: ImageRule | None) -> Tok
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in note["arrays"]}
         with suppress(OSError):
             os.utime(entry)  # used now
-        return TokenizedPrompts(taken(prompts, arrays["kept"]), **arrays, **note["values"], rule=rule)
+        return TokenizedPrompts(taken(prompts, arrays["kept"]), **arrays, **note["values"])
     except (OSError, ValueError, LookupError, TypeError):
         shutil.rmtree(entry, ignore_errors=True)
         return None
@@ -138,7 +138,7 @@ def _store(entry: Path, made: TokenizedPrompts) -> None:
             np.save(beside / f"{name}.npy", array)
         note = {
             "arrays": list(arrays),
-            "values": {name: getattr(made, name) for name in ("too_long", "too_long_responses", "mark", "bad_images")},
+            "values": {name: getattr(made, name) for name in ("too_long", "too_long_responses", "mark")},
             "files": {f"{name}.npy": described(beside / f"{name}.npy") for name in arrays},
         }
         (beside / ENTRY).write_text(json.dumps(note) + "\n", encoding="utf-8")

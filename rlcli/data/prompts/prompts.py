@@ -22,6 +22,7 @@ from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
 TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 64
+"""Prompts, and prompts that may have pictures, megabytes each."""
 MANY, CHUNK = 50_000, 4096
 """From this many prompts on, separate processes tokenize them, in chunks of this size."""
 
@@ -72,12 +73,12 @@ class TokenizedPrompts:
     """Prompts and their token ids, with the chat template applied and the assistant's turn opened.
 
     prompts: those that fit. bad_images: how many rows were left out for a picture that cannot be shown to the model.
-    too_long: how many rows did not and were left out; too_long_responses: how many of these
-    had a prompt that fits and a response that does not. flat: int32[sum of lengths], all token ids concatenated.
+    too_long: how many others did not fit and were left out; too_long_responses: how many of these had a prompt that
+    fits and a response that does not. flat: int32[sum of lengths], all token ids concatenated.
     offsets: int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]]. response_flat, response_offsets: the
     same for the responses to imitate; empty if none were requested. kept: int64[len(prompts)], their indexes in the
-    given rows. mark: the fingerprint, if it is known already. rule: how the
-    model sees pictures, if it does.
+    given rows. mark: the fingerprint, if it is known already. rule: of the pictures, if
+    there may be some.
     """
 
     prompts: Sequence[Prompt]
