@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, image_counts, is_text_type
 from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
 from rlcli.errors import ConfigError, DataError
 from rlcli.images.rows import BadImage, content_text, marked, pictures
@@ -24,7 +25,6 @@ REQUIRED = ("data_source", "prompt", "reward_model")
 ROWS_AT_ONCE = 128
 """Rows that an iteration holds as Python objects. Few: a row may have megabytes of test cases."""
 READ_AT_ONCE = 1 << 16
-IMAGES = "images"
 IMAGE_ROWS_AT_ONCE = 64
 """Rows with pictures that are read: more than 2 GiB at once cannot be."""
 
@@ -86,7 +86,7 @@ def _read(file: Path) -> Any:
             missing = [name for name in REQUIRED if name not in columns]
             if missing:
                 raise DataError(f"data: {file} has no column '{missing[0]}' (it has {', '.join(columns)})", hint)
-            images = _image_column(parquet.schema_arrow)
+            images = image_column(parquet.schema_arrow)
             wanted = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
             batches = list(parquet.iter_batches(IMAGE_ROWS_AT_ONCE if images else READ_AT_ONCE, columns=wanted))
     except (pyarrow.ArrowException, OSError) as error:
@@ -105,27 +105,6 @@ def _read(file: Path) -> Any:
                 "store that row's text as UTF-8",
             ) from error
     return table
-
-
-def _image_column(schema: Any) -> str:
-    """The column that holds the rows' pictures: `images`, as in verl's files, or `image`, one for each row, as in some
-    of TRL's. Empty if there is none; columns of these names with other types are not read."""
-    import pyarrow.types as kinds
-
-    def is_binary(kind: Any) -> bool:
-        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
-
-    def is_one(kind: Any) -> bool:
-        return is_binary(kind) or (kinds.is_struct(kind) and not {"bytes", "path"}.isdisjoint(f.name for f in kind))
-
-    for name in (IMAGES, "image"):
-        if schema.get_field_index(name) < 0:
-            continue
-        kind = schema.field(name).type
-        many = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-        if is_one(kind) or (name == IMAGES and many and (is_one(kind.value_type) or _is_text_type(kind.value_type))):
-            return name
-    return ""
 
 
 def _row_of_bad_text(column: Any) -> str:
@@ -188,7 +167,7 @@ class PromptTable(Sequence[Prompt]):
         return self._prompt(at, row)
 
     def __iter__(self) -> Iterator[Prompt]:
-        if self.has_images and not _are_counts(self.table.column(IMAGES)):
+        if self.has_images and not are_counts(self.table.column(IMAGES)):
             yield from map(self.__getitem__, range(len(self)))  # one at a time, with its megabytes
             return
         for start in range(0, len(self), ROWS_AT_ONCE):
@@ -224,7 +203,7 @@ class PromptTable(Sequence[Prompt]):
         """The same rows without an optional column. Without their images, the messages still have the markers."""
         if column == IMAGES and self.has_images:
             at = self.table.column_names.index(IMAGES)
-            counts = self.table.set_column(at, IMAGES, _image_counts(self.table.column(IMAGES)))
+            counts = self.table.set_column(at, IMAGES, image_counts(self.table.column(IMAGES)))
             return PromptTable(counts, self.origin, self.places, self.first)
         names = [name for name in self.table.column_names if name != column]
         return PromptTable(self.table.select(names), self.origin, self.places, self.first)
@@ -438,30 +417,11 @@ def _are_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(not isinstance(message["content"], str) for message in messages)
 
 
-def _are_counts(images: Any) -> bool:
-    """Whether a table's column of images has only their numbers (see `PromptTable.without`)."""
-    import pyarrow.types as kinds
-
-    return bool(kinds.is_integer(images.type))
-
-
-def _image_counts(column: Any) -> Any:
-    """The number of pictures in each row of a column of them."""
-    import pyarrow.compute
-    import pyarrow.types as kinds
-
-    if _are_counts(column):
-        return column
-    kind = column.type
-    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
-        return pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0)
-    return pyarrow.compute.cast(column.is_valid(), "int64")
-
-
 def pictures_of(prompts: Sequence[Prompt]) -> int:
     """The most pictures that one of the prompts has."""
-    if isinstance(prompts, PromptTable) and not prompts.has_images:
-        return 0
+    if isinstance(prompts, PromptTable):
+        counts = image_counts(prompts.table.column(IMAGES)).take(prompts.places) if prompts.has_images else []
+        return max((count.as_py() for count in counts), default=0)
     if isinstance(prompts, JoinedPrompts):
         return max(map(pictures_of, prompts.parts), default=0)
     return max((len(prompt.images) for prompt in prompts), default=0)
@@ -473,13 +433,7 @@ def _is_verls(style: str) -> bool:
 
 
 def _is_text(column: Any, nulls: bool = False) -> bool:
-    return _is_text_type(column.type) and (nulls or not column.null_count)
-
-
-def _is_text_type(kind: Any) -> bool:
-    import pyarrow.types as kinds
-
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+    return is_text_type(column.type) and (nulls or not column.null_count)
 
 
 def _has_texts(column: Any, *names: str) -> bool:
