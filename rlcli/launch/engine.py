@@ -122,6 +122,5 @@ def _unsupported(config: RunConfig) -> list[tuple[str, object, object]]:
         ("model.compile", config.model.compile, False),
         ("environment.name", config.environment.name, ""),
         ("data.response", config.data.response, ""),
-        ("critic.path", config.critic.path, ""),
         ("async.on_update", config.async_.on_update, "recompute"),
     ]

@@ -13,7 +13,7 @@ from rlcli.errors import SetupError
 from rlcli.model.io.config import dense_layers
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
-from rlcli.rollout.vllm_hooks import base_layout, borrowed_classes, cpu_kernels, process_state, speculation
+from rlcli.rollout.vllm_hooks import base_layout, borrowed_classes, cpu_kernels, pictures, process_state, speculation
 from rlcli.rollout.vllm_hooks.routes import Recorder
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ GPU_BATCHED_TOKENS = 8192
 
 NO_SHARE = 0.01
 """Share of the GPU's memory if the cache's size is given: vLLM would start only if the whole share is free."""
-
-NEVER = -100.0
-"""Added to the logits of tokens that are not drawn; vLLM takes no less."""
 
 CPU_BLOCK = 32
 """Tokens in a block of the KV cache on CPUs. vLLM's default is 128, but each response takes whole blocks, and only
@@ -81,7 +78,7 @@ class VllmEngine:
                 enable_prefix_caching=True,
                 **(_on_cpu(spec) if spec.device == "cpu" else _on_gpu(spec)),
                 logprobs_mode="processed_logprobs",
-                **(_seeing(spec) if spec.images is not None else {"skip_tokenizer_init": True}),
+                **(pictures.settings(spec) if spec.images is not None else {"skip_tokenizer_init": True}),
                 enable_lora=spec.lora_rank > 0,
                 max_lora_rank=_allowed_rank(spec.lora_rank),
                 max_loras=1,
@@ -369,31 +366,18 @@ class VllmEngine:
             routes=routes,
         )
 
-    def _add(self, prompt: Any, params: Any, pictures: Sequence[Any] = ()) -> str:
+    def _add(self, prompt: Any, params: Any, shown: Sequence[Any] = ()) -> str:
         from vllm import TokensPrompt
 
         self._requests += 1
         name, salt = str(self._requests), {"cache_salt": str(self._salt)} if self._salt else {}
         self._engine.add_request(
             request_id=name,
-            prompt=TokensPrompt(**self._shown(prompt, pictures), **salt),
+            prompt=TokensPrompt(**pictures.shown(self.spec.images, prompt, shown), **salt),
             params=params,
             lora_request=self._adapter,
         )
         return name
-
-    def _shown(self, prompt: Any, pictures: Sequence[Any]) -> dict[str, Any]:
-        """A prompt as vLLM takes it: with one placeholder a picture, which it repeats itself."""
-        if not pictures:
-            return {"prompt_token_ids": prompt.tolist()}
-        from PIL import Image
-
-        assert self.spec.images is not None, "refused before the run starts"
-        ids = self.spec.images.collapsed(prompt, pictures).tolist()
-        return {
-            "prompt_token_ids": ids,
-            "multi_modal_data": {"image": [Image.fromarray(picture) for picture in pictures]},
-        }
 
     def _params(self, request: GenerationRequest) -> Any:
         import numpy as np
@@ -415,7 +399,7 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             stop_token_ids=list(self.spec.stop_token_ids),
-            logit_bias=None if self.spec.images is None else dict.fromkeys(self.spec.images.never, NEVER),
+            logit_bias=None if self.spec.images is None else dict.fromkeys(self.spec.images.never, pictures.NEVER),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
@@ -462,16 +446,6 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
         "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent * (1 + spec.speculate)),
         "disable_custom_all_reduce": spec.tensor_parallel > 1,
         "gpu_memory_utilization": spec.gpu_memory_utilization if spec.kv_cache_bytes is None else NO_SHARE,
-    }
-
-
-def _seeing(spec: EngineSpec) -> dict[str, Any]:
-    """No cache of processed pictures: a picture is seen by the samples of one group, whose prefix is cached. No pass
-    over the largest picture to measure memory: on CPUs nothing is measured, and one of 16 megapixels takes minutes."""
-    return {
-        "limit_mm_per_prompt": {"image": max(1, spec.pictures), "video": 0},
-        "mm_processor_cache_gb": 0,
-        "skip_mm_profiling": spec.device == "cpu",
     }
 
 
