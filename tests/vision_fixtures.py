@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
 from rlcli.images.rule import ImageRule
-from rlcli.model.io.tiny_vision import processor, vision_model, vision_tokenizer
+from tests.tiny_vision import processor, vision_model
 
 Seen = tuple[np.ndarray, int, tuple[np.ndarray, ...]]
 """Tokens, how many of them are the prompt, and its pictures."""
@@ -21,19 +22,10 @@ def seeing(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
         for name, weight in lm.named_parameters():
             if "merger" in name:
                 weight.mul_(4)
-    images = processor(lm.config).image_processor
-    ids = vision_tokenizer().get_vocab()
-    rule = ImageRule(
-        token=ids["<|image_pad|>"],
-        never=(ids["<|image_pad|>"], ids["<|video_pad|>"]),
-        patch=images.patch_size,
-        merge=images.merge_size,
-        frames=images.temporal_patch_size,
-        least=images.size["shortest_edge"],
-        most=images.size["longest_edge"],
-        mean=tuple(images.image_mean),
-        std=tuple(images.image_std),
-    )
+    with TemporaryDirectory() as folder:
+        processor(lm.config).save_pretrained(folder)
+        rule = ImageRule.of(folder, lm.config)
+    assert rule is not None
     return lm, rule
 
 

@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen2.5-VL or Qwen3-VL with random weights, which sees pictures: for tests and the quickstart."""
+"""Makes a tiny Qwen2.5-VL or Qwen3-VL with random weights, which sees pictures."""
 
 from __future__ import annotations
 
