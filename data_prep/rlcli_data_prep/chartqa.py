@@ -20,10 +20,10 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     """The label is the only answer, or a list of one."""
-    question, label = text(row, "query", "question").strip(), first(row, "label", "answer")[1]
-    label = label[0] if isinstance(label, list) and len(label) == 1 else label
-    if not isinstance(label, str) or not label.strip():
-        raise DataError(f"'label' is not one answer: {label!r:.80}", "fix that row of the source")
+    question, (column, label) = text(row, "query", "question").strip(), first(row, "label", "answer")
+    if isinstance(label, list) and len(label) != 1:
+        raise DataError(f"'{column}' is not one answer: {label!r:.80}", "fix that row of the source")
+    label = text({column: label[0] if isinstance(label, list) else label}, column)
     images = images_of(row, options, "image", "images")
     return Prompt(
         id="",
