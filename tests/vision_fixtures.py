@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlcli.images.rule import ImageRule
-from tests.tiny_vision import processor, vision_model
+from rlcli.model.io.tiny_vision import processor, vision_model
 
 Seen = tuple[np.ndarray, int, tuple[np.ndarray, ...]]
 """Tokens, how many of them are the prompt, and its pictures."""

@@ -56,7 +56,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(kind: str, folder: Path) -> Path:
-    from tests.tiny_vision import save_vision_model
+    from rlcli.model.io.tiny_vision import save_vision_model
     from tests.vision_fixtures import seeing
 
     folder.mkdir()

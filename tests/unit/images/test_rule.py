@@ -9,7 +9,7 @@ from PIL import Image
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.images.rule import ImageRule
-from tests.tiny_vision import processor, vision_model
+from rlcli.model.io.tiny_vision import processor, vision_model
 
 RULE = ImageRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 18)
 

@@ -51,9 +51,12 @@ def vision_tokenizer() -> Qwen2Tokenizer:
     )
 
 
-def vision_model(kind: str = "qwen2_5_vl", *, hidden: int = 128, layers: int = 2, seed: int = 0) -> Any:
-    """A model of random weights for `vision_tokenizer`, in float32. No global random state is touched."""
-    config = _config(kind, hidden, layers)
+def vision_model(
+    kind: str = "qwen2_5_vl", *, hidden: int = 128, layers: int = 2, seed: int = 0, tokenizer: Any = None
+) -> Any:
+    """A model of random weights, in float32, for a tokenizer (None: `vision_tokenizer`). No global random state is
+    touched."""
+    config = _config(kind, hidden, layers, tokenizer or vision_tokenizer())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         from transformers import AutoModelForImageTextToText
@@ -67,25 +70,25 @@ def save_vision_model(model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def processor(config: Any) -> Any:
+def processor(config: Any, tokenizer: Any = None) -> Any:
     """transformers' processor of texts and pictures for a model of `vision_model`."""
     from transformers import Qwen2_5_VLProcessor, Qwen3VLProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-    patch = config.vision_config.patch_size
+    tokenizer, patch = tokenizer or vision_tokenizer(), config.vision_config.patch_size
     unit = (2 * patch) ** 2
     images = Qwen2VLImageProcessor(patch_size=patch, merge_size=2, min_pixels=unit, max_pixels=unit * MOST_TOKENS)
     if config.model_type == "qwen3_vl":
-        return Qwen3VLProcessor(images, vision_tokenizer(), Qwen3VLVideoProcessor(patch_size=patch, merge_size=2))
-    return Qwen2_5_VLProcessor(images, vision_tokenizer(), Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
+        return Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor(patch_size=patch, merge_size=2))
+    return Qwen2_5_VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
 
 
-def _config(kind: str, hidden: int, layers: int) -> Any:
+def _config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
     from transformers import AutoConfig
 
-    ids = vision_tokenizer().get_vocab()
+    ids = tokenizer.get_vocab()
     heads, head = hidden // 32, 32
     special = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN}
     special |= {"vision_end_token_id": END}
