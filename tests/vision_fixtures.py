@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
 from rlcli.images.rule import ImageRule
-from rlcli.model.io.tiny_vision import processor, vision_model
+from rlcli.model.io.tiny_vision import image_rule, vision_model
 
 Seen = tuple[np.ndarray, int, tuple[np.ndarray, ...]]
 """Tokens, how many of them are the prompt, and its pictures."""
@@ -22,11 +21,7 @@ def seeing(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
         for name, weight in lm.named_parameters():
             if "merger" in name:
                 weight.mul_(4)
-    with TemporaryDirectory() as folder:
-        processor(lm.config).save_pretrained(folder)
-        rule = ImageRule.of(folder, lm.config)
-    assert rule is not None
-    return lm, rule
+    return lm, image_rule(lm.config)
 
 
 def pictures_for(rule: ImageRule, *sizes: tuple[int, int], seed: int = 0) -> list[np.ndarray]:

@@ -61,7 +61,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
         ability="vision",
         verifier="exact",
         ground_truth=row["answer"],
-        extra_info={"kind": row["kind"], "response": row["answer"]},
+        extra_info={"kind": row["kind"], "response": f"<think>{_worked(row)}</think>{row['answer']}"},
         images=images,
     )
 
@@ -145,6 +145,16 @@ def _scattered(rng: random.Random, given: list[Thing], others: list[Thing], thin
     chosen += [None] * (places - things)
     rng.shuffle(chosen)
     return tuple(chosen)
+
+
+def _worked(row: Mapping[str, Any]) -> str:
+    """What each cell holds, row by row, and how many of the things to be counted there were up to then."""
+    words, found = [], 0
+    for thing in row["scene"]:
+        named = "empty" if thing is None else " ".join(thing)
+        found += row["question"] == f"count {named}"
+        words.append(f"{named} {found}" if row["kind"] == "count" else named)
+    return " ".join(words)
 
 
 def _every_thing() -> list[Thing]:

@@ -15,7 +15,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation
 from rlcli.environments.environment import Message
 from rlcli.environments.pool import Environments, row_of
-from rlcli.quickstart.warm_start import IGNORED, Batch, padded
+from rlcli.quickstart.warm_start import IGNORED, Batch, Lessons, padded
 from rlcli.types import Prompt
 from rlcli.workers.roles.conversations import row_seed
 
@@ -63,7 +63,7 @@ class Player(Protocol):
         ...
 
 
-class Conversations:
+class Conversations(Lessons):
     """Lessons from a player that converses with the environment of `config` about each of `prompts`."""
 
     def __init__(self, config: RunConfig, prompts: Sequence[Prompt], player: Player) -> None:
@@ -74,13 +74,13 @@ class Conversations:
         section = self.config.environment
         return [section.name, dict(section.options), CHAT_TEMPLATE, READ, POOL, self.player.key(), rows]
 
-    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int], list[Batch]]]:
+    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
         rng = random.Random(seed)
         drawn = [rng.choice(self.prompts) for _ in range(POOL)]
         tokenizer = tokenizer_of(self.config, drawn[:READ], self.player, rng)
         rows = demonstrations(self.config, tokenizer, drawn, self.player, rng)
 
-        def batches(rng: random.Random, count: int) -> list[Batch]:
+        def batches(rng: random.Random, count: int, done: float) -> list[Batch]:
             drawn = rng.choices(rows, k=count)
             short = max(len(ids) for ids, _ in drawn) * 2 // 3
             halves = [row for row in drawn if len(row[0]) <= short], [row for row in drawn if len(row[0]) > short]

@@ -12,7 +12,7 @@ from typing import Any
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import DataError
-from rlcli.quickstart.warm_start import IGNORED, Batch, padded
+from rlcli.quickstart.warm_start import IGNORED, Batch, Lessons, padded
 from rlcli.types import Prompt
 
 GUESSES = 0.6
@@ -28,7 +28,7 @@ class Demonstration:
     answer: int
 
 
-class Sums:
+class Sums(Lessons):
     """Lessons from `data`, the output of `rlcli prep arithmetic`. Raises `DataError` if it has no train split."""
 
     steps = 1000
@@ -40,7 +40,7 @@ class Sums:
         rows = [(prompt.messages[-1]["content"], _solution(prompt)) for prompt in self.prompts]
         return ["sums", GUESSES, GUESS_WITHIN, rows]
 
-    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int], list[Batch]]]:
+    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
         from rlcli.model.io.tiny import tiny_tokenizer
 
         tokenizer = tiny_tokenizer()
@@ -67,7 +67,9 @@ def _ids(tokenizer: Any, answer: str) -> list[int]:
     return [*ids, tokenizer.eos_token_id]
 
 
-def _batches(demonstrations: list[Demonstration], tokenizer: Any, rng: random.Random, count: int) -> list[Batch]:
+def _batches(
+    demonstrations: list[Demonstration], tokenizer: Any, rng: random.Random, count: int, done: float = 0.0
+) -> list[Batch]:
     """Guesses and worked answers separately, as their lengths differ by half."""
     guessed, worked = [], []
     for drawn in rng.choices(demonstrations, k=count):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rlcli.errors import ModelError
 
@@ -39,8 +39,13 @@ THREADS = 1
 IGNORED = -100
 """The label of tokens without a loss, as in torch's cross entropy."""
 
-Batch = tuple["torch.Tensor", "torch.Tensor"]
-"""Token ids and labels, int64[rows, longest]."""
+
+class Batch(NamedTuple):
+    """ids, labels: int64 [rows, longest]. shown: further arguments of the model: its pictures and positions."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    shown: Mapping[str, torch.Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,18 @@ class Lessons(Protocol):
         """Everything that shapes the demonstrations, as JSON. Raises `DataError` for unsuitable data."""
         ...
 
-    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int], list[Batch]]]:
-        """The model's tokenizer, and what draws so many demonstrations for one step, in batches of similar lengths."""
+    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
+        """The model's tokenizer or processor, and what draws so many demonstrations for one step, in batches of similar
+        lengths. Its last argument is the share of the steps that are done."""
         ...
+
+    def model(self, tokenizer: Any, sizes: Mapping[str, int]) -> Any:
+        """A model with random weights for the tokenizer or processor."""
+        from transformers import AutoModelForCausalLM
+
+        from rlcli.model.io.tiny import tiny_config
+
+        return AutoModelForCausalLM.from_config(tiny_config(**sizes, tokenizer=tokenizer))
 
 
 def warm_start(
@@ -120,25 +134,22 @@ def warmed_up(
 ) -> tuple[Any, Any, float]:
     """A model of these sizes after supervised learning, its tokenizer, and its loss as in `WarmStart`."""
     import torch
-    from transformers import AutoModelForCausalLM
-
-    from rlcli.model.io.tiny import tiny_config
 
     steps = steps or lessons.steps
     tokenizer, batches_of = lessons.prepare(seed)
     rng = random.Random(seed)
     losses: list[float] = []
     with _own_torch_state(seed):
-        model: Any = AutoModelForCausalLM.from_config(tiny_config(**sizes, tokenizer=tokenizer)).train()
+        model: Any = lessons.model(tokenizer, sizes).train()
         optimizer = torch.optim.AdamW(
             model.parameters(), betas=RECIPE["betas"], weight_decay=RECIPE["weight_decay"], fused=True
         )
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = _lr(step, steps)
-            batches = batches_of(rng, RECIPE["batch"])
-            tokens = sum(int((labels != IGNORED).sum()) for _, labels in batches)
-            loss = sum(_summed_loss(model, ids, labels) for ids, labels in batches) / tokens
+            batches = batches_of(rng, RECIPE["batch"], step / steps)
+            tokens = sum(int((batch.labels != IGNORED).sum()) for batch in batches)
+            loss = sum(_summed_loss(model, batch) for batch in batches) / tokens
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -156,15 +167,16 @@ def padded(rows: list[tuple[list[int], list[int]]], pad_id: int) -> Batch:
 
     pad = torch.nn.utils.rnn.pad_sequence
     ids = pad([torch.tensor(ids) for ids, _ in rows], batch_first=True, padding_value=pad_id)
-    return ids, pad([torch.tensor(labels) for _, labels in rows], batch_first=True, padding_value=IGNORED)
+    return Batch(ids, pad([torch.tensor(labels) for _, labels in rows], batch_first=True, padding_value=IGNORED))
 
 
-def _summed_loss(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _summed_loss(model: Any, batch: Batch) -> torch.Tensor:
     import torch
 
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-    answers = labels[:, 1:] != IGNORED
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[answers]), labels[:, 1:][answers], reduction="sum")
+    hidden = model.model(input_ids=batch.ids, **batch.shown, use_cache=False).last_hidden_state[:, :-1]
+    labels = batch.labels[:, 1:]
+    answers = labels != IGNORED
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[answers]), labels[answers], reduction="sum")
 
 
 def _lr(step: int, steps: int) -> float:

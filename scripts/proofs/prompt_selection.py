@@ -31,6 +31,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rlcli.quickstart.warm_start import Lessons
+
 GUESS_WITHIN = 10
 WARM = 4000
 """Questions of the warm start."""
@@ -144,7 +146,7 @@ def items(task: Task, seed: int) -> dict[str, list[Item]]:
     }
 
 
-class Demonstrations:
+class Demonstrations(Lessons):
     """Lessons for a warm start: questions of the task's kind, worked or guessed in its shares."""
 
     steps = 1000
@@ -156,13 +158,13 @@ class Demonstrations:
         questions = [(one.question, one.worked) for one in self.questions]
         return ["prompt selection", self.name, TASKS[self.name].shares, questions]
 
-    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int], list[Any]]]:
+    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Any]]]:
         from rlcli.model.io.tiny import tiny_tokenizer
 
         tokenizer = tiny_tokenizer()
         return tokenizer, partial(self._batches, tokenizer)
 
-    def _batches(self, tokenizer: Any, rng: random.Random, count: int) -> list[Any]:
+    def _batches(self, tokenizer: Any, rng: random.Random, count: int, done: float) -> list[Any]:
         from rlcli.quickstart.warm_start import IGNORED, padded
 
         task, rows = TASKS[self.name], []

@@ -131,7 +131,7 @@ def lessons(data: Path) -> Any:
     from rlcli.quickstart import sums
     from rlcli.quickstart.warm_start import padded
 
-    def batches(demonstrations: list[Any], tokenizer: Any, rng: random.Random, count: int) -> list[Any]:
+    def batches(demonstrations: list[Any], tokenizer: Any, rng: random.Random, count: int, done: float) -> list[Any]:
         rows = [
             sums._row(drawn.prompt, sums._ids(tokenizer, behaviours(drawn.answer, rng)))
             for drawn in rng.choices(demonstrations, k=count)
@@ -142,7 +142,7 @@ def lessons(data: Path) -> Any:
         def key(self) -> Any:
             return ["behaviours", RARE, WITHIN, FILLER, super().key()]
 
-        def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int], list[Any]]]:
+        def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Any]]]:
             tokenizer, _ = super().prepare(seed)
             return tokenizer, partial(batches, sums._demonstrations(self.prompts, tokenizer), tokenizer)
 

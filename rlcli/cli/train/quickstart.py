@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 MAX_SEED = (1 << 32) - 1
 
-TaskName = Literal["sums", "tools", "guess"]
+TaskName = Literal["sums", "tools", "guess", "shapes"]
+SHAPES = {"kinds": "count", "cells": 2, "cell": 32}
 
 
 @dataclass(frozen=True)
 class Task:
     """data, warm, held_out: what the data, the demonstrations and the test rows are. next: commands to try then, with
-    the run's model and data in the place of {model} and {data}."""
+    the run and its model and data in the place of {run}, {model} and {data}."""
 
     recipe: str
     data: str
@@ -61,6 +62,17 @@ TASKS: dict[str, Task] = {
   rlcli prep gsm8k                               a real dataset
   rlcli train tools-calculator --dry-run         a real model with the same tool""",
     ),
+    "shapes": Task(
+        "quickstart-shapes",
+        "pictures of shapes, to be counted by colour and form",
+        "some answers name what each cell of the picture holds, most are guesses",
+        "held-out pictures",
+        """\
+  rlcli report {run} --out report                the pictures, and what the model answered
+  rlcli eval --model {model} --data {data} --samples 8 --max-tokens 20
+  rlcli recipes show quickstart-shapes           what this run was made of
+  rlcli prep geometry3k                          a real dataset with pictures""",
+    ),
     "guess": Task(
         "quickstart-guess",
         "none: the environment chooses a number from 1 to 16, to be found with five guesses",
@@ -77,7 +89,10 @@ TASKS: dict[str, Task] = {
 
 def quickstart(
     task: Annotated[
-        TaskName, typer.Option(help="What to learn: to work sums, to use a tool, or to guess a number by asking.")
+        TaskName,
+        typer.Option(
+            help="To learn to work sums, to use a tool, to guess a number by asking, or to count shapes in a picture."
+        ),
     ] = "sums",
     out: Annotated[Path | None, typer.Option(help="Folder for data and run (default: runs/quickstart-N).")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the data, the warm start and the run.")] = 0,
@@ -160,8 +175,12 @@ def _prepare_data(task: TaskName, folder: Path, seed: int) -> Path | None:
 
     if task == "guess":
         return None
-    sums = task == "sums"
-    splits = prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits if sums else products(seed)
+    if task == "tools":
+        splits = products(seed)
+    elif task == "shapes":
+        splits = prepare(converter_named("shapes"), ConvertOptions(seed=seed, **SHAPES)).splits
+    else:
+        splits = prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits
     for split, prompts in splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)
     return folder
@@ -171,12 +190,15 @@ def _lessons(task: TaskName, config: RunConfig, data: Path | None) -> Lessons:
     from rlcli.data.prompts.table import read_prompts
     from rlcli.launch.environments import numbered_rows
     from rlcli.quickstart.conversations import Conversations
+    from rlcli.quickstart.shapes import Shapes
     from rlcli.quickstart.sums import Sums
     from rlcli.quickstart.tasks import Calculating, Guessing
 
     if data is None:
         return Conversations(config, numbered_rows(config), Guessing(1, int(config.environment.options["high"])))
-    return Sums(data) if task == "sums" else Conversations(config, read_prompts(data, "train"), Calculating())
+    if task == "tools":
+        return Conversations(config, read_prompts(data, "train"), Calculating())
+    return Shapes(data) if task == "shapes" else Sums(data)
 
 
 def _warm_start(cache: Path, lessons: Lessons, seed: int) -> Any:
@@ -236,7 +258,7 @@ def _show(result: dict[str, Any], task: Task, target: Path, data: Path | None, a
         rows.append((_after(step), f"{100 * at_one['mean']:.1f}%", interval, tokens))
     show(table([task.held_out, "pass@1 (greedy)", "95% interval", "tokens a response"], rows))
     plain(f"{result['total_s']:.0f} s in all. The curve as a picture: {target / 'reward.png'}")
-    places = {"model": quote(f"{target}/checkpoints/latest"), "data": quote(str(data))}
+    places = {"run": quote(str(target)), "model": quote(f"{target}/checkpoints/latest"), "data": quote(str(data))}
     plain(f"\nNext:\n{task.next.format(**places)}")
 
 

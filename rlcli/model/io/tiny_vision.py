@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
+from rlcli.images.rule import ImageRule
 from rlcli.model.io.tiny import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
 
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -56,7 +58,7 @@ def vision_model(
 ) -> Any:
     """A model of random weights, in float32, for a tokenizer (None: `vision_tokenizer`). No global random state is
     touched."""
-    config = _config(kind, hidden, layers, tokenizer or vision_tokenizer())
+    config = vision_config(kind, hidden=hidden, layers=layers, tokenizer=tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         from transformers import AutoModelForImageTextToText
@@ -85,10 +87,20 @@ def processor(config: Any, tokenizer: Any = None) -> Any:
     return Qwen2_5_VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
 
 
-def _config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
+def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
+    """How a model of this config sees pictures."""
+    with TemporaryDirectory() as folder:
+        processor(config, tokenizer).save_pretrained(folder)
+        rule = ImageRule.of(folder, config)
+    assert rule is not None, "these models see"
+    return rule
+
+
+def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: Any = None) -> Any:
+    """The configuration of such a model."""
     from transformers import AutoConfig
 
-    ids = tokenizer.get_vocab()
+    ids = (tokenizer or vision_tokenizer()).get_vocab()
     heads, head = hidden // 32, 32
     special = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN}
     special |= {"vision_end_token_id": END}

@@ -76,7 +76,7 @@ def test_batches_mix_worked_answers_and_guesses_with_loss_on_answers(data: Path)
     rng = random.Random(0)
     guesses, total = 0, 0
     for _ in range(30):
-        for ids, labels in sums._batches(demonstrations, tokenizer, rng, 32):
+        for ids, labels, _ in sums._batches(demonstrations, tokenizer, rng, 32):
             for row, label in zip(ids, labels, strict=True):
                 question, answer = tokenizer.decode(row).split("<|assistant|>")
                 a, b = map(int, question.removeprefix("<|user|>").removesuffix("=").split("+"))
@@ -100,11 +100,11 @@ def test_the_loss_is_the_mean_over_answer_tokens_in_any_split(data: Path) -> Non
     tokenizer = tiny_tokenizer()
     demonstrations = sums._demonstrations(read_prompts(data, "train"), tokenizer)
     model = Qwen2ForCausalLM(tiny_config(**module.SIZES))
-    for ids, labels in sums._batches(demonstrations, tokenizer, random.Random(0), 32):
-        tokens = (labels != -100).sum()
+    for batch in sums._batches(demonstrations, tokenizer, random.Random(0), 32):
+        tokens = (batch.labels != -100).sum()
         # The model's own loss takes the same labels and averages.
-        reference = model(input_ids=ids, labels=labels).loss
-        torch.testing.assert_close(module._summed_loss(model, ids, labels) / tokens, reference)
+        reference = model(input_ids=batch.ids, labels=batch.labels).loss
+        torch.testing.assert_close(module._summed_loss(model, batch) / tokens, reference)
 
 
 def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
