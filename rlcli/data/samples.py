@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -72,8 +73,6 @@ def sample_row(
     group among those that the step generated, or of the prompt in an evaluation. The row's `images` are the sizes and
     the digests of the prompt's pictures; None if it has none.
     """
-    import math
-
     return {
         "prompt_id": prompt.id,
         "sample": sample,

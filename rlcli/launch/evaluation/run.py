@@ -143,7 +143,8 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
     }
     if any(map(pictures_of, rows.values())):
         raise ConfigError(
-            "the data has pictures, and --url sends text alone", "evaluate a model's folder, or data without pictures"
+            "the data has pictures, and --endpoint sends text alone",
+            "evaluate a model's folder, or data without pictures",
         )
     datasets = _datasets(request, marks, rows)
     scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts])
