@@ -173,7 +173,7 @@ def _of_run(
     run: RunData, number: int, share: int, pieces: Pieces, on_progress: OnProgress
 ) -> tuple[dict[str, list[int]], dict[str, Kept], Album]:
     """Write the pieces of a run into `share` bytes: its samples, then their pictures. The steps of each kind that have
-    a piece, how much was kept, and the pictures."""
+    a piece (of pictures: the numbers of theirs), how much was kept, and the pictures."""
     end = pieces.bytes + share
     if _has_pictures(run):
         share -= int(share * PICTURES_SHARE)
@@ -187,7 +187,8 @@ def _of_run(
         share -= pieces.bytes - before
     on_progress(f"{run.name}: pictures", 0, None)
     album.write(run.folder, end - pieces.bytes, lambda at, some: pieces.add(f"{number}/pictures/{at}", as_json(some)))
-    steps["pictures"] = sorted(set(album.pieces.values()))
+    if album.pieces:
+        steps["pictures"] = sorted(set(album.pieces.values()))
     return steps, kept, album
 
 
