@@ -6,6 +6,7 @@ show a picture of it only if its digest is the one that the run has seen.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,8 +57,9 @@ class RunPictures:
                         if left.get(digest := image_digest(image)) == row:
                             del left[digest]
                             yield digest, image
-            except DataError as error:
-                why = why or error.message.replace(str(path), shown).removeprefix("data: ")
+            except (DataError, OSError) as error:
+                found = error.message if isinstance(error, DataError) else f"{shown}: {error.strerror or error}"
+                why = why or found.replace(str(path), shown).removeprefix("data: ")
             if not left:
                 return
         why = why or f"no longer in {', '.join(shown for shown, _ in files)}"
@@ -70,7 +72,7 @@ class RunPictures:
         every = given if isinstance(given, list) else [given]
         paths = [one.get("path") if isinstance(one, dict) else one for one in every]
         base = directory_of(environment_of(self.run)) or Path.cwd()
-        return [(path, base / Path(path).expanduser()) for path in paths if isinstance(path, str) and path]
+        return [(path, base / os.path.expanduser(path)) for path in paths if isinstance(path, str) and path]
 
 
 def read_pictures(file: Path, rows: set[int]) -> Iterator[tuple[int, tuple[bytes, ...]]]:

@@ -90,3 +90,9 @@ def test_what_is_not_at_hand_says_why(tmp_path: Path) -> None:
 def test_a_hostile_configuration_names_no_data(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
     assert found(RunPictures(tmp_path), drawing(0), "drawn:train:0") == "config.toml names no data"
+
+
+@pytest.mark.parametrize("path", ["~nobody-at-all/x", "x" * 5000, "a\0b", "/dev/zero", "/proc/self/mem"])
+def test_a_path_that_no_file_can_have_is_a_reason(tmp_path: Path, path: str) -> None:
+    (tmp_path / "config.toml").write_text(f"[data]\npath = {json.dumps(path)}")
+    assert isinstance(found(RunPictures(tmp_path), drawing(0), "drawn:train:0"), str)
