@@ -59,12 +59,17 @@ class Prompt:
 
     def image_digests(self) -> tuple[str, ...]:
         """Hexadecimal, of each picture: equal for equal bytes."""
-        return tuple(hashlib.blake2b(image, digest_size=16).hexdigest() for image in self.images)
+        return tuple(map(image_digest, self.images))
 
     def request(self, completion: str = "", finish_reason: FinishReason | Literal[""] = "") -> VerifyRequest:
         """The input of a verifier for a response to this prompt."""
         row = (self.ground_truth, self.messages, self.data_source, self.extra_info)
         return VerifyRequest(completion, *row, finish_reason=finish_reason)
+
+
+def image_digest(image: bytes) -> str:
+    """32 hexadecimal digits, of an encoded picture."""
+    return hashlib.blake2b(image, digest_size=16).hexdigest()
 
 
 class Outcome(StrEnum):

@@ -8,6 +8,7 @@ from math import log10
 from pathlib import Path
 from string import Template
 
+from rlcli.audit.pictures import shown_pictures
 from rlcli.audit.probes import Group
 from rlcli.audit.report import PLURALS, Latency, Report, Surprise, Tally, percent
 from rlcli.errors import DataError
@@ -58,7 +59,7 @@ def page(report: Report) -> str:
         differing=len(checks.differing),
         forms="".join(f"<li><code>{text(name)}</code>: {text(form)}</li>" for name, form in report.forms.items()),
         notes="".join(f"<li>{text(note)}</li>" for note in report.notes),
-        surprises=_surprises((*report.surprises, *checks.differing)),
+        surprises=_surprises(report),
     )
 
 
@@ -135,13 +136,15 @@ def _state(group: Group, right: int, tried: int) -> str:
     return "grave" if group.grave else "mild"
 
 
-def _surprises(surprises: Sequence[Surprise]) -> str:
+def _surprises(report: Report) -> str:
+    surprises = (*report.surprises, *report.determinism.differing)
     if not surprises:
         return "<p>None.</p>"
     shown = _evenly(sorted(surprises, key=lambda one: not one.group.grave))
+    pictures = shown_pictures(report, shown)
     left = len(surprises) - len(shown)
     more = f"<p>And {left:,} more; <code>--json</code> lists them all.</p>" if left else ""
-    return "".join(map(_surprise, shown)) + more
+    return "".join(_surprise(one, pictures.get(one.row, "")) for one in shown) + more
 
 
 def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
@@ -155,13 +158,15 @@ def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
     return [one for one in surprises if id(one) in chosen]
 
 
-def _surprise(one: Surprise) -> str:
+def _surprise(one: Surprise, pictures: str) -> str:
+    """pictures: of its row, as HTML."""
     state = "grave" if one.group.grave else "mild"
     facts = [("ground truth", one.ground_truth), ("extracted", one.extracted), ("detail", one.detail)]
     shown = "".join(f"<dt>{name}</dt><dd><code>{text(value)}</code></dd>" for name, value in facts if value)
     return (
         f'<details class="{state}"><summary><b>row {one.row}</b> {text(one.group)}: {text(one.kind)}'
         f"<span>{one.score:g} · {text(one.outcome)}</span></summary>"
+        f"{f'<p class=pictures>{pictures}</p>' if pictures else ''}"
         f"<dl><dt>verifier</dt><dd><code>{text(one.verifier)}</code></dd>{shown}</dl>"
         f"<pre>{text(one.response_end)}</pre></details>"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -37,7 +37,8 @@ def percent(right: int, tried: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """An unexpected verdict. row: counted from 0. response_end: the end of the verified response."""
+    """An unexpected verdict. row: counted from 0. response_end: the end of the verified response. images: digests and
+    sizes of the row's pictures."""
 
     row: int
     group: Group
@@ -49,6 +50,7 @@ class Surprise:
     outcome: str
     extracted: str | None
     detail: str
+    images: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from rlcli.audit import mutations
 from rlcli.audit.forms import OWN, Form, accepted, bare, choose, stating
+from rlcli.audit.pictures import split_of
 from rlcli.audit.probes import Case, Group, Probe
 from rlcli.audit.report import END_CHARS, Determinism, Latency, Report, Surprise, Tally
 from rlcli.audit.subject import Subject, subject
 from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, VerifierError
+from rlcli.images.described import described
 from rlcli.scoring.checking import check_loaded
 from rlcli.scoring.expression import parse
 from rlcli.scoring.processes.pool import ScoringPool, in_order
@@ -105,8 +107,7 @@ def audit(
 
 def _read(data: Path, verifier: str) -> Sequence[Prompt]:
     names_rows_own = parse(verifier).names_rows_own
-    split = "train" if (data / "train.parquet").is_file() or not data.is_dir() else "test"
-    return read_prompts(data, split, "auto" if names_rows_own else verifier)
+    return read_prompts(data, split_of(data), "auto" if names_rows_own else verifier)
 
 
 def _subjects(verifier: str, rows: Sequence[Prompt], data: Path) -> list[Subject]:
@@ -183,7 +184,7 @@ class _Audit:
             verdict for _, verdict in self._verdicts((asked for asked, _ in chosen), "determinism", len(chosen), pool)
         ]
         differing = [
-            _surprise(asked, verdict)
+            self._surprise(asked, verdict)
             for (asked, before), verdict in zip(chosen, verdicts, strict=True)
             if (verdict.score, verdict.outcome, verdict.answer) != (before.score, before.outcome, before.answer)
         ]
@@ -283,7 +284,7 @@ class _Audit:
         self.timeouts[probe.group, probe.kind] += overran or verdict.outcome is Outcome.TIMEOUT
         tally.as_expected += right
         if not right:
-            self.surprises.append(_surprise(asked, verdict))
+            self.surprises.append(self._surprise(asked, verdict))
         self.seconds.append(verdict.latency_s)
         # A reservoir: each verification is as likely as any other to be done again.
         if len(self.sample) < REPEATED_PROBES:
@@ -310,17 +311,17 @@ class _Audit:
             "fix or drop that row, or name another verifier",
         )
 
-
-def _surprise(asked: _Asked, verdict: Verdict) -> Surprise:
-    return Surprise(
-        row=asked.row,
-        group=asked.probe.group,
-        kind=asked.probe.kind,
-        verifier=asked.subject.expression,
-        ground_truth=asked.request.ground_truth[-END_CHARS:],
-        response_end=asked.probe.completion[-END_CHARS:],
-        score=verdict.score,
-        outcome=str(verdict.outcome),
-        extracted=verdict.answer,
-        detail=verdict.detail,
-    )
+    def _surprise(self, asked: _Asked, verdict: Verdict) -> Surprise:
+        return Surprise(
+            row=asked.row,
+            group=asked.probe.group,
+            kind=asked.probe.kind,
+            verifier=asked.subject.expression,
+            ground_truth=asked.request.ground_truth[-END_CHARS:],
+            response_end=asked.probe.completion[-END_CHARS:],
+            score=verdict.score,
+            outcome=str(verdict.outcome),
+            extracted=verdict.answer,
+            detail=verdict.detail,
+            images=described(self.rows[asked.row].images),
+        )

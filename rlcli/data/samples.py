@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RunFailed
 from rlcli.files import replacing, sync_file, sync_folder
+from rlcli.images.described import described
 from rlcli.types import Prompt, Verdict
 
 if TYPE_CHECKING:
@@ -68,10 +70,9 @@ def sample_row(
     each turn. version, newest_version: how many weight syncs the engine had seen at the first and at the last of them.
     The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and from its
     group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not. group: number of the
-    group among those that the step generated, or of the prompt in an evaluation.
+    group among those that the step generated, or of the prompt in an evaluation. The row's `images` are the sizes and
+    the digests of the prompt's pictures; None if it has none.
     """
-    import math
-
     return {
         "prompt_id": prompt.id,
         "sample": sample,
@@ -100,6 +101,7 @@ def sample_row(
         ),
         "turn_rewards": list(turn_rewards) or None,
         "group": group,
+        "images": described(prompt.images) or None,
     }
 
 
@@ -146,6 +148,7 @@ def schema() -> Any:
             ("messages", text),
             ("turn_rewards", pa.list_(number)),
             ("group", whole),
+            ("images", pa.list_(pa.struct([("digest", text), ("width", whole), ("height", whole)]))),
         ]
     )
 

@@ -15,6 +15,7 @@ from rlcli.evaluation.report import score_bounds, values_of
 from rlcli.evaluation.responses import Responses, joined
 from rlcli.evaluation.statistics import Estimate, interval, sign_flip
 from rlcli.evaluation.store import PARTS, prompt_order, read_samples, settings_of
+from rlcli.images.described import descriptions, worded_last
 from rlcli.rollout.call import GREEDY
 
 if TYPE_CHECKING:
@@ -183,9 +184,14 @@ def _pair(name: str, a: str, b: str, one: Any, other: Any) -> _Pair:
 
 
 def _prompts(table: Any) -> dict[str, tuple[str | None, str | None]]:
-    """Prompt id → text and ground truth, for prompts that have a sample."""
-    columns = (table.column(name).to_pylist() for name in ("prompt_id", "sample", "prompt", "ground_truth"))
-    return {name: (text, truth) for name, sample, text, truth in zip(*columns, strict=True) if sample != GREEDY}
+    """Prompt id → text, with pictures in words, and ground truth, for prompts that have a sample."""
+    names = ("prompt_id", "sample", "prompt", "ground_truth", "images")
+    columns = (table.column(name).to_pylist() for name in names)
+    return {
+        name: (text and worded_last(text, descriptions(images)), truth)
+        for name, sample, text, truth, images in zip(*columns, strict=True)
+        if sample != GREEDY
+    }
 
 
 def _compared(pairs: Sequence[_Pair], changed: int) -> Comparison:

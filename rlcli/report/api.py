@@ -12,6 +12,7 @@ from typing import Any
 import rlcli
 from rlcli.errors import RlcliError
 from rlcli.report import details, overview, queries
+from rlcli.report.pictures import Thumbnails
 from rlcli.report.source import Kind, RunData, names_of
 
 FINISH_REASONS = ("stop", "length")
@@ -40,6 +41,7 @@ class Api:
             "time": lambda run, given: _time(run, given),
         }
         self._kept: dict[tuple[str, int], tuple[int, Any]] = {}
+        self._thumbnails = [Thumbnails(run.folder) for run in self.runs]
 
     def answer(self, what: str, given: Mapping[str, str]) -> Any:
         """The answer to `what`; `given["run"]` is the index of the run, 0 if missing. RlcliError if there is none."""
@@ -48,6 +50,9 @@ class Api:
         if what == "signals":
             run = self._run(given)
             return self._slow(what, self.runs.index(run), lambda: signals_of(run))
+        if what == "picture":  # it may be large: without the lock
+            thumbnails = self._thumbnails[self.runs.index(self._run(given))]
+            return thumbnails.answer(given.get("digest", ""), given.get("prompt", ""), given.get("large") == "1")
         with self._lock:
             self.news += sum(run.refresh() for run in self.runs)
             if what == "index":

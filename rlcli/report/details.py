@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcli.errors import RlcliError
+from rlcli.images.described import descriptions, shared_out
 from rlcli.report.source import Key, Kind, RunData, key_of
 
 EXCERPT = 280
@@ -17,7 +18,7 @@ MOST_TEXT = 200_000
 """Characters of one text in an answer; the rest is left out and counted."""
 LISTED = ("score", "outcome", "answer", "response_tokens", "finish_reason", "turns", "left_out", "ground_truth")
 KEYS = ("prompt_id", "group", "sample")
-OF_GROUP = (*KEYS, *LISTED, "prompt", "response", "parts", "detail", "messages")
+OF_GROUP = (*KEYS, *LISTED, "prompt", "response", "parts", "detail", "messages", "images")
 OF_SAMPLE = (
     *OF_GROUP,
     *("prompt_tokens", "verify_s", "version", "newest_version"),
@@ -44,7 +45,7 @@ def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | Non
         add_training(row, known)
         asked, row["said"] = conversation(row)
         found.setdefault("messages", asked)
-        for name in ("messages", "prompt", "response"):
+        for name in ("messages", "prompt", "response", "images"):
             del row[name]
     previous, following = _neighbours(groups, (prompt_id, rows[0]["group"]))
     return found | {"rows": rows, "previous": previous, "next": following}
@@ -62,7 +63,7 @@ def sample(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | No
     add_training(row, advantages_of(run, kind, step))
     shorten_verdict(row)
     row["messages"], row["said"] = conversation(row)
-    del row["prompt"], row["response"]
+    del row["prompt"], row["response"], row["images"]
     columns = next((one for one in _tokens(run, kind, step) if key_of(one) == key_of(row)), None)
     others = sorted(int(one["sample"] or 0) for one in found)
     return {"kind": kind, "step": step, **row, "samples": others, "token_columns": columns}
@@ -86,11 +87,16 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def conversation(row: Mapping[str, Any], most: int = MOST_TEXT) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages of the prompt, and those that followed: the policy drew the last `turns` assistant messages. most:
-    characters of a message."""
+    characters of a message. Messages with pictures have `images`: their descriptions, each with a `prompt` by which
+    `RunPictures` finds it."""
     messages = messages_of(row)
     spoke = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     turns = max(1, int(row.get("turns") or 1))
     begin = spoke[-turns:][0] if spoke else len(messages)
+    shown = [one | {"prompt": row.get("prompt_id")} for one in descriptions(row.get("images"))]
+    for message, images in zip(messages[:begin], shared_out(messages[:begin], shown), strict=True):
+        if images:
+            message["images"] = images
     for message in messages:
         _cut(message, "content", most)
     return messages[:begin], messages[begin:]

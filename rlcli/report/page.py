@@ -16,7 +16,8 @@ PAGES = Path(__file__).parent / "pages"
 STYLES = ("vendor/uPlot.min.css", "style.css")
 SCRIPTS = (
     "vendor/uPlot.iife.min.js",
-    *(f"{name}.js" for name in ("dom", "source", "charts", "parts", "overview", "samples", "sample", "more", "main")),
+    *(f"{name}.js" for name in ("dom", "source", "charts", "pictures", "parts", "overview")),
+    *(f"{name}.js" for name in ("samples", "sample", "more", "main")),
 )
 GENERATOR = "rlcli report"
 """Marks a page, so that a report may be replaced by another one."""

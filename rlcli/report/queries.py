@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from rlcli.errors import RlcliError
+from rlcli.images.described import descriptions, worded_last
 from rlcli.report.details import KEYS, LISTED, add_training, advantages_of, excerpt, short, taken, token_keys
 from rlcli.report.source import Kind, RunData, key_of
 
@@ -181,15 +182,16 @@ def _contains(texts: Table, wanted: str) -> Any:
 
 
 def _listed(run: RunData, wanted: Filter, step: int, places: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of a list: texts as excerpts, around what was searched for."""
+    """Rows of a list: texts as excerpts, around what was searched for, and the prompt's `images`."""
     if not places:
         return []
     known, tokens = advantages_of(run, wanted.kind, step), token_keys(run, wanted.kind, step)
     rows = []
-    for row in taken(run, wanted.kind, step, (*KEYS, *LISTED, "prompt", "response"), places):
+    for row in taken(run, wanted.kind, step, (*KEYS, *LISTED, "prompt", "response", "images"), places):
         row["tokens"] = key_of(row) in tokens
         add_training(row, known)
-        row["prompt"] = excerpt(row["prompt"], wanted.text)
+        row["images"] = [one | {"prompt": row["prompt_id"]} for one in descriptions(row["images"])]
+        row["prompt"] = excerpt(worded_last(row["prompt"] or "", row["images"]), wanted.text)
         row["response"] = excerpt(row["response"], wanted.text)
         row["answer"], row["ground_truth"] = short(row["answer"]), short(row["ground_truth"])
         rows.append({"step": step, **row})

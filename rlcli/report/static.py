@@ -20,6 +20,7 @@ from rlcli.files import remove
 from rlcli.report import details, overview
 from rlcli.report.api import Api, as_json, comparison_of, lanes_of, signals_of
 from rlcli.report.page import FILE, GENERATOR, PIECES, page
+from rlcli.report.pictures import Album
 from rlcli.report.source import Kind, RunData, key_of
 
 MB = 1_000_000
@@ -31,12 +32,15 @@ ENVELOPE = 100
 LEAST_STEPS = 64
 """Of a run with more samples than fit, a step gets at most this part of the space, so that about as many are kept."""
 EVALUATIONS_SHARE = 0.2
+PICTURES_SHARE = 0.4
+"""Of the space of a run with pictures, the part that its samples leave to them."""
 KINDS: Sequence[Kind] = ("evaluations", "samples")
 MOST_TEXT = 40_000
 """Characters of one text."""
 MOST_TIMES = 200
 """Steps with their lanes."""
 FIGURES = ("engine_log_prob", "trainer_log_prob", "entropy", "advantage")
+OnProgress = Callable[[str, int, int | None], None]
 
 
 @dataclass
@@ -56,13 +60,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Written:
-    """A report on disk. path: what to open. bytes: of all files. kept: name of the run → kind → how much."""
+    """A report on disk. path: what to open. bytes: of all files. kept: name of the run → kind → how much. pictures:
+    name of a run that has any → how many are shown, of how many distinct ones in the kept samples."""
 
     path: Path
     bytes: int
     files: int
     kept: Mapping[str, Mapping[str, Kept]]
     notes: Sequence[str]
+    pictures: Mapping[str, tuple[int, int]]
 
 
 @dataclass
@@ -92,7 +98,7 @@ def write_report(
     runs: Sequence[RunData],
     out: Path,
     most_bytes: int = MOST_BYTES,
-    on_progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> Written:
     """Write the report into the folder `out`, which is made, or replaced if it holds a report. Memory does not grow
     with the runs. SetupError if the folder has other files or cannot be written."""
@@ -100,7 +106,7 @@ def write_report(
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         beside.mkdir(parents=True)
-        kept = _write(runs, beside, most_bytes, on_progress)
+        kept, albums = _write(runs, beside, most_bytes, on_progress)
         sizes = [path.stat().st_size for path in beside.rglob("*") if path.is_file()]
         remove(out)
         beside.rename(out)
@@ -109,7 +115,8 @@ def write_report(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    return Written(out / "index.html", sum(sizes), len(sizes), kept, notes)
+    pictures = {name: (len(one.pieces), len(one.wanted)) for name, one in albums.items() if one.wanted}
+    return Written(out / "index.html", sum(sizes), len(sizes), kept, notes, pictures)
 
 
 def check_out(out: Path) -> None:
@@ -131,11 +138,10 @@ def check_out(out: Path) -> None:
 
 
 def _write(
-    runs: Sequence[RunData], folder: Path, most_bytes: int, on_progress: Callable[[str, int, int | None], None]
-) -> dict[str, dict[str, Kept]]:
+    runs: Sequence[RunData], folder: Path, most_bytes: int, on_progress: OnProgress
+) -> tuple[dict[str, dict[str, Kept]], dict[str, Album]]:
     api = Api(runs)
     about: dict[str, list[Any]] = {"overview": [], "series": [], "steps": [], "time": [], "signals": []}
-    kept: dict[str, dict[str, Kept]] = {}
     for run in runs:
         run.refresh()
         about["overview"].append(overview.overview(run))
@@ -145,26 +151,50 @@ def _write(
     compared = comparison_of(runs) if len(runs) == 2 else None
     left = most_bytes - len(as_json([about, compared])) - MB // 2  # the page itself
     pieces = Pieces(folder / "data")
+    kept: dict[str, dict[str, Kept]] = {}
+    albums: dict[str, Album] = {}
     for number, (run, name) in enumerate(zip(runs, api.names, strict=True)):
-        share = left // len(runs)
-        steps: dict[str, list[int]] = {}
-        kept[name] = {}
-        for kind in KINDS:
-            before = pieces.bytes
-            room = int(share * EVALUATIONS_SHARE) if kind == "evaluations" else share
-            steps[kind], kept[name][kind] = _samples(run, kind, f"{number}/{kind}", room, pieces, on_progress)
-            share -= pieces.bytes - before
+        steps, kept[name], albums[name] = _of_run(run, number, left // len(runs), pieces, on_progress)
         about["steps"].append(steps)
     for run, about_run in zip(runs, about["overview"], strict=True):
         about_run["notes"] = run.notes  # those about samples are known now
     data = {"index": api.index(), **about, "compare": compared, "kept": {n: _counts(k) for n, k in kept.items()}}
+    data["pictures"] = [album.as_dict() for album in albums.values()]
     one = pieces.bytes <= ONE_FILE
     blocks = [("data", as_json(data | {"pieces": not one}))]
     text = page(FILE, itertools.chain(blocks, pieces.read())) if one else page(PIECES, blocks)
     (folder / "index.html").write_text(text, encoding="utf-8")
     if one:
         shutil.rmtree(folder / "data", ignore_errors=True)
-    return kept
+    return kept, albums
+
+
+def _of_run(
+    run: RunData, number: int, share: int, pieces: Pieces, on_progress: OnProgress
+) -> tuple[dict[str, list[int]], dict[str, Kept], Album]:
+    """Write the pieces of a run into `share` bytes: its samples, then their pictures. The steps of each kind that have
+    a piece (of pictures: the numbers of theirs), how much was kept, and the pictures."""
+    end = pieces.bytes + share
+    if _has_pictures(run):
+        share -= int(share * PICTURES_SHARE)
+    steps: dict[str, list[int]] = {}
+    kept: dict[str, Kept] = {}
+    album = Album()
+    for kind in KINDS:
+        before = pieces.bytes
+        room = int(share * EVALUATIONS_SHARE) if kind == "evaluations" else share
+        steps[kind], kept[kind] = _samples(run, kind, f"{number}/{kind}", room, pieces, album, on_progress)
+        share -= pieces.bytes - before
+    on_progress(f"{run.name}: pictures", 0, None)
+    album.write(run.folder, end - pieces.bytes, lambda at, some: pieces.add(f"{number}/pictures/{at}", as_json(some)))
+    if album.pieces:
+        steps["pictures"] = sorted(set(album.pieces.values()))
+    return steps, kept, album
+
+
+def _has_pictures(run: RunData) -> bool:
+    tables = [run.table(step, ["images"], kind) for kind in KINDS for step in run.steps(kind)[-1:]]
+    return any(table["images"].null_count < len(table) for table in tables)
 
 
 def _counts(kept: Mapping[str, Kept]) -> dict[str, Any]:
@@ -184,9 +214,11 @@ def _samples(
     prefix: str,
     room: int,
     pieces: Pieces,
-    on_progress: Callable[[str, int, int | None], None],
+    album: Album,
+    on_progress: OnProgress,
 ) -> tuple[list[int], Kept]:
-    """Write the pieces of a run's samples into `room` bytes; the steps and how much was kept."""
+    """Write the pieces of a run's samples into `room` bytes; the steps and how much was kept. album: gets the pictures
+    that they show."""
     steps = run.steps(kind)
     chosen, most = _choice(run, kind, steps, room)
     kept, end = Kept(of=len(steps)), pieces.bytes + room
@@ -200,6 +232,7 @@ def _samples(
             kept.steps += 1
             kept.groups += len(texts)
             kept.of_groups += len(groups)
+            album.add(groups[: len(texts)])
             if texts:
                 pieces.add(f"{prefix}/{step}", f'{{"step":{step},"groups":[{",".join(texts)}]}}')
                 written.append(step)
@@ -242,7 +275,7 @@ def groups_of(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
         details.add_training(row, known)
         details.shorten_verdict(row)
         asked, row["said"] = details.conversation(row, MOST_TEXT)
-        for name in ("messages", "response", "prompt"):
+        for name in ("messages", "response", "prompt", "images"):
             del row[name]
         if key in tokens:
             row["token_columns"] = tokens[key]

@@ -19,11 +19,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlcli.data.samples import is_conversation
+from rlcli.images.described import descriptions, worded_last
 from rlcli.redact import printable
 from rlcli.runs.measure import REWARD, Measure
 from rlcli.tracking.plots import reward_curve_text
 from rlcli.tracking.text.figures import RECENT_STEPS, duration, figures, phase_shares, sparkline
-from rlcli.tracking.text.messages import message_text, messages_of, shortened
+from rlcli.tracking.text.messages import message_text, shortened, worded_messages_of
 
 SPARK_STEPS = 40
 ETA_STEPS = 20
@@ -60,7 +61,8 @@ class SampleText(NamedTuple):
         """Of a saved sample (`rlcli.data.samples.sample_row`), also one of an older version or a damaged file."""
         prompt, response, outcome = (row.get(name) or "" for name in ("prompt", "response", "outcome"))
         score = row.get("score")
-        messages = messages_of(row) if is_conversation(row) else ()
+        messages = worded_messages_of(row) if is_conversation(row) else ()
+        prompt = worded_last(prompt, descriptions(row.get("images")))
         return cls(prompt, response, nan if score is None else score, outcome, messages, row.get("turns") or 1)
 
     def parts(self) -> list[tuple[str, bool]]:

@@ -83,6 +83,11 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tm
         assert step["canary/max_abs_diff"] < 1e-4
         assert step["mismatch/k3"] < 1e-9
         assert step["update/grad_norm"] > 0
+    shown = json.loads(cli("report", run, "--out", tmp_path / "report", "--json").stdout)["pictures"]["run"]
+    assert shown["shown"] == shown["of"] > 4
+    samples = json.loads(cli("runs", "samples", run, "--limit", "99", "--json").stdout)
+    sizes = {(one["width"], one["height"]) for sample in samples for one in sample["images"] or ()}
+    assert (84, 56) in sizes <= {(84, 56), (41, 30)}
     exported = tmp_path / "exported"
     cli("export", run, "--out", exported)  # compares the log-probs with the trainer's
     told = cli(

@@ -216,6 +216,7 @@ def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
 def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_format: str, as_json: bool) -> None:
     from rlcli.data.prompts.provenance import provenance
     from rlcli.hub import offline_unless_reachable
+    from rlcli.images.described import described
     from rlcli.prep.pipeline import CONVERTERS, converter_named, counts, prepare
     from rlcli.prep.write import write_splits
 
@@ -234,6 +235,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
     example = next(iter(made.splits.values()))[0]
     if as_json:
         shown = {"messages": example.messages, "ground_truth": example.ground_truth, "verifier": example.verifier}
+        shown |= {"images": described(example.images)} if example.images else {}
         splits = {split: {"path": path, "rows": len(made.splits[split])} for split, path in written.items()}
         steps = [
             count | {"examples": step.examples} for count, step in zip(counts(made.steps), made.steps, strict=True)
@@ -301,10 +303,11 @@ def _report(made: Prepared) -> None:
 
 
 def _show(example: Prompt) -> None:
+    from rlcli.images.described import described, worded_messages
     from rlcli.redact import printable
 
     console.plain("example:")
-    for message in example.messages:
+    for message in worded_messages(example.messages, described(example.images)):
         console.plain(f"  {message['role']}: " + printable(message["content"]).replace("\n", "\n    "))
     truth = printable(example.ground_truth)
     shown = truth if len(truth) <= 200 else truth[:200] + "…"

@@ -117,18 +117,39 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _readable(value: Any) -> Any:
-    """The value with the number of bytes in place of bytes, such as pictures."""
+    """The value with the number of bytes in place of bytes, and with the description of a picture in place of its
+    bytes and path."""
     if isinstance(value, bytes):
-        return f"{len(value)} bytes"
+        return _picture(value) or f"{len(value)} bytes"
     if isinstance(value, dict):
+        if value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
+            return _readable(value["bytes"])
         return {name: _readable(item) for name, item in value.items()}
     return [_readable(item) for item in value] if isinstance(value, list) else value
+
+
+def _picture(value: bytes) -> dict[str, Any] | None:
+    """Digest and size of an encoded picture, also in bytes; None if it is none."""
+    from rlcli.images.described import described
+
+    (found,) = described([value])
+    return {**found, "bytes": len(value)} if found["width"] else None
+
+
+def _worded(value: Any) -> Any:
+    """What `_readable` has made, with the names of pictures in place of their descriptions."""
+    from rlcli.images.described import in_words
+
+    if isinstance(value, dict):
+        return in_words(value) if value.keys() == {"digest", "width", "height", "bytes"} else value
+    return [_worded(item) for item in value] if isinstance(value, list) else value
 
 
 def _report_file(shown: dict[str, Any]) -> None:
     from rlcli.redact import printable
 
     def cell(value: object) -> str:
+        value = _worded(value)
         text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
         return text if len(text) <= CELL else f"{text[:CELL]}… ({len(text) - CELL} characters more)"
 

@@ -42,7 +42,9 @@ def report(
         written = write_report(found, out, max_mb * MB, on_progress)
     if as_json:
         kept = {name: {kind: asdict(one) for kind, one in kinds.items()} for name, kinds in written.kept.items()}
-        console.emit_json({"path": written.path, "bytes": written.bytes, "files": written.files, "kept": kept})
+        pictures = {name: {"shown": one, "of": of} for name, (one, of) in written.pictures.items()}
+        facts = {"path": written.path, "bytes": written.bytes, "files": written.files, "kept": kept}
+        console.emit_json(facts | {"pictures": pictures})
         return
     for note in written.notes:
         typer.echo(f"warning: {note}", err=True)
@@ -51,6 +53,9 @@ def report(
             if not one.all:
                 groups = f", {one.groups:,} of their {one.of_groups:,} groups" if one.groups < one.of_groups else ""
                 console.plain(f"{name}: {kind} of {one.steps:,} of {one.of:,} steps{groups}; rlcli view shows all")
+    for name, (shown, of) in written.pictures.items():
+        if shown < of:
+            console.plain(f"{name}: {shown:,} of {of:,} pictures; the pages say why")
     console.plain(f"{written.path} ({written.bytes / MB:.1f} MB in {written.files} file{'s' * (written.files > 1)})")
 
 

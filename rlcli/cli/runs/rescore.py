@@ -127,7 +127,8 @@ def _fields(stored: Any, verdict: Any) -> dict[str, Any]:
 
 def _prompts(config: RunConfig, folder: Path, verifier: str, evaluations: bool) -> tuple[dict[str, Prompt], str]:
     """The run's prompts by id, and why there are none if its data cannot be read."""
-    from rlcli.data.prompts.table import read_sets
+    from rlcli.data.prompts.image_columns import IMAGES
+    from rlcli.data.prompts.table import JoinedPrompts, PromptTable, read_sets
     from rlcli.evaluation.store import dataset_names
 
     started = _started_in(folder)
@@ -135,7 +136,9 @@ def _prompts(config: RunConfig, folder: Path, verifier: str, evaluations: bool) 
     split = "test" if evaluations else "train"
     try:
         names = dataset_names(paths, "--eval-data") if evaluations else dataset_names(paths, "--data", "train")
-        return {prompt.id: prompt for prompt in read_sets(paths, names, split, verifier)}, ""
+        rows = read_sets(paths, names, split, verifier)
+        rows = rows.without(IMAGES) if isinstance(rows, PromptTable | JoinedPrompts) else rows  # megabytes each
+        return {prompt.id: prompt for prompt in rows}, ""
     except RlcliError as error:
         return {}, f"{error.message}; rows are scored by what the samples hold of them"
 

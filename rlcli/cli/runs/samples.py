@@ -77,7 +77,7 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
 
     from rlcli.redact import printable
     from rlcli.tracking.console import SampleText
-    from rlcli.tracking.text.messages import messages_of, shortened
+    from rlcli.tracking.text.messages import shortened, worded_messages_of
 
     terminal = console.stdout()
     for row in rows:
@@ -86,7 +86,8 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
             answer = f"answer {row.get('answer')!s}, ground truth {row.get('ground_truth')!s}"
             terminal.print(Text(shortened(answer, most or len(answer)), style="dim"), soft_wrap=True)
         sample = SampleText.of(row)
-        sample = sample._replace(messages=sample.messages or messages_of(row))  # also a system message, and examples
+        # Also a system message, and examples.
+        sample = sample._replace(messages=sample.messages or worded_messages_of(row))
         names = ("", "") if sample.messages else ("user: ", "assistant: ")
         for number, (text, drawn) in enumerate(sample.parts()):
             label = names[number] if not sample.messages else ""

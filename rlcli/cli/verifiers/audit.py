@@ -168,6 +168,7 @@ def _print_tallies(tallies: tuple[Tally, ...]) -> None:
 
 
 def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
+    from rlcli.images.described import in_words
     from rlcli.redact import printable
 
     grave_first = sorted(surprises, key=lambda one: not one.group.grave)
@@ -182,7 +183,8 @@ def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
         found = printable(f"{one.score:g} {one.outcome} {one.extracted or ''}".strip()[:LINE_CHARS]).replace("\n", " ")
         truth = printable(one.ground_truth[:LINE_CHARS]).replace("\n", "⏎")
         ending = printable(one.response_end[-LINE_CHARS:]).replace("\n", "⏎")
-        console.plain(f"  row {one.row}, {one.group}, {one.kind}: {found}")
+        row = " ".join([f"row {one.row}", *map(in_words, one.images)])
+        console.plain(f"  {row}, {one.group}, {one.kind}: {found}")
         console.plain(f"    truth {truth}, response …{ending}")
         if one.detail:
             console.plain(f"    {printable(one.detail[: 2 * LINE_CHARS])}".replace("\n", " "))

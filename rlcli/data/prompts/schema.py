@@ -27,6 +27,8 @@ from rlcli.files import replacing_all
 from rlcli.types import Message, Prompt
 
 JSON_FIELD = "rlcli_json"
+IMAGE_ROWS = 100
+"""Rows with pictures in a row group: to show one of them, a page reads its group, as the hub's viewer does."""
 
 
 def row(
@@ -95,7 +97,8 @@ def write_tables(tables: Mapping[Path, Any]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_all(paths) as beside:
             for file, table in zip(beside, tables.values(), strict=True):
-                pyarrow.parquet.write_table(table, file)
+                rows = IMAGE_ROWS if "images" in table.column_names else None
+                pyarrow.parquet.write_table(table, file, row_group_size=rows)
     except OSError as error:
         raise DataError(
             f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}",

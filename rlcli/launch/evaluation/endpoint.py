@@ -36,7 +36,7 @@ def served_name(client: ChatClient) -> str:
 def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Callable[[], ScoringPool]:
     """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
     verifiers, sandbox = check_verifiers(prompts, config.verifier)
-    refuse_rivals(verifiers, "--url")
+    refuse_rivals(verifiers, "--endpoint")
     processes = config.verifier.processes or worker_threads(1)
     sandbox = sandbox or config.verifier.sandbox
     return lambda: ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.table import pictures_of, read_prompts
 from rlcli.errors import ConfigError, RlcliError
 from rlcli.evaluation.report import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of
 from rlcli.evaluation.responses import COLUMNS, Responses, joined
@@ -141,6 +141,11 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
         name: read_prompts(path, "test", config.verifier.name)[:limit]
         for name, path in zip(names, request.paths, strict=True)
     }
+    if any(map(pictures_of, rows.values())):
+        raise ConfigError(
+            "the data has pictures, and --endpoint sends text alone",
+            "evaluate a model's folder, or data without pictures",
+        )
     datasets = _datasets(request, marks, rows)
     scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts])
     client = ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)

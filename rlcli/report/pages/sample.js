@@ -114,23 +114,38 @@ R.firstTokens = (text) => {
   while (count < Math.min(text.length, R.MOST_TOKENS) && (length += text[count].length) <= R.MOST_CHARACTERS) count++;
   return count;
 };
+// Where tokens begin, and how many equal ones are shown as one: a picture in a prompt has hundreds of the same token.
+R.LEAST_EQUAL = 8;
+R.tokenRuns = (text, drawn) => {
+  const runs = [];
+  for (let at = 0; at < text.length; ) {
+    let end = at + 1;
+    while (!drawn[at] && end < text.length && !drawn[end] && text[end] === text[at]) end++;
+    if (end - at >= R.LEAST_EQUAL) runs.push({ at, count: end - at });
+    else for (let one = at; one < end; one++) runs.push({ at: one, count: 1 });
+    at = end;
+  }
+  return runs;
+};
 R.tokens = (columns, given) => {
   const filled = { ...columns };
   for (const name of ["engine_log_prob", "trainer_log_prob", "entropy", "advantage", "version", "drawn"]) filled[name] = columns[name] || [];
   const text = columns.text || [];
+  const runs = R.tokenRuns(text, filled.drawn);
   const detail = R.h("p.detail", { role: "status" }, R.h("span.faint", {}, "Point at a token, or move with the arrow keys."));
   const legend = R.h("div.heatkey", {});
   const room = R.h("div.tokens", { tabindex: 0, role: "group", "aria-label": "tokens" });
-  let [heat, most] = ["difference", R.firstTokens(text)];
-  const describe = (at) => {
+  let [heat, most] = ["difference", R.firstTokens(runs.map((run) => text[run.at]))];
+  const describe = (place) => {
+    const { at, count } = runs[place];
     const facts = [["engine", "engine_log_prob"], ["trainer", "trainer_log_prob"], ["entropy", "entropy"], ["advantage", "advantage"], ["version", "version"]].filter(([, name]) => R.known(filled[name][at])).map(([label, name]) => `${label} ${R.number(filled[name][at])}`);
-    R.fill(detail, R.h("b", {}, `${at} `), R.h("code", {}, R.text(JSON.stringify(text[at] ?? "").slice(0, 80))), ` ${filled.drawn[at] ? facts.join(" · ") : "not drawn by the policy"}`);
+    R.fill(detail, R.h("b", {}, count > 1 ? `${at} to ${at + count - 1} ` : `${at} `), R.h("code", {}, R.text(JSON.stringify(text[at] ?? "").slice(0, 80))), ` ${filled.drawn[at] ? facts.join(" · ") : "not drawn by the policy"}`);
   };
   const show = () => {
     const scale = R.heatScale(R.HEATS[heat], filled, text.length);
     R.fill(legend, scale.legend);
-    R.fill(room, text.slice(0, most).map((piece, at) => R.h(filled.drawn[at] ? "span.token" : "span.token.masked", { "data-at": at, style: filled.drawn[at] ? scale.style(at) : {} }, R.named(piece.replaceAll("\n", "↵\n")))));
-    if (most < text.length) room.append(R.h("button.more", { type: "button", onclick: () => ((most = Infinity), show()) }, `Show all ${R.count(text.length)} tokens`));
+    R.fill(room, runs.slice(0, most).map(({ at, count }, place) => R.h(filled.drawn[at] ? "span.token" : "span.token.masked", { "data-at": place, style: filled.drawn[at] ? scale.style(at) : {} }, R.named(text[at].replaceAll("\n", "↵\n")), count > 1 ? ` × ${R.count(count)} ` : null)));
+    if (most < runs.length) room.append(R.h("button.more", { type: "button", onclick: () => ((most = Infinity), show()) }, `Show all ${R.count(text.length)} tokens`));
   };
   let at = -1;
   const choose = (next) => {

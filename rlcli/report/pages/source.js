@@ -131,11 +131,17 @@ class ReportSource {
       ...row,
       ground_truth: group.ground_truth,
       tokens: Boolean(row.token_columns),
-      prompt: R.excerpt(asked.length ? asked[asked.length - 1].content : "", mark),
+      prompt: R.excerpt(asked.length ? R.worded(asked[asked.length - 1].content, asked[asked.length - 1].images || []) : "", mark),
+      images: asked.flatMap((message) => message.images || []),
       response: R.excerpt(R.response(row), mark),
     };
   }
 
+  async picture(run, { digest }) {
+    const own = this.data.pictures[run];
+    if (!Object.hasOwn(own.pieces, digest)) return { problem: own.reasons[own.problems[digest] ?? 0] };
+    return { src: (await this.piece(run, "pictures", own.pieces[digest]))[digest] };
+  }
   async group(run, { kind, step, prompt, group }) {
     const piece = await this.piece(run, kind || "samples", Number(step));
     const found = piece.groups.filter((one) => one.prompt_id === prompt && (!R.known(group) || group === "" || one.group === Number(group))).sort((a, b) => a.group - b.group)[0];

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlcli.images.described import descriptions, worded_messages
 from rlcli.redact import printable
 
 
@@ -37,6 +38,11 @@ def messages_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         return ()
     sound = isinstance(found, list) and all(isinstance(message, dict) for message in found)
     return found if sound else ()
+
+
+def worded_messages_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """`messages_of` with the prompt's pictures in words."""
+    return worded_messages(messages_of(row), descriptions(row.get("images")))
 
 
 def shortened(text: str, most: int) -> str:

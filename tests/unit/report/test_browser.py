@@ -241,6 +241,24 @@ def test_tokens_are_coloured_by_the_chosen_figure(visit: Any, report: str) -> No
     assert "advantage 0.5" in page.inner_text(".detail")
 
 
+def test_many_equal_tokens_of_a_prompt_are_shown_as_one(visit: Any, report: str) -> None:
+    page = visit(report).open("sample?step=6&prompt=sums%2F3&sample=1")
+    page.evaluate(
+        "() => { const pads = Array(20000).fill('<pad>');"
+        " const text = ['a', 'b', 'b', ...pads, 'x', 'x', 'x', 'x', 'x', 'x', 'x', 'x', 'x'];"
+        " const drawn = text.map((one) => one === 'x');"
+        " const none = text.map(() => null);"
+        " const entropy = text.map((one) => (one === 'x' ? 1 : null));"
+        " const columns = { text, drawn, engine_log_prob: none, trainer_log_prob: none, advantage: none, entropy };"
+        " R.fill(document.getElementById('main'), R.tokens(columns, {})); }"
+    )
+    assert page.locator(".token").all_inner_texts() == ["a", "b", "b", "<pad> × 20,000 ", *"xxxxxxxxx"]
+    page.locator(".token").nth(3).click()
+    assert page.inner_text(".detail").startswith('3 to 20002 "<pad>" not drawn')
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(".detail").startswith('20003 "x" entropy 1')
+
+
 def test_what_the_policy_did_not_draw_is_dimmed(visit: Any, report: str) -> None:
     page = visit(report).open("sample?step=6&prompt=sums%2F3&sample=1")
     roles = page.eval_on_selector_all(

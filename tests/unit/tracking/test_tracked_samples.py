@@ -13,6 +13,7 @@ from rlcli.data.samples import sample_row, write_samples
 from rlcli.runs.folder import RunFolder
 from rlcli.tracking.samples import FIRST_MESSAGES, LAST_MESSAGES, MESSAGE_CHARACTERS, MOST, tracked_samples
 from rlcli.types import Outcome, Prompt, Verdict
+from tests.picture_runs import drawing
 from tests.tracker_conformance import write_step
 
 
@@ -55,6 +56,15 @@ def test_long_texts_and_conversations_are_cut(folder: RunFolder) -> None:
     assert sample.messages[1]["content"] == "x" * MESSAGE_CHARACTERS + "\n… 7 characters more"
     assert sample.messages[FIRST_MESSAGES]["content"] == "… 34 messages more"
     assert sample.messages[-1]["content"] == "49"
+
+
+def test_pictures_are_named_by_their_sizes(folder: RunFolder) -> None:
+    prompt = Prompt("p:train:0", ({"role": "user", "content": "<image>Q"},), "p", "", "exact", "1", {}, (drawing(0),))
+    counts: dict[str, Any] = {"prompt_tokens": 1, "response_tokens": None, "finish_reason": "stop"}
+    rows = [sample_row(prompt, 0, "<image>", Verdict(0.0, Outcome.NO_ANSWER), **counts)]
+    write_samples(folder.samples / "step-000001" / "rank-0.parquet", 1, rows)
+    (sample,) = tracked_samples(folder.samples, 1)
+    assert sample.conversation == "user: [image 84 x 56]Q\n\nassistant: <image>"
 
 
 def test_text_of_a_model_has_no_control_characters_and_no_secrets(

@@ -1,0 +1,45 @@
+"""Small copies of pictures for pages: decoded and encoded again here, so that no page has the bytes of others."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING
+
+from rlcli.images.decoding import decode
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIDE = 256
+"""Pixels of a thumbnail's longer side, at most."""
+LARGE_SIDE = 1024
+"""Of the copy that a click shows."""
+QUALITY = 80
+
+
+def thumbnail(data: bytes, side: int = SIDE) -> bytes:
+    """A copy of an encoded picture as PNG or JPEG, whichever is shorter, without metadata; its longer side has at most
+    `side` pixels. Raises `BadImage` like `decode`."""
+    from PIL.Image import Resampling
+
+    picture = decode(data)
+    picture.thumbnail((side, side), Resampling.LANCZOS)
+    picture.info = {}  # a colour profile or a comment would be written too
+    return min(_encoded(picture, "PNG"), _encoded(picture, "JPEG"), key=len)
+
+
+def data_url(encoded: bytes) -> str:
+    """What `thumbnail` returned, as the source of an image in a page.
+
+    >>> data_url(b"\\x89PNG")
+    'data:image/png;base64,iVBORw=='
+    """
+    kind = "png" if encoded.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
+
+
+def _encoded(picture: Image, form: str) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, form, **({"quality": QUALITY} if form == "JPEG" else {}))
+    return out.getvalue()
