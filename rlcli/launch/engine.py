@@ -9,7 +9,8 @@ from rlcli.config.schema import Rollout, RunConfig
 from rlcli.data.prompts.table import pictures_of
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.extras import INSTALL, missing
-from rlcli.images.rule import KINDS, ImageRule
+from rlcli.images.kinds import KINDS
+from rlcli.images.rule import ImageRule
 from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
 from rlcli.types import Prompt
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlcli.errors import ModelError
-from rlcli.images.rule import KINDS as SEEING
+from rlcli.images.kinds import KINDS as SEEING
 from rlcli.registry import near
 
 SUPPORTED = (
@@ -106,6 +106,8 @@ def _check_config(path: str, config: Any) -> None:
     if config.model_type not in (known := (*SUPPORTED, *SEEING)):
         why = f": {REFUSED[config.model_type]}" if config.model_type in REFUSED else ""
         refuse(f"the architecture '{config.model_type}' is not supported{why}", near(config.model_type, known))
+    if config.model_type in SEEING and (why := SEEING[config.model_type].refused(config)):
+        refuse(why)
     config = config.get_text_config()
     check_sizes(path, config)
     _check_attention(config, refuse)
