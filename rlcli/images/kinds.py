@@ -6,8 +6,9 @@ from typing import Any
 
 from rlcli.images.patches import PatchRule
 from rlcli.images.rule import ImageRule
+from rlcli.images.tiles import TileRule
 
-KINDS: dict[str, type[ImageRule]] = {"qwen2_5_vl": PatchRule, "qwen3_vl": PatchRule}
+KINDS: dict[str, type[ImageRule]] = {"internvl": TileRule, "qwen2_5_vl": PatchRule, "qwen3_vl": PatchRule}
 """By `model_type`: those whose packed log-probs are tested against their own padded forward pass."""
 
 

@@ -12,7 +12,6 @@ import pytest
 from commands import Cli
 
 from rlcli.data.prompts.schema import row, write_rows
-from rlcli.images.rule import KINDS
 
 pytestmark = pytest.mark.timeout(600)
 SHORT = ("--set", "rollout.max_response_tokens=8")
@@ -69,7 +68,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["step"]]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(KINDS[0], marks=pytest.mark.exhaustive), KINDS[1]])
+@pytest.mark.parametrize("kind", [pytest.param("qwen2_5_vl", marks=pytest.mark.exhaustive), "qwen3_vl", "internvl"])
 def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tmp_path: Path, kind: str) -> None:
     model, run = made(kind, tmp_path / "model"), tmp_path / "run"
     words = ("train", "grpo", "--model", model, "--data", pictures, "--out", run, "--workers", "2", *STEP)
@@ -101,7 +100,7 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tm
 
 @pytest.mark.exhaustive
 def test_an_adapter_leaves_the_tower_as_it_is(cli: Cli, pictures: Path, tmp_path: Path) -> None:
-    model, run = made(KINDS[0], tmp_path / "model"), tmp_path / "run"
+    model, run = made("qwen2_5_vl", tmp_path / "model"), tmp_path / "run"
     words = ("train", "grpo", "--model", model, "--data", pictures, "--out", run, *STEP, "--steps", "2")
     cli(*words, "--set", "lora.rank=4", "--set", "model.dtype=bfloat16")
     for step in steps_of(run):
@@ -110,7 +109,7 @@ def test_an_adapter_leaves_the_tower_as_it_is(cli: Cli, pictures: Path, tmp_path
 
 
 def test_what_cannot_be_done_with_pictures_is_said_first(cli: Cli, pictures: Path, tiny: Path, tmp_path: Path) -> None:
-    seeing = made(KINDS[1], tmp_path / "model")
+    seeing = made("qwen3_vl", tmp_path / "model")
 
     def refused(model: Path, *words: str) -> str:
         done = cli("train", "grpo", "--model", model, "--data", pictures, "--out", tmp_path / "run", *words, expect=2)
