@@ -85,9 +85,8 @@ def pack(
     """
     assert rows, "a pack holds at least one sequence; a rank without work takes dummy()"
     if rule is not None and not any(pictures):
-        alone = np.array([*rule.placed(rule.blank.shape[1], rule.blank.shape[0]), 0])
-        rows, pictures = [*rows, (alone, len(alone))], [*[()] * len(rows), [rule.blank]]
-        drawn = None if drawn is None else [*drawn, np.zeros(len(alone), bool)]
+        rows, pictures = [*rows, blank := _blank_row(rule)], [*[()] * len(rows), [rule.blank]]
+        drawn = None if drawn is None else [*drawn, np.zeros(blank[1], bool)]
         sequences = None if sequences is None else [*sequences, 0]
     lengths = np.array([len(tokens) for tokens, _ in rows])
     prompts = np.array([prompt for _, prompt in rows])
@@ -97,9 +96,7 @@ def pack(
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
-    places = (
-        position if rule is None else np.concatenate([*map(rule.positions, [r[0] for r in rows], pictures)], axis=-1)
-    )
+    places = position if rule is None else _places(rule, rows, pictures)
     # From here on [Σ lengths] places; `first` marks those stored in the pack, `source` maps all places to the pack.
     in_prompt = position < prompts[sequence]
     like = starts[alike := _first_alike(rows, prompts >= WORTH_SHARING * lengths, pictures)]
@@ -136,6 +133,21 @@ def dummy(device: torch.device, rule: ImageRule | None = None) -> PackedBatch:
     It takes part in every collective; its loss is `outputs.log_probs.sum() * 0`, which gives zero gradients.
     """
     return pack([(np.zeros(2, dtype=np.int64), 2)], device, rule=rule)
+
+
+def _blank_row(rule: ImageRule) -> tuple[np.ndarray, int]:
+    """The blank picture's tokens and one more, all of them a prompt."""
+    tokens = np.array([*rule.placed(rule.blank.shape[1], rule.blank.shape[0]), 0])
+    return tokens, len(tokens)
+
+
+def _places(
+    rule: ImageRule, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
+) -> np.ndarray:
+    """The positions of all rows' tokens: int64 `[Σ lengths]` or `[3, Σ lengths]`."""
+    each = [rule.positions(tokens, own) for (tokens, _), own in zip(rows, pictures, strict=True)]
+    found: np.ndarray = np.concatenate(each, axis=-1)
+    return found
 
 
 def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
