@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from rlcli.images.kinds import KINDS
 from rlcli.images.patches import PatchRule
+from rlcli.model.io.files import WeightFiles
 from rlcli.model.logprobs import token_log_probs
-from rlcli.model.names import tower
+from rlcli.model.lora import LoraSpec, add_lora, is_adapter
+from rlcli.model.names import named_weights, tower
 from rlcli.model.packed import PackedBatch, dummy, pack
 from rlcli.model.policy import PolicyModel
+from rlcli.planner.shape import shape_of
 from tests.vision_fixtures import Seen, padded_log_probs, pictures_for, row_of, seeing
 
 CPU = torch.device("cpu")
@@ -69,6 +74,43 @@ def test_a_pack_without_pictures_gives_the_tower_a_gradient_of_0(kind: str) -> N
         assert weight.grad is not None
         assert not weight.grad.any()
     assert policy(dummy(CPU, rule)).log_probs.shape == (0,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_in_the_decoder_alone(kind: str) -> None:
+    lm, _ = seeing(kind)
+    shape = shape_of(lm.config)
+    assert shape.parameters == sum(weight.numel() for weight in lm.parameters())
+    add_lora(lm, LoraSpec(2, 4.0), "base", meta=False)
+    adapted = [weight.numel() for name, weight in lm.named_parameters() if is_adapter(name)]
+    assert not any(is_adapter(name) for part in tower(lm) for name, _ in part.named_parameters())
+    assert sum(adapted) == shape.layers * shape.adapter_layer_parameters(2, "all-linear")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_read_by_the_names_that_transformers_writes(kind: str, tmp_path: Path) -> None:
+    lm, _ = seeing(kind)
+    lm.save_pretrained(tmp_path)
+    files = WeightFiles.find(str(tmp_path), tied=True, kind=kind)
+    assert files is not None
+    for name, weight in named_weights(lm):
+        assert files.hold(name, weight.shape)
+        assert torch.equal(files.rows(name, 0, len(weight)), weight)
+
+
+def test_tiles_are_seen_beside_either_text_model() -> None:
+    lm, rule = seeing("internvl")
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: getattr(lm.config.text_config, name) for name in names}
+    config = copy.deepcopy(lm.config)
+    config.text_config = AutoConfig.for_model("qwen3", **sizes, intermediate_size=64, head_dim=32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lm = type(lm)(config).eval()
+    one, two = pictures_for(rule, (2, 3), (1, 1))
+    rows = [row_of(rule, pictures, 5) for pictures in ((one,), (one, two), ())]
+    found = policy_of(lm)(packed(rule, rows)).log_probs
+    torch.testing.assert_close(found, padded_log_probs(lm, rule, rows), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, rule in KINDS.items() if rule is PatchRule])
