@@ -14,6 +14,9 @@ from rlcli.images.rule import ImageRule
 from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
 from rlcli.types import Prompt
 
+NOT_ADAPTED = ("qwen3_vl",)
+"""Models that see pictures of which vLLM 0.32 computes none with an adapter: an error in the first pass."""
+
 
 def check_engine(config: RunConfig, *, train: bool) -> None:
     """Raise `ConfigError` for an engine that does not exist or does not implement what is set, `SetupError` for one
@@ -101,7 +104,7 @@ def check_images(
         raise ConfigError(
             f"rollout.engine = {engine} shows no pictures to {config.model.path}", "give rollout.engine = vllm"
         )
-    if kind == "qwen3_vl" and config.lora.rank and dtype != "float32":  # vLLM 0.32: an error in the first pass
+    if kind in NOT_ADAPTED and config.lora.rank and dtype != "float32":
         raise ConfigError(
             f"lora.rank = {config.lora.rank} in {dtype}: vLLM computes no {kind} with an adapter beside its weights",
             "give model.dtype = float32, or train all weights",

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlcli.errors import SetupError
+
 if TYPE_CHECKING:
     from rlcli.images.rule import ImageRule
     from rlcli.rollout.engine import EngineSpec
@@ -25,10 +27,14 @@ def settings(spec: EngineSpec) -> dict[str, Any]:
 
 
 class Prompts:
-    """Makes prompts for one engine. llm: vLLM's. rule: how its model sees pictures, if it does."""
+    """Makes prompts for one engine. llm: vLLM's. rule: how its model sees pictures, if it does. Raises `SetupError` if
+    this vLLM does not take what the model needs."""
 
     def __init__(self, llm: Any, rule: ImageRule | None) -> None:
-        self._llm, self._rule = llm, rule
+        self._renderer, self._rule = getattr(llm.llm_engine, "renderer", None), rule
+        completes = rule is not None and rule.engine_inputs([rule.blank]) is not None
+        if completes and not hasattr(self._renderer, "get_mm_processor"):
+            raise SetupError("this release of vLLM takes no tiles of pictures", "pip install 'vllm==0.32.*'")
         self._last: tuple[Sequence[Any], Any] = ((), None)
 
     def of(self, ids: Any, pictures: Sequence[Any]) -> dict[str, Any]:
@@ -56,7 +62,8 @@ class Prompts:
         from vllm.multimodal.inputs import MultiModalKwargsItems
 
         inputs = BatchFeature({name: from_numpy(values) for name, values in given.items()})
-        fields = self._llm.llm_engine.renderer.get_mm_processor()._get_mm_fields_config(inputs, {})
+        assert self._renderer is not None, "refused when the engine started"
+        fields = self._renderer.get_mm_processor()._get_mm_fields_config(inputs, {})
         hashes = [hashlib.blake2b(picture.tobytes(), digest_size=16).hexdigest() for picture in pictures]
         return MultiModalKwargsItems.from_hf_inputs(inputs, fields), hashes
 
