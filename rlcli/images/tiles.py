@@ -22,7 +22,8 @@ class TileRule(ImageRule):
     own, and if these are several a small version of the whole picture follows them. A prepared picture is all of them
     below one another.
 
-    each: tokens of a tile. begin, end: ids around those of a picture. mean, std: of each channel.
+    each: tokens of a tile. begin, end: ids around those of a picture. mean, std: of each channel. resample: PIL's
+    number of the filter that resizes.
 
     >>> rule = TileRule(token=9, never=(9,), begin=7, end=8, side=448, each=2, least=1, most=12)
     >>> rule.fitted(300, 200)  # 3 × 2 tiles and the small version
@@ -39,6 +40,7 @@ class TileRule(ImageRule):
     most: int
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    resample: int = 3
 
     @classmethod
     def of(cls, path: str, config: Any) -> Self:
@@ -65,6 +67,7 @@ class TileRule(ImageRule):
             most=processor.max_patches,
             mean=tuple(processor.image_mean),
             std=tuple(processor.image_std),
+            resample=int(processor.resample),
         )
 
     @classmethod
@@ -98,11 +101,10 @@ class TileRule(ImageRule):
 
     def prepared(self, picture: Any) -> np.ndarray:
         import numpy as np
-        from PIL import Image
 
         columns, rows = self.grid(*picture.size)
         parts = [(columns, rows)] + [(1, 1)] * (columns * rows > 1)
-        whole = [picture.resize((self.side * c, self.side * r), Image.Resampling.BICUBIC) for c, r in parts]
+        whole = [picture.resize((self.side * c, self.side * r), self.resample) for c, r in parts]
         tiles = [
             np.asarray(one).reshape(r, self.side, c, self.side, 3).swapaxes(1, 2).reshape(-1, self.side, 3)
             for one, (c, r) in zip(whole, parts, strict=True)

@@ -65,8 +65,8 @@ def _image_rule(path: str, config: Any) -> ImageRule | None:
         return rule_of(path, config)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{path}: how it sees pictures is not said: {first_line(error)}",
-            "add preprocessor_config.json to the model",
+            f"{path}: how it sees pictures is not known: {first_line(error)}",
+            "add the preprocessor_config.json and the tokenizer that these weights came with",
         ) from error
 
 
