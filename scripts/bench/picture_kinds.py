@@ -1,6 +1,6 @@
 """How far apart are the log-probs of a pack, of transformers alone and of vLLM for models that see pictures?
 
-    .venv/bin/python scripts/bench/pictures.py [--kinds internvl qwen2_5_vl qwen3_vl] [--json pictures.json]
+    .venv/bin/python scripts/bench/picture_kinds.py [--kinds internvl qwen2_5_vl qwen3_vl] [--json picture_kinds.json]
 
 Tiny models with random weights, in float32, on CPUs. Prompts with one picture, two or none, four samples each:
 
