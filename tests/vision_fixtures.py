@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from rlcli.images.rule import ImageRule
 from rlcli.model.io.tiny_vision import image_rule, vision_model
@@ -19,16 +20,17 @@ def seeing(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
     lm = vision_model(kind, **sizes).eval()
     with torch.no_grad():
         for name, weight in lm.named_parameters():
-            if "merger" in name:
+            if "merger" in name or "projector" in name:
                 weight.mul_(4)
     return lm, image_rule(lm.config)
 
 
 def pictures_for(rule: ImageRule, *sizes: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
-    """Noise of these sizes, height and width in tokens."""
-    rng = np.random.default_rng(seed)
+    """Noise of these sizes, height and width in tokens, or in tiles."""
+    rng, side = np.random.default_rng(seed), len(rule.blank)
     return [
-        rng.integers(0, 256, (rule.side * height, rule.side * width, 3)).astype(np.uint8) for height, width in sizes
+        rule.prepared(Image.fromarray(rng.integers(0, 256, (side * height, side * width, 3)).astype(np.uint8)))
+        for height, width in sizes
     ]
 
 
@@ -45,11 +47,9 @@ def padded_log_probs(lm: Any, rule: ImageRule, rows: list[Seen]) -> torch.Tensor
     """By transformers alone, row by row, with the positions that the model makes itself."""
     found = []
     for tokens, prompt, pictures in rows:
-        lm.base_model.rope_deltas = None
-        shown: dict[str, torch.Tensor] = {}
-        if pictures:
-            patches, grid = rule.patches(pictures)
-            shown = {"pixel_values": torch.tensor(patches), "image_grid_thw": torch.tensor(grid)}
+        lm.base_model.rope_deltas = None  # of the models with three positions
+        shown = {name: torch.tensor(values) for name, values in rule.inputs(pictures).items()} if pictures else {}
+        if "image_grid_thw" in shown:
             shown["mm_token_type_ids"] = torch.tensor(tokens == rule.token).int()[None]
         ids = torch.tensor(tokens).long()[None]
         logits = lm(input_ids=ids, **shown).logits[0].index_fill(1, torch.tensor(rule.never), -1e9)

@@ -9,9 +9,13 @@ from rlcli.config.schema import Rollout, RunConfig
 from rlcli.data.prompts.table import pictures_of
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.extras import INSTALL, missing
-from rlcli.images.rule import KINDS, ImageRule
+from rlcli.images.kinds import KINDS
+from rlcli.images.rule import ImageRule
 from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
 from rlcli.types import Prompt
+
+NOT_ADAPTED = ("qwen3_vl",)
+"""Models that see pictures of which vLLM 0.32 computes none with an adapter: an error in the first pass."""
 
 
 def check_engine(config: RunConfig, *, train: bool) -> None:
@@ -100,7 +104,7 @@ def check_images(
         raise ConfigError(
             f"rollout.engine = {engine} shows no pictures to {config.model.path}", "give rollout.engine = vllm"
         )
-    if kind == "qwen3_vl" and config.lora.rank and dtype != "float32":  # vLLM 0.32: an error in the first pass
+    if kind in NOT_ADAPTED and config.lora.rank and dtype != "float32":
         raise ConfigError(
             f"lora.rank = {config.lora.rank} in {dtype}: vLLM computes no {kind} with an adapter beside its weights",
             "give model.dtype = float32, or train all weights",

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlcli.model.attention import ATTENTION, Segments
 from rlcli.model.experts import Replay
-from rlcli.model.names import named_weights
+from rlcli.model.names import named_weights, sees, tower
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets
 from rlcli.model.parallel.context import ContextGroup, Run
@@ -43,12 +44,12 @@ class Decoder(nn.Module):
         segments: of the pack."""
         if self.replay is not None:
             self.replay.routes = own.routes
-        places = own.position_ids[..., None, :]  # [1, T], or [3, 1, T] if the model sees pictures
+        places = own.position_ids[..., None, :]  # [1, T], or [3, 1, T]
         states: Tensor = self.lm.base_model(
             input_ids=own.input_ids[None],
             position_ids=places,
             segments=segments,
-            **({"divided": own} if isinstance(own, Run) else seen(own)),
+            **({"divided": own} if isinstance(own, Run) else own.shown),
             use_cache=False,
         ).last_hidden_state[0]
         return states.index_select(0, own.response_index)
@@ -63,21 +64,10 @@ class Decoder(nn.Module):
         return whole(named_weights(self.lm), dtype or self.dtype)
 
 
-def sees(lm: nn.Module) -> bool:
-    """Whether the model has a tower that sees pictures."""
-    return hasattr(lm.config, "vision_config")
-
-
-def seen(batch: PackedBatch) -> dict[str, Tensor]:
-    """The pictures of a pack, as arguments of a model that sees them."""
-    if batch.patches is None or batch.grid is None:
-        return {}
-    return {"pixel_values": batch.patches, "image_grid_thw": batch.grid}
-
-
 def blocks(lm: Any) -> Iterator[nn.Module]:
     """The layers of the decoder, and before them those of its tower, in the order of the forward pass."""
-    yield from lm.base_model.visual.blocks if sees(lm) else ()
+    for part in tower(lm):
+        yield from (layer for layer in part.modules() if isinstance(layer, GradientCheckpointingLayer))
     yield from lm.base_model.language_model.layers if sees(lm) else lm.base_model.layers
 
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
-from rlcli.model.names import fixed_weights, has_experts
+from rlcli.model.names import DECODER, fixed_weights, has_experts, sees
 from rlcli.model.parallel.buckets import buckets
 
-TOWER = r".*\.visual\..*"
-"""Modules that see pictures: an adapter leaves them as they are, since vLLM adapts the decoder alone."""
+TOWER = rf"model\.(?!{DECODER}\.).*"
+"""What sees pictures, in a model with a tower: an adapter leaves it as it is, since vLLM adapts the decoder alone."""
 _PREFIX = "base_model.model."
 """The prefix of the base model's names in peft's saved files."""
 
@@ -62,7 +62,7 @@ def _linear_names(lm: nn.Module) -> set[str]:
     """Last parts of the names of layers that can have an adapter: in a mixture of experts those of attention."""
     mixture = has_experts(lm)
     linear = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
-    left_out = TOWER if not mixture else r".*\.mlp\..*"
+    left_out = r".*\.mlp\..*" if mixture else TOWER if sees(lm) else ""
     return {name.rpartition(".")[2] for name in linear if not re.fullmatch(left_out, name)}
 
 
@@ -80,7 +80,7 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
         lora_alpha=spec.alpha,
         target_modules=every if "all-linear" in names else names,
         task_type="CAUSAL_LM",
-        exclude_modules=TOWER if hasattr(lm.config, "vision_config") else None,
+        exclude_modules=TOWER if sees(lm) else None,
     )
     peft = get_peft_model(lm, config, low_cpu_mem_usage=meta)
     # A relative path would mean another folder if the adapter is loaded elsewhere.

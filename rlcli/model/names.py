@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 FIXED = ".e_score_correction_bias"
+DECODER = "language_model"
+"""What reads text in a model with a tower."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,15 @@ class FileNames:
     down: str = "down_proj"
 
 
-BEGINNINGS = {"qwen2_5_vl": (("model.language_model.", "model."), ("model.visual.", "visual."))}
+BEGINNINGS = {
+    "internvl": (
+        ("model.language_model.", "language_model.model."),
+        ("lm_head.", "language_model.lm_head."),
+        ("model.vision_tower.", "vision_tower."),
+        ("model.multi_modal_projector.", "multi_modal_projector."),
+    ),
+    "qwen2_5_vl": (("model.language_model.", "model."), ("model.visual.", "visual.")),
+}
 """How names begin in memory and in a family's files, if not alike, by `model_type`."""
 FILES = {"mixtral": FileNames("block_sparse_moe", "w1", "w3", "w2")}
 """By `model_type`; others have the default."""
@@ -55,6 +66,17 @@ def kept_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     torch.float32
     """
     return torch.float32 if name.endswith(FIXED) else dtype
+
+
+def sees(lm: nn.Module) -> bool:
+    """Whether the model has a tower that sees pictures."""
+    return hasattr(lm.config, "vision_config")
+
+
+def tower(lm: Any) -> Iterator[nn.Module]:
+    """The parts beside the decoder that see pictures, in the order of the forward pass; none in a model of text."""
+    if sees(lm):
+        yield from (part for name, part in lm.base_model.named_children() if name != DECODER)
 
 
 def has_experts(lm: nn.Module) -> bool:

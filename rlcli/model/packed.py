@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,14 @@ from rlcli.model.attention import Segments
 class PackedBatch:
     """S sequences of T tokens in total, of which the policy drew R. All tensors are on one device.
 
-    input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment, or [3, T] if the model sees pictures;
-    segments: the sequences, or their branches, which do not see each other;
+    input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment, or [3, T] for a model with three of
+    them; segments: the sequences, or their branches, which do not see each other;
     response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
     other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int16:
-    the experts that the engine chose, -1 where that is unknown; None if nothing is. patches [P, F] float32, grid
-    [pictures, 3] int64: what the model sees of the pictures (`ImageRule.patches`), each where its tokens are stored.
-    never: ids that no policy draws, int64, if there are any.
+    the experts that the engine chose, -1 where that is unknown; None if nothing is. shown: what the model sees of the
+    pictures, in the order of their tokens, by the names of its arguments (`ImageRule.inputs`). never: ids that no
+    policy draws, int64, if there are any.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -47,8 +47,7 @@ class PackedBatch:
     sequence: Tensor
     candidates: Tensor | None = None
     routes: Tensor | None = None
-    patches: Tensor | None = None
-    grid: Tensor | None = None
+    shown: Mapping[str, Tensor] = field(default_factory=dict)
     never: Tensor | None = None
 
     @property
@@ -86,8 +85,8 @@ def pack(
     """
     assert rows, "a pack holds at least one sequence; a rank without work takes dummy()"
     if rule is not None and not any(pictures):
-        rows, pictures = [*rows, (np.array([rule.token, 0]), 2)], [*[()] * len(rows), [rule.blank]]
-        drawn = None if drawn is None else [*drawn, np.zeros(2, bool)]
+        rows, pictures = [*rows, blank := _blank_row(rule)], [*[()] * len(rows), [rule.blank]]
+        drawn = None if drawn is None else [*drawn, np.zeros(blank[1], bool)]
         sequences = None if sequences is None else [*sequences, 0]
     lengths = np.array([len(tokens) for tokens, _ in rows])
     prompts = np.array([prompt for _, prompt in rows])
@@ -97,13 +96,13 @@ def pack(
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
-    shown = position if rule is None else np.concatenate([*map(rule.positions, [r[0] for r in rows], pictures)], axis=1)
+    places = position if rule is None else _places(rule, rows, pictures)
     # From here on [Σ lengths] places; `first` marks those stored in the pack, `source` maps all places to the pack.
     in_prompt = position < prompts[sequence]
     like = starts[alike := _first_alike(rows, prompts >= WORTH_SHARING * lengths, pictures)]
     first = ~in_prompt | (like == starts)[sequence]
     stored = [one for row, own in enumerate(pictures) if alike[row] == row for one in own]
-    patches, grid = rule.patches(stored) if rule is not None else (None, None)
+    shown = {} if rule is None else rule.inputs(stored)
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
     mask = ~in_prompt if drawn is None else np.concatenate(drawn)
     assert not (mask & in_prompt).any(), "no token of a prompt is drawn"
@@ -115,7 +114,7 @@ def pack(
 
     return PackedBatch(
         input_ids=tensor(tokens[first]),
-        position_ids=tensor(shown[..., first]),
+        position_ids=tensor(places[..., first]),
         segments=Segments.of(lengths.tolist(), device, None if first.all() else source),
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
@@ -123,8 +122,7 @@ def pack(
         routes=None
         if all(one is None for one in routes)
         else torch.from_numpy(_packed_routes(routes, lengths)[first]).to(device),
-        patches=None if patches is None else torch.from_numpy(patches).to(device),
-        grid=None if grid is None else tensor(grid),
+        shown={name: torch.from_numpy(values).to(device) for name, values in shown.items()},
         never=None if rule is None else tensor(np.array(rule.never)),
     )
 
@@ -135,6 +133,21 @@ def dummy(device: torch.device, rule: ImageRule | None = None) -> PackedBatch:
     It takes part in every collective; its loss is `outputs.log_probs.sum() * 0`, which gives zero gradients.
     """
     return pack([(np.zeros(2, dtype=np.int64), 2)], device, rule=rule)
+
+
+def _blank_row(rule: ImageRule) -> tuple[np.ndarray, int]:
+    """The blank picture's tokens and one more, all of them a prompt."""
+    tokens = np.array([*rule.placed(rule.blank.shape[1], rule.blank.shape[0]), 0])
+    return tokens, len(tokens)
+
+
+def _places(
+    rule: ImageRule, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
+) -> np.ndarray:
+    """The positions of all rows' tokens: int64 `[Σ lengths]` or `[3, Σ lengths]`."""
+    each = [rule.positions(tokens, own) for (tokens, _), own in zip(rows, pictures, strict=True)]
+    found: np.ndarray = np.concatenate(each, axis=-1)
+    return found
 
 
 def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:

@@ -164,7 +164,7 @@ def shape_of(config: Any) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.config.read_config`."""
     if hasattr(config, "vision_config"):
         text = shape_of(config.text_config)
-        return replace(text, tied=bool(config.tie_word_embeddings), tower=_tower_parameters(config.vision_config))
+        return replace(text, tied=bool(config.tie_word_embeddings), tower=_tower_parameters(config))
     heads = config.num_attention_heads
     experts, before = expert_count(config), dense_layers(config)
     shape = ModelShape(
@@ -191,11 +191,15 @@ def shape_of(config: Any) -> ModelShape:
 
 
 def _tower_parameters(config: Any) -> int:
+    """Of a model with this config, all parts that see pictures."""
     from accelerate import init_empty_weights
-    from transformers import AutoModel
+
+    from rlcli.model.io.config import auto_class
+    from rlcli.model.names import tower
 
     with init_empty_weights():
-        return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
+        lm = auto_class(config).from_config(config)
+    return sum(parameter.numel() for part in tower(lm) for parameter in part.parameters())
 
 
 def read_shape(path: str, key: str = "model.path") -> ModelShape:

@@ -104,6 +104,5 @@ def _batch(rule: Any, pad_id: int, rows: Sequence[tuple[list[int], list[int], li
     for row, (prompt, end, pictures) in enumerate(rows):
         own = rule.positions(torch.tensor(prompt + end).numpy(), pictures)
         places[:, row, : own.shape[1]] = torch.from_numpy(own)
-    patches, grid = rule.patches([picture for *_, pictures in rows for picture in pictures])
-    shown = {"pixel_values": torch.tensor(patches), "image_grid_thw": torch.tensor(grid), "position_ids": places}
-    return Batch(ids, labels, shown)
+    shown = rule.inputs([picture for *_, pictures in rows for picture in pictures])
+    return Batch(ids, labels, {"position_ids": places, **{name: torch.from_numpy(one) for name, one in shown.items()}})

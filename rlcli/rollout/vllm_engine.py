@@ -94,6 +94,7 @@ class VllmEngine:
         self._engine = self._llm.llm_engine
         borrowed.give_back(self._model)
         self._adapter: Any = None
+        self._prompts = pictures.Prompts(self._llm, spec.images)
         self._requests = 0
         self._keys: dict[str, int] = {}
         self._early: list[Generation] = []  # finished while the engine answered something else
@@ -367,13 +368,11 @@ class VllmEngine:
         )
 
     def _add(self, prompt: Any, params: Any, shown: Sequence[Any] = ()) -> str:
-        from vllm import TokensPrompt
-
         self._requests += 1
         name, salt = str(self._requests), {"cache_salt": str(self._salt)} if self._salt else {}
         self._engine.add_request(
             request_id=name,
-            prompt=TokensPrompt(**pictures.shown(self.spec.images, prompt, shown), **salt),
+            prompt={**self._prompts.of(prompt, shown), **salt},
             params=params,
             lora_request=self._adapter,
         )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlcli.errors import ModelError
-from rlcli.images.rule import KINDS as SEEING
+from rlcli.images.kinds import KINDS as SEEING
 from rlcli.registry import near
 
 SUPPORTED = (
@@ -23,7 +23,11 @@ WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
 
 REFUSED = {
     "deepseek_v3": "in its latent attention a head's keys are wider than its values",
+    "gemma3": "a picture's tokens see those that follow them",
     "gpt_oss": "its attention has sinks, and its experts have biases and are stored in MXFP4",
+    "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
+    "mllama": "its layers attend to pictures apart from the text",
+    "paligemma": "a prompt's tokens see those that follow them",
     "qwen3_next": "its linear attention carries a state along a packed row, from one sample into the next",
 }
 """Why well-known `model_type`s are not supported."""
@@ -59,6 +63,10 @@ def read_config(path: str, key: str = "model.path") -> Any:
     from transformers import AutoConfig
 
     folder = Path(path)
+    stored = _stored(path) or {}
+    kind = stored.get("model_type")
+    if isinstance(kind, str) and kind in REFUSED:  # transformers would ask whether to run the model's own code
+        _refuse_kind(path, kind, sees="vision_config" in stored)
     try:
         config = AutoConfig.from_pretrained(path)
     except Exception as error:  # transformers' validators raise various errors
@@ -103,9 +111,10 @@ def _check_config(path: str, config: Any) -> None:
     def refuse(what: str, hint: str = "choose another model") -> None:
         raise ModelError(f"{path}: {what}", hint)
 
-    if config.model_type not in (known := (*SUPPORTED, *SEEING)):
-        why = f": {REFUSED[config.model_type]}" if config.model_type in REFUSED else ""
-        refuse(f"the architecture '{config.model_type}' is not supported{why}", near(config.model_type, known))
+    if config.model_type not in (*SUPPORTED, *SEEING):
+        _refuse_kind(path, config.model_type, sees=hasattr(config, "vision_config"))
+    if config.model_type in SEEING and (why := SEEING[config.model_type].refused(config)):
+        refuse(why)
     config = config.get_text_config()
     check_sizes(path, config)
     _check_attention(config, refuse)
@@ -114,6 +123,12 @@ def _check_config(path: str, config: Any) -> None:
     _check_experts(config, refuse)
     if getattr(config, "quantization_config", None):
         refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
+
+
+def _refuse_kind(path: str, kind: str, *, sees: bool = False) -> None:
+    why = f": {REFUSED[kind]}" if kind in REFUSED else ""
+    hint = f"of models that see pictures there are {', '.join(SEEING)}" if sees else near(kind, (*SUPPORTED, *SEEING))
+    raise ModelError(f"{path}: the architecture '{kind}' is not supported{why}", hint)
 
 
 def expert_count(config: Any) -> int:
@@ -176,13 +191,8 @@ def first_line(error: Exception) -> str:
 def plain_config(path: str) -> SimpleNamespace | None:
     """The sizes that `AutoConfig` would give for the model at `path`, a folder or a hub id in the cache; None if the
     file is not that plain. Imports neither transformers nor torch, which takes seconds."""
-    file = Path(path) / "config.json"
-    found = file if file.is_file() else cached_config(path)
-    try:
-        values = json.loads(found.read_text(encoding="utf-8")) if found else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict) or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
+    values = _stored(path)
+    if values is None or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
         return None
     whole = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
     if not all(type(size) is int and 0 < size < MOST for size in whole):
@@ -197,6 +207,17 @@ def plain_config(path: str) -> SimpleNamespace | None:
     if not (type(head_dim) is int and head_dim > 0) and (head_dim or values["model_type"] == "qwen3"):
         return None  # for a Qwen3 the default is 128
     return SimpleNamespace(**values)
+
+
+def _stored(path: str) -> dict[str, Any] | None:
+    """What is in the config.json of a folder or of a hub id in the cache, if it can be read."""
+    file = Path(path) / "config.json"
+    found = file if file.is_file() else cached_config(path)
+    try:
+        values = json.loads(found.read_text(encoding="utf-8")) if found else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def _has_plain_rotation(values: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ModelError
+from rlcli.images.kinds import rule_of
 from rlcli.images.rule import ImageRule
 from rlcli.model.io.config import THEIR_CONFIG, auto_class, cached_config, expert_count, first_line, read_config
 
@@ -61,11 +62,11 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
 
 def _image_rule(path: str, config: Any) -> ImageRule | None:
     try:
-        return ImageRule.of(path, config)
+        return rule_of(path, config)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{path}: how it sees pictures is not said: {first_line(error)}",
-            "add preprocessor_config.json to the model",
+            f"{path}: how it sees pictures is not known: {first_line(error)}",
+            "add the preprocessor_config.json and the tokenizer that these weights came with",
         ) from error
 
 

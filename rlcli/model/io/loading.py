@@ -15,6 +15,7 @@ import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from rlcli.errors import ModelError, SetupError
@@ -237,9 +238,10 @@ def _without_dropout(config: Any) -> Any:
     """Rollout has no dropout, and no noise before routers: with it, the trainer's log-probs would be those of another
     policy."""
     config = copy.deepcopy(config)
-    for name, value in vars(config).items():
-        if name.endswith(("dropout", "pdrop", "jitter_noise")) and isinstance(value, float):
-            setattr(config, name, 0.0)
+    for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
+        for name, value in vars(part).items():
+            if name.endswith(("dropout", "dropout_prob", "pdrop", "jitter_noise")) and isinstance(value, float):
+                setattr(part, name, 0.0)
     return config
 
 

@@ -1,7 +1,9 @@
-"""Makes a tiny Qwen2.5-VL or Qwen3-VL with random weights, which sees pictures."""
+"""Makes a tiny Qwen2.5-VL, Qwen3-VL or InternVL with random weights, which sees pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,14 +12,20 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
+from rlcli.images.kinds import rule_of
 from rlcli.images.rule import ImageRule
 from rlcli.model.io.tiny import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
 
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
+"""Of Qwen's."""
+TILE_IMAGE, TILE_VIDEO, TILE_BEGIN, TILE_END = "<IMG_CONTEXT>", "<video>", "<img>", "</img>"
+"""Of InternVL's."""
 PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
 """Pixels of a patch's side, by `model_type`; two by two patches are one token."""
 MOST_TOKENS = 256
-"""Of a picture."""
+"""Of a picture that is cut into patches."""
+TILE, TILE_TOKENS = 56, 4
+"""Pixels of a tile's side, and its tokens."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -28,17 +36,32 @@ CHAT_TEMPLATE = """\
 {%- if message['content'] is string -%}{{- message['content'] -}}
 {%- else -%}
 {%- for part in message['content'] -%}
-{{- '<|vision_start|><|image_pad|><|vision_end|>' if part['type'] == 'image' else part['text'] -}}
+{{- 'PICTURE' if part['type'] == 'image' else part['text'] -}}
 {%- endfor -%}
 {%- endif -%}
 {%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+"""PICTURE: what stands for one, before it has its tokens."""
 
 
-def vision_tokenizer() -> Qwen2Tokenizer:
+@dataclass(frozen=True)
+class Family:
+    """picture: what its chat template writes for one. markers: tokens around and within pictures. names: under which
+    its processor finds some of them in the tokenizer. config: of the model_type, width, layers and tokenizer.
+    processor: of a config and a tokenizer."""
+
+    picture: str
+    markers: tuple[str, ...]
+    names: Mapping[str, str]
+    config: Callable[[str, int, int, Any], Any]
+    processor: Callable[[Any, Any], Any]
+
+
+def vision_tokenizer(kind: str = "qwen2_5_vl") -> Qwen2Tokenizer:
     """One token a byte; each chat marker is one token, and so is each marker of a picture."""
-    markers = [*MARKERS, BEGIN, END, IMAGE, VIDEO]
+    family = FAMILIES[kind]
+    markers = [*MARKERS, *family.markers]
     vocabulary = [PAD, EOS, UNK, *markers, *sorted(ByteLevel.alphabet())]
     return Qwen2Tokenizer(
         vocab={token: number for number, token in enumerate(vocabulary)},
@@ -47,9 +70,10 @@ def vision_tokenizer() -> Qwen2Tokenizer:
         eos_token=EOS,
         unk_token=UNK,
         additional_special_tokens=markers,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=CHAT_TEMPLATE.replace("PICTURE", family.picture),
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
+        **family.names,
     )
 
 
@@ -66,6 +90,20 @@ def vision_model(
         return AutoModelForImageTextToText.from_config(config)
 
 
+def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: Any = None) -> Any:
+    """The configuration of such a model."""
+    return FAMILIES[kind].config(kind, hidden, layers, tokenizer or vision_tokenizer(kind))
+
+
+def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
+    """How a model of this config sees pictures."""
+    with TemporaryDirectory() as folder:
+        processor(config, tokenizer).save_pretrained(folder)
+        rule = rule_of(folder, config)
+    assert rule is not None, "these models see"
+    return rule
+
+
 def save_vision_model(model: Any, folder: Path) -> None:
     """Save `model` with its tokenizer, and how it sees pictures, to a folder."""
     processor(model.config).save_pretrained(folder)
@@ -74,12 +112,17 @@ def save_vision_model(model: Any, folder: Path) -> None:
 
 def processor(config: Any, tokenizer: Any = None) -> Any:
     """transformers' processor of texts and pictures for a model of `vision_model`."""
+    kind = config.model_type
+    return FAMILIES[kind].processor(config, tokenizer or vision_tokenizer(kind))
+
+
+def _patch_processor(config: Any, tokenizer: Any) -> Any:
     from transformers import Qwen2_5_VLProcessor, Qwen3VLProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-    tokenizer, patch = tokenizer or vision_tokenizer(), config.vision_config.patch_size
+    patch = config.vision_config.patch_size
     unit = (2 * patch) ** 2
     images = Qwen2VLImageProcessor(patch_size=patch, merge_size=2, min_pixels=unit, max_pixels=unit * MOST_TOKENS)
     if config.model_type == "qwen3_vl":
@@ -87,24 +130,19 @@ def processor(config: Any, tokenizer: Any = None) -> Any:
     return Qwen2_5_VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
 
 
-def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
-    """How a model of this config sees pictures."""
-    with TemporaryDirectory() as folder:
-        processor(config, tokenizer).save_pretrained(folder)
-        rule = ImageRule.of(folder, config)
-    assert rule is not None, "these models see"
-    return rule
+def _tile_processor(config: Any, tokenizer: Any) -> Any:
+    from transformers import InternVLProcessor
+    from transformers.models.got_ocr2.image_processing_got_ocr2 import GotOcr2ImageProcessor
+    from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
+
+    size = {"height": TILE, "width": TILE}
+    images, films = GotOcr2ImageProcessor(size=size), InternVLVideoProcessor(size=size)
+    return InternVLProcessor(images, tokenizer, films, image_seq_length=config.image_seq_length)
 
 
-def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: Any = None) -> Any:
-    """The configuration of such a model."""
-    from transformers import AutoConfig
-
-    ids = (tokenizer or vision_tokenizer()).get_vocab()
-    heads, head = hidden // 32, 32
-    special = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN}
-    special |= {"vision_end_token_id": END}
-    text: dict[str, Any] = {
+def _text(hidden: int, layers: int, tokenizer: Any) -> dict[str, Any]:
+    ids, heads = tokenizer.get_vocab(), hidden // 32
+    return {
         "vocab_size": len(ids),
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
@@ -117,6 +155,14 @@ def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: A
         "pad_token_id": ids[PAD],
         "bos_token_id": None,
     }
+
+
+def _patch_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
+    from transformers import AutoConfig
+
+    ids, text = tokenizer.get_vocab(), _text(hidden, layers, tokenizer)
+    special = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN}
+    special |= {"vision_end_token_id": END}
     vision: dict[str, Any] = {
         "depth": 2,
         "hidden_size": 64,
@@ -131,7 +177,7 @@ def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: A
     if kind == "qwen2_5_vl":
         vision |= {"window_size": 8 * PATCH[kind], "fullatt_block_indexes": [1]}
     else:
-        text["head_dim"] = head
+        text["head_dim"] = 32
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
     return AutoConfig.for_model(
@@ -141,3 +187,42 @@ def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: A
         tie_word_embeddings=True,
         **{name: ids[token] for name, token in special.items()},
     )
+
+
+def _tile_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
+    from transformers import AutoConfig
+
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "attention_bias": True,
+        "image_size": [TILE, TILE],
+        "patch_size": [14, 14],
+    }
+    return AutoConfig.for_model(
+        kind,
+        text_config={"model_type": "qwen2"} | _text(hidden, layers, tokenizer),
+        vision_config=vision,
+        tie_word_embeddings=True,
+        image_seq_length=TILE_TOKENS,
+        image_token_id=tokenizer.get_vocab()[TILE_IMAGE],
+    )
+
+
+PATCHES = Family(f"{BEGIN}{IMAGE}{END}", (BEGIN, END, IMAGE, VIDEO), {}, _patch_config, _patch_processor)
+TILES = Family(
+    f"{TILE_IMAGE}\n",
+    (TILE_BEGIN, TILE_END, TILE_IMAGE, TILE_VIDEO),
+    {
+        "start_image_token": TILE_BEGIN,
+        "end_image_token": TILE_END,
+        "context_image_token": TILE_IMAGE,
+        "video_token": TILE_VIDEO,
+    },
+    _tile_config,
+    _tile_processor,
+)
+FAMILIES = {"internvl": TILES, "qwen2_5_vl": PATCHES, "qwen3_vl": PATCHES}
+"""By `model_type`."""

@@ -8,10 +8,10 @@ from PIL import Image
 
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.images.rule import ImageRule
+from rlcli.images.patches import PatchRule
 from rlcli.model.io.tiny_vision import processor, vision_model
 
-RULE = ImageRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 18)
+RULE = PatchRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 18)
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000))
@@ -28,15 +28,15 @@ def test_a_fitted_size_stays_as_it_is(width: int, height: int) -> None:
 def test_what_was_prepared_is_what_the_models_processor_sees(size: tuple[int, int]) -> None:
     config = vision_model("qwen2_5_vl").config
     theirs = processor(config)
-    rule = ImageRule(
+    rule = PatchRule(
         9, (9,), 14, 2, 2, 784, 200704, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     )
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
     prepared = rule.prepared(Image.fromarray(noise))
-    patches, grid = rule.patches([prepared])
+    found = rule.inputs([prepared])
     seen = theirs.image_processor([Image.fromarray(prepared)], return_tensors="np")
-    assert np.array_equal(grid, seen["image_grid_thw"])
-    np.testing.assert_allclose(patches, seen["pixel_values"], atol=2e-6)
+    assert np.array_equal(found["image_grid_thw"], seen["image_grid_thw"])
+    np.testing.assert_allclose(found["pixel_values"], seen["pixel_values"], atol=2e-6)
     text = theirs(text="<|image_pad|>", images=[Image.fromarray(prepared)])["input_ids"]
     assert len(np.ravel(text)) == rule.tokens(prepared.shape[1], prepared.shape[0])
 

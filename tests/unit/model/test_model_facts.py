@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlcli.errors import ModelError
-from rlcli.model.io.config import SUPPORTED
+from rlcli.images.kinds import KINDS as SEEING
+from rlcli.model.io.config import SUPPORTED, read_config
 from rlcli.model.io.facts import check_model
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.names import named_weights, stored
@@ -105,6 +106,19 @@ def test_a_config_that_cannot_be_trained_is_refused(model: Path, changes: dict[s
     change_config(model, **changes)
     with pytest.raises(ModelError, match=message):
         check_model(str(model))
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma3", "idefics3", "internvl_chat", "llava", "llava_next", "mllama", "paligemma", "qwen2_vl", "smolvlm"]
+)
+def test_other_models_that_see_pictures_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    # As the hub has it: code of the model's own is not asked for.
+    values = {"model_type": kind, "vision_config": {}, "auto_map": {"AutoConfig": "its_own.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError) as refused:
+        read_config(str(tmp_path))
+    assert f"the architecture '{kind}' is not supported" in refused.value.message
+    assert refused.value.hint == f"of models that see pictures there are {', '.join(SEEING)}"
 
 
 @pytest.mark.parametrize(

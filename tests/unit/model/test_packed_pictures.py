@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
-from rlcli.images.rule import KINDS
+from rlcli.images.kinds import KINDS
+from rlcli.images.patches import PatchRule
+from rlcli.model.io.files import WeightFiles
 from rlcli.model.logprobs import token_log_probs
+from rlcli.model.lora import LoraSpec, add_lora, is_adapter
+from rlcli.model.names import named_weights, tower
 from rlcli.model.packed import PackedBatch, dummy, pack
 from rlcli.model.policy import PolicyModel
+from rlcli.planner.shape import shape_of
 from tests.vision_fixtures import Seen, padded_log_probs, pictures_for, row_of, seeing
 
 CPU = torch.device("cpu")
@@ -31,8 +38,9 @@ def test_packed_equals_padded_with_pictures_and_without(kind: str) -> None:
     sets = [(one,), (one,), (other,), (two, last), ()]
     rows = [row_of(rule, pictures, 3 + number) for number, pictures in enumerate(sets)]
     batch = packed(rule, rows)
-    assert batch.grid is not None
-    assert len(batch.grid) == 4, "a shared prompt's picture is seen once; one that only looks alike by itself"
+    for name, values in rule.inputs([one, other, two, last]).items():
+        same = torch.equal(batch.shown[name], torch.tensor(values))
+        assert same, "a shared prompt's picture is seen once; one that only looks alike by itself"
     policy = policy_of(lm)
     expected = padded_log_probs(lm, rule, rows)
     found = policy(batch).log_probs
@@ -42,11 +50,13 @@ def test_packed_equals_padded_with_pictures_and_without(kind: str) -> None:
     for (name, own), plain in zip(policy.lm.named_parameters(), lm.parameters(), strict=True):
         if plain.grad is not None:
             torch.testing.assert_close(own.grad, plain.grad, rtol=1e-3, atol=1e-4, msg=name)
-    assert any(weight.grad is not None and weight.grad.any() for weight in policy.lm.base_model.visual.parameters())
+    for part in tower(policy.lm):
+        assert any(weight.grad is not None and weight.grad.any() for weight in part.parameters())
 
 
-def test_another_picture_gives_other_log_probs() -> None:
-    lm, rule = seeing("qwen2_5_vl")
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_picture_gives_other_log_probs(kind: str) -> None:
+    lm, rule = seeing(kind)
     one, other = pictures_for(rule, (2, 3), (2, 3))
     found = [policy_of(lm)(packed(rule, [row_of(rule, (picture,), 6)])).log_probs for picture in (one, other)]
     assert (found[0] - found[1]).abs().max() > 0.05
@@ -60,17 +70,55 @@ def test_a_pack_without_pictures_gives_the_tower_a_gradient_of_0(kind: str) -> N
     found = policy(packed(rule, [row])).log_probs
     torch.testing.assert_close(found, padded_log_probs(lm, rule, [row]), rtol=0, atol=5e-6)
     found.sum().backward()
-    tower = dict(policy.lm.base_model.visual.named_parameters())
-    assert all(weight.grad is not None and not weight.grad.any() for weight in tower.values())
+    for weight in (weight for part in tower(policy.lm) for weight in part.parameters()):
+        assert weight.grad is not None
+        assert not weight.grad.any()
     assert policy(dummy(CPU, rule)).log_probs.shape == (0,)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_in_the_decoder_alone(kind: str) -> None:
+    lm, _ = seeing(kind)
+    shape = shape_of(lm.config)
+    assert shape.parameters == sum(weight.numel() for weight in lm.parameters())
+    add_lora(lm, LoraSpec(2, 4.0), "base", meta=False)
+    adapted = [weight.numel() for name, weight in lm.named_parameters() if is_adapter(name)]
+    assert not any(is_adapter(name) for part in tower(lm) for name, _ in part.named_parameters())
+    assert sum(adapted) == shape.layers * shape.adapter_layer_parameters(2, "all-linear")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_read_by_the_names_that_transformers_writes(kind: str, tmp_path: Path) -> None:
+    lm, _ = seeing(kind)
+    lm.save_pretrained(tmp_path)
+    files = WeightFiles.find(str(tmp_path), tied=True, kind=kind)
+    assert files is not None
+    for name, weight in named_weights(lm):
+        assert files.hold(name, weight.shape)
+        assert torch.equal(files.rows(name, 0, len(weight)), weight)
+
+
+def test_tiles_are_seen_beside_either_text_model() -> None:
+    lm, rule = seeing("internvl")
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: getattr(lm.config.text_config, name) for name in names}
+    config = copy.deepcopy(lm.config)
+    config.text_config = AutoConfig.for_model("qwen3", **sizes, intermediate_size=64, head_dim=32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lm = type(lm)(config).eval()
+    one, two = pictures_for(rule, (2, 3), (1, 1))
+    rows = [row_of(rule, pictures, 5) for pictures in ((one,), (one, two), ())]
+    found = policy_of(lm)(packed(rule, rows)).log_probs
+    torch.testing.assert_close(found, padded_log_probs(lm, rule, rows), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, rule in KINDS.items() if rule is PatchRule])
 def test_positions_are_those_of_transformers(kind: str) -> None:
     lm, rule = seeing(kind)
     for sizes in ([(2, 3)], [(4, 1), (1, 4)], [(1, 1), (3, 3), (2, 5)]):
         tokens, _, pictures = row_of(rule, tuple(pictures_for(rule, *sizes)), 4)
-        grid = torch.tensor(rule.patches(pictures)[1])
+        grid = torch.tensor(rule.inputs(pictures)["image_grid_thw"])
         types = torch.tensor(tokens == rule.token).int()[None]
         wanted, _ = lm.base_model.get_rope_index(torch.tensor(tokens).long()[None], types, grid)
         assert np.array_equal(rule.positions(tokens, pictures), wanted[:, 0].numpy())

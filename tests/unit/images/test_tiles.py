@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from rlcli.errors import ModelError
+from rlcli.images.kinds import rule_of
+from rlcli.images.tiles import TileRule
+from rlcli.model.io.config import read_config
+from rlcli.model.io.tiny_vision import TILE, TILE_TOKENS, processor, vision_model
+
+CONFIG = vision_model("internvl").config
+SIZES = [(84, 56), (56, 56), (41, 30), (300, 20), (1000, 700), (7, 7)]
+
+
+def saved(folder: Path, **changes: Any) -> TileRule:
+    theirs = processor(CONFIG)
+    for name, value in changes.items():
+        setattr(theirs.image_processor, name, value)
+    theirs.save_pretrained(folder)
+    rule = rule_of(str(folder), CONFIG)
+    assert isinstance(rule, TileRule)
+    return rule
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("most", [1, 4, 12])
+def test_a_picture_becomes_the_tiles_of_the_models_processor(size: tuple[int, int], most: int, tmp_path: Path) -> None:
+    rule = saved(tmp_path, max_patches=most)
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+    prepared = rule.prepared(Image.fromarray(noise))
+    assert prepared.shape == (*rule.fitted(*size)[::-1], 3)
+    theirs = GotOcr2ImageProcessorPil.from_pretrained(tmp_path, crop_to_patches=True)
+    seen = theirs([Image.fromarray(noise)], return_tensors="np")
+    assert np.array_equal(rule.inputs([prepared])["pixel_values"], seen["pixel_values"])
+    text = processor(CONFIG)
+    text.image_processor.max_patches = most
+    given = text(text="a<IMG_CONTEXT>b", images=[Image.fromarray(noise)])["input_ids"]
+    ids = text.tokenizer("a<IMG_CONTEXT>b")["input_ids"]
+    assert np.ravel(given).tolist() == rule.expanded(ids, [rule.fitted(*size)])
+
+
+def test_ids_with_the_tokens_of_tiles_and_back(tmp_path: Path) -> None:
+    rule = saved(tmp_path)
+    pictures = [np.zeros((TILE * tiles, TILE, 3), np.uint8) for tiles in (1, 3)]
+    placed = [[rule.begin, *[rule.token] * (TILE_TOKENS * tiles), rule.end] for tiles in (1, 3)]
+    whole = rule.expanded([20, rule.token, rule.token, 21], [(TILE, len(one)) for one in pictures])
+    assert whole == [20, *placed[0], *placed[1], 21]
+    assert rule.collapsed(np.array(whole), pictures).tolist() == [20, rule.token, rule.token, 21]
+    assert rule.positions(np.array(whole), pictures).tolist() == [*range(len(whole))]
+
+
+def test_files_that_disagree_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="its tiles have 28 x 28 pixels, and its tower reads"):
+        saved(tmp_path, size={"height": 28, "width": 28})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vision_feature_layer": -2}, "does not read the tower's last layer"),
+        ({"text_config": {"model_type": "llama"}}, "its text model 'llama' is not supported beside a tower"),
+    ],
+)
+def test_what_vllm_does_not_compute_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    config = type(CONFIG)(**copy.deepcopy(CONFIG.to_dict()) | changes)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        read_config(str(tmp_path))
