@@ -87,10 +87,11 @@ class Shapes(Lessons):
 
 def tokenizer_for(texts: Sequence[str]) -> Any:
     """A byte-level BPE whose merges make one token of each word in `texts`."""
-    from rlcli.model.io.tiny_vision import CHAT_TEMPLATE, vision_tokenizer
+    from rlcli.model.io.tiny_vision import vision_tokenizer
 
-    tokenizer = vision_tokenizer().train_new_from_iterator(texts, VOCABULARY, show_progress=False)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    letters = vision_tokenizer(KIND)
+    tokenizer = letters.train_new_from_iterator(texts, VOCABULARY, show_progress=False)
+    tokenizer.chat_template = letters.chat_template
     tokenizer.add_tokens(MARKERS)  # no special tokens, which the verifier would not see
     return tokenizer
 

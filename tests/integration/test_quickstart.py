@@ -42,3 +42,12 @@ def test_conversations_are_trained_and_one_is_shown_before_and_after(cli: Cli, t
     before, after = shown.index("before: reward"), shown.index("after 2 steps: reward")
     assert "*" in shown[before:after], "a product is asked for"
     assert before < after < shown.index("pass@1 (greedy)") < shown.index("rlcli env try calculator")
+
+
+@pytest.mark.exhaustive  # scripts/proofs/quickstart_tasks.py, three seeds
+def test_shapes_are_counted_after_looking(cli: Cli, tmp_path: Path) -> None:
+    words = ("quickstart", "--task", "shapes", "--cache", tmp_path / "cache", "--out", tmp_path / "run", "--json")
+    result = json.loads(cli(*words, "--steps", "20", timeout=600).stdout)
+    before, after = (result["evaluations"][step]["pass"]["pass@1"]["mean"] for step in ("0", "20"))
+    assert before < 0.5
+    assert after > 0.85

@@ -24,7 +24,6 @@ CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 MAX_SEED = (1 << 32) - 1
 
 TaskName = Literal["sums", "tools", "guess", "shapes"]
-SHAPES = {"kinds": "count", "cells": 2, "cell": 32}
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def _prepare_data(task: TaskName, folder: Path, seed: int) -> Path | None:
     if task == "tools":
         splits = products(seed)
     elif task == "shapes":
-        splits = prepare(converter_named("shapes"), ConvertOptions(seed=seed, **SHAPES)).splits
+        splits = prepare(converter_named("shapes"), ConvertOptions(seed=seed, kinds="count", cells=2, cell=32)).splits
     else:
         splits = prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits
     for split, prompts in splits.items():
