@@ -51,6 +51,7 @@ TASKS = (
         "quickstart",
         "quickstart-tools",
         "quickstart-guess",
+        "quickstart-shapes",
         "grpo-gsm8k-0.5b",
         "grpo-lora-gsm8k-1.5b",
         "ppo-gsm8k-0.5b",
