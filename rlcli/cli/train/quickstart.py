@@ -24,6 +24,10 @@ CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 MAX_SEED = (1 << 32) - 1
 
 TaskName = Literal["sums", "tools", "guess", "shapes"]
+TaskOption = Annotated[
+    TaskName,
+    typer.Option(help="To learn to work sums, use a tool, guess a number by asking, or count shapes in a picture."),
+]
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,7 @@ TASKS: dict[str, Task] = {
 
 
 def quickstart(
-    task: Annotated[
-        TaskName,
-        typer.Option(
-            help="To learn to work sums, to use a tool, to guess a number by asking, or to count shapes in a picture."
-        ),
-    ] = "sums",
+    task: TaskOption = "sums",
     out: Annotated[Path | None, typer.Option(help="Folder for data and run (default: runs/quickstart-N).")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the data, the warm start and the run.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: up to 2, one a core).")] = None,
