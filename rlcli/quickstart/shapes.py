@@ -31,7 +31,8 @@ class Shapes(Lessons):
     """Lessons from `data`, the output of `rlcli prep shapes --kinds count`. Raises `DataError` if it has no train
     split."""
 
-    steps = 800
+    steps = 1000
+    lr = 1e-3
 
     def __init__(self, data: str | Path) -> None:
         self.prompts: Sequence[Prompt] = list(read_prompts(data, "train"))

@@ -27,7 +27,6 @@ SIZES = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}
 RECIPE: dict[str, Any] = {
     "version": 2,  # raise it when the code below changes the result
     "batch": 32,
-    "lr": 3e-3,
     "final_lr_fraction": 0.1,
     "warmup_steps": 20,
     "betas": [0.9, 0.95],
@@ -60,9 +59,10 @@ class WarmStart:
 
 
 class Lessons(Protocol):
-    """What a warm start learns from. steps: how many, by default."""
+    """What a warm start learns from. steps: how many, by default. lr: the highest learning rate."""
 
     steps: int
+    lr: float = 3e-3
 
     def key(self) -> Any:
         """Everything that shapes the demonstrations, as JSON. Raises `DataError` for unsuitable data."""
@@ -121,7 +121,7 @@ def _writable(path: Path) -> None:
 
 
 def _key(lessons: Lessons, seed: int, steps: int) -> str:
-    shape = json.dumps([SIZES, RECIPE, seed, steps, lessons.key()], sort_keys=True)
+    shape = json.dumps([SIZES, {**RECIPE, "lr": lessons.lr}, seed, steps, lessons.key()], sort_keys=True)
     return hashlib.sha256(shape.encode()).hexdigest()[:16]
 
 
@@ -146,7 +146,7 @@ def warmed_up(
         )
         for step in range(steps):
             for group in optimizer.param_groups:
-                group["lr"] = _lr(step, steps)
+                group["lr"] = lessons.lr * _schedule(step, steps)
             batches = batches_of(rng, RECIPE["batch"], step / steps)
             tokens = sum(int((batch.labels != IGNORED).sum()) for batch in batches)
             loss = sum(_summed_loss(model, batch) for batch in batches) / tokens
@@ -179,10 +179,10 @@ def _summed_loss(model: Any, batch: Batch) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[answers]), labels[answers], reduction="sum")
 
 
-def _lr(step: int, steps: int) -> float:
+def _schedule(step: int, steps: int) -> float:
     rising = min(1.0, (step + 1) / RECIPE["warmup_steps"])
     falling = max(RECIPE["final_lr_fraction"], 1 - step / steps)
-    return float(RECIPE["lr"] * rising * falling)
+    return float(rising * falling)
 
 
 @contextmanager
