@@ -108,8 +108,7 @@ class FsdpBackend:
         self.replicated = place.dims.replicate > 1
         self.ranks = place.ranks
         if trained:
-            betas = (train.beta1, train.beta2)
-            self.optimizer = build_optimizer(model, lr=0.0, betas=betas, weight_decay=train.weight_decay)
+            self.optimizer = build_optimizer(model, lr=0.0, betas=train.betas, weight_decay=train.weight_decay)
             self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
             self.copies = CopyCheck(model, place.mesh)
             self.expert_load = Load(model)

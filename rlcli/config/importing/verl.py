@@ -106,8 +106,7 @@ def _optimizer(read: Reading) -> None:
         read.direct({clip: ("train.max_grad_norm", float)})
     betas = read(f"{OPTIM}.betas")
     if isinstance(betas, list) and len(betas) == 2 and None not in map(number_of, betas):
-        read.map(f"{OPTIM}.betas", "train.beta1", float(betas[0]))
-        read.map(f"{OPTIM}.betas", "train.beta2", float(betas[1]))
+        read.map(f"{OPTIM}.betas", "train.betas", [float(beta) for beta in betas])
     ratio, steps = read.number(f"{OPTIM}.lr_warmup_steps_ratio") or 0, read.number("trainer.total_training_steps")
     warmup = read.number(f"{OPTIM}.lr_warmup_steps") or 0
     if warmup > 0:

@@ -122,7 +122,7 @@ def test_a_yaml_of_ppo_with_adaptive_kl_and_bypass(tmp_path: Path) -> None:
         "algorithm.options.correction_low": 0.5,  # 0.25_2.0 bounds μ / π
         "algorithm.options.correction_high": 4.0,
         "algorithm.aggregation": "seq-mean-token-mean",
-        "train.beta2": 0.95,
+        "train.betas": [0.9, 0.95],
         "lora.targets": "q_proj,v_proj",
         "verifier.name": "rewards/gsm8k.py:score",
         "checkpoint.every": 0,
