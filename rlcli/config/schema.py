@@ -48,6 +48,12 @@ class Model(Section):
         default=False,
         description="Compile the layers with torch, on GPUs: slower start, faster updates.",
     )
+    freeze: tuple[Literal["vision", "encoder", "projector"], ...] = Field(
+        default=(),
+        description="Parts of a model that sees pictures that do not train. vision: the tower with its projector, as "
+        "freeze_vision_tower of verl; encoder: the tower without it; projector: the layers from the tower's width to "
+        "the decoder's.",
+    )
 
 
 class WeightedPath(Section):

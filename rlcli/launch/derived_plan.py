@@ -126,7 +126,8 @@ def _mix_rows(prepared: Prepared) -> dict[str, str]:
 def _trained(prepared: Prepared) -> str:
     lora = prepared.config.lora
     if not lora.rank:
-        return "all weights"
+        frozen = prepared.config.model.freeze
+        return "all weights" + (f" but {' and '.join(frozen)} (model.freeze)" if frozen else "")
     how = "added to the engine's weights" if prepared.dtype == "float32" else "sent to the engine separately"
     return f"LoRA of rank {lora.rank} on {lora.targets}, {how}"
 

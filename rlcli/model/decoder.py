@@ -22,7 +22,8 @@ class Decoder(nn.Module):
 
     lm: the model, set to the attention `rlcli_packed`. dtype: of computation, export and weight sync. source: the
     folder or hub id it came from. context: the ranks that divide each pack's tokens, if any do. replay: has packs go
-    through the experts of their routes, if that is wanted.
+    through the experts of their routes, if that is wanted. frozen: names of the parameters that do not train although
+    they are the model's own (`model.freeze`).
     """
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
@@ -33,6 +34,7 @@ class Decoder(nn.Module):
         self.source = source
         self.context: ContextGroup | None = None
         self.replay: Replay | None = None
+        self.frozen: frozenset[str] = frozenset()
 
     def own(self, batch: PackedBatch) -> PackedBatch | Run:
         """What this rank computes of a pack: all, or a run of its tokens."""

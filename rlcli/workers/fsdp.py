@@ -85,7 +85,7 @@ class FsdpLoader:
         how = {**self.how, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
         if kind == "value":
             return FsdpBackend(loading.load_value(path, **how), self.config, self.place)
-        model = loading.load_policy(path, lora=lora, trainable=trained, **how)
+        model = loading.load_policy(path, lora=lora, frozen=config.freeze, trainable=trained, **how)
         model.float_head = config.head_dtype == "float32"
         model.replay = Replay(model) if replays else None
         return FsdpBackend(model, self.config, self.place, trained)

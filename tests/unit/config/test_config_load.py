@@ -89,6 +89,7 @@ def test_a_set_value_takes_the_type_of_its_key(text: str, value: object) -> None
         ("train.steps=2.5", ["train.steps = 2.5", "a whole number ≥ 1"]),
         ("train.steps=true", ["train.steps = true", "a whole number ≥ 1"]),
         ("train.steps=1\nlr=2", ["train.steps = ", "a whole number ≥ 1"]),
+        ("model.freeze=tower", ['model.freeze = ["tower"]', "each one of vision, encoder, projector"]),
         ("train.betas=0.9,1.0", ["train.betas = [0.9, 1.0]", "two numbers ≥ 0 and < 1"]),
         ("data.shuffle=maybe", ['data.shuffle = "maybe"', "true or false"]),
         ("model.dtype=fp8", ['model.dtype = "fp8"', "one of auto, float32, bfloat16"]),
