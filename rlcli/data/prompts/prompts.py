@@ -16,7 +16,7 @@ from rlcli.data.prompts.chat_template import in_parts, render
 from rlcli.data.prompts.parallel_map import spread
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.errors import DataError, ModelError
-from rlcli.images.decoding import decode
+from rlcli.images.decoding import decode, decoded_size, size_of
 from rlcli.images.rows import BadImage
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
@@ -25,6 +25,8 @@ TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 64
 """Prompts, and prompts that may have pictures, megabytes each."""
 MANY, CHUNK = 50_000, 4096
 """From this many prompts on, separate processes tokenize them, in chunks of this size."""
+Measured = Callable[[bytes], tuple[int, int]]
+"""Width and height of an encoded picture; raises `BadImage`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,10 +198,14 @@ def load_tokenizer(path: str) -> Any:
 
 
 def prompt_lengths(
-    prompts: Sequence[Prompt], tokenizer: Any, on_progress: Callable[[int, int], None] = lambda done, total: None
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    rule: ImageRule | None = None,
 ) -> list[int]:
-    """The tokens of each prompt, with the chat template applied and the assistant's turn opened."""
-    ids, _ = _encoded(prompts, tokenizer, "", on_progress)
+    """The tokens of each prompt, with the chat template applied and the assistant's turn opened. rule: how the model
+    sees pictures, if it does: of these only the headers are read. 0 for a prompt whose pictures cannot be shown."""
+    ids, _ = _encoded(prompts, tokenizer, "", on_progress, rule, size_of)
     lengths: list[int] = ids.lengths.tolist()
     return lengths
 
@@ -224,13 +230,14 @@ def _encoded(
     response: str,
     on_progress: Callable[[int, int], None],
     rule: ImageRule | None = None,
+    measured: Measured = decoded_size,
 ) -> tuple[Ragged, Ragged]:
     """The token ids of all prompts, none for one whose pictures cannot be shown, and of the responses if they are
     requested."""
     if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
-    encode = partial(_encode_some, tokenizer, response, rule)
+    encode = partial(_encode_some, tokenizer, response, rule, measured)
     at_once = TOKENIZE_AT_ONCE if rule is None else PICTURED_AT_ONCE
     chunks = _chunks(prompts, CHUNK if many else at_once)
     found: list[tuple[Ragged, Ragged]] = []
@@ -243,7 +250,7 @@ def _encoded(
 
 
 def _encode_some(
-    tokenizer: Any, response: str, rule: ImageRule | None, prompts: Sequence[Prompt]
+    tokenizer: Any, response: str, rule: ImageRule | None, measured: Measured, prompts: Sequence[Prompt]
 ) -> tuple[Ragged, Ragged]:
     some = list(prompts)
     shown = [prompt.messages if rule is None else in_parts(prompt) for prompt in some]
@@ -252,12 +259,12 @@ def _encode_some(
     ]
     ids = _encode(tokenizer, texts)
     if rule is not None and any(prompt.images for prompt in some):
-        ids = Ragged.of([_seen(rule, prompt, ids.row(row)) for row, prompt in enumerate(some)])
+        ids = Ragged.of([_seen(rule, measured, prompt, ids.row(row)) for row, prompt in enumerate(some)])
     answers = [_response(prompt, response) for prompt in some] if response else []
     return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
 
 
-def _seen(rule: ImageRule, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
+def _seen(rule: ImageRule, measured: Measured, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
     """The ids with a token for each patch of the prompt's pictures; none if one of these cannot be shown."""
     given: list[int] = ids.tolist()
     if not prompt.images:
@@ -268,7 +275,7 @@ def _seen(rule: ImageRule, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
             "put the model's own chat_template.jinja into its folder",
         )
     try:
-        sizes = [rule.fitted(*decode(one).size) for one in prompt.images]
+        sizes = [rule.fitted(*measured(one)) for one in prompt.images]
     except BadImage:
         return []
     return rule.expanded(given, sizes)
