@@ -56,7 +56,8 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 def decoded_size(data: bytes) -> tuple[int, int]:
     """As `size_of`, once the picture is decoded. Raises `BadImage` like `decode`."""
-    return decode(data).size
+    size: tuple[int, int] = decode(data).size
+    return size
 
 
 def _opened(data: bytes) -> Any:

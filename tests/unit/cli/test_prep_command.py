@@ -301,7 +301,7 @@ def test_tokens_of_pictures_are_counted_as_the_model_sees_them(tmp_path: Path) -
     tokenized = TokenizedPrompts.tokenize(prompts, load_tokenizer(str(seeing)), 10_000, rule=image_rule(str(seeing)))
     lengths = np.diff(tokenized.offsets)
     most = int(np.sort(lengths)[5])
-    done = made(*shapes, "--out", tmp_path / "some", "--max-prompt-tokens", most, "--tokenizer", seeing)
+    done = made(*shapes, "--out", tmp_path / "some", "--max-prompt-tokens", str(most), "--tokenizer", seeing)
     assert len(read_prompts(tmp_path / "some", "train")) == (lengths <= most).sum() < 12
     note = done["steps"][1]["note"]
     assert note.startswith("12 pictures counted as ")
