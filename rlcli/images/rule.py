@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 """`model_type`s of vision-language models whose packed log-probs are tested against their own padded forward pass."""
+PROJECTOR = ("merger", "deepstack_merger_list")
+"""Modules of their towers that bring what these see to the width of the decoder."""
 
 
 @dataclass(frozen=True)

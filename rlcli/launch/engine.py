@@ -88,7 +88,7 @@ def check_images(
     """The most pictures that a row has. Raises `RlcliError` for pictures or `model.freeze` with a model that sees none,
     and for what cannot be done with one that does. kind: the model's `model_type`. rule: how it sees pictures, if it
     does."""
-    most = max(map(pictures_of, sets), default=0)
+    most = max((int(pictures_of(some).max(initial=0)) for some in sets), default=0)
     if train:
         check_frozen(config, sees=rule is not None)
     if rule is None:

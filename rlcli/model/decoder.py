@@ -74,7 +74,8 @@ def seen(batch: PackedBatch) -> dict[str, Tensor]:
     """The pictures of a pack, as arguments of a model that sees them."""
     if batch.patches is None or batch.grid is None:
         return {}
-    return {"pixel_values": batch.patches, "image_grid_thw": batch.grid}
+    # Those of all a step's micro-batches together would take gigabytes on a device.
+    return {"pixel_values": batch.patches.to(batch.grid.device), "image_grid_thw": batch.grid}
 
 
 def blocks(lm: Any) -> Iterator[nn.Module]:

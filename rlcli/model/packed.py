@@ -18,16 +18,16 @@ from rlcli.model.attention import Segments
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """S sequences of T tokens in total, of which the policy drew R. All tensors are on one device.
+    """S sequences of T tokens in total, of which the policy drew R. All tensors but `patches` are on one device.
 
     input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment, or [3, T] if the model sees pictures;
     segments: the sequences, or their branches, which do not see each other;
     response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
     other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int16:
-    the experts that the engine chose, -1 where that is unknown; None if nothing is. patches [P, F] float32, grid
-    [pictures, 3] int64: what the model sees of the pictures (`ImageRule.patches`), each where its tokens are stored.
-    never: ids that no policy draws, int64, if there are any.
+    the experts that the engine chose, -1 where that is unknown; None if nothing is. patches [P, F] float32, on the CPU
+    until the pass, and grid [pictures, 3] int64: what the model sees of the pictures (`ImageRule.patches`), each where
+    its tokens are stored. never: ids that no policy draws, int64, if there are any.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -123,7 +123,7 @@ def pack(
         routes=None
         if all(one is None for one in routes)
         else torch.from_numpy(_packed_routes(routes, lengths)[first]).to(device),
-        patches=None if patches is None else torch.from_numpy(patches).to(device),
+        patches=None if patches is None else torch.from_numpy(patches),
         grid=None if grid is None else tensor(grid),
         never=None if rule is None else tensor(np.array(rule.never)),
     )

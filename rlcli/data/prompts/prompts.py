@@ -106,6 +106,7 @@ class TokenizedPrompts:
         response: str = "",
         max_response_tokens: int = 0,
         rule: ImageRule | None = None,
+        measured: Measured = decoded_size,
     ) -> TokenizedPrompts:
         """Apply the tokenizer's chat template to each prompt, once, on all cores for many prompts;
         `on_progress(done, all)` is called now and then.
@@ -117,15 +118,15 @@ class TokenizedPrompts:
         write; Llama's trims the text; Qwen3's puts an empty <think> block before a text that has none; and with the
         base models of Qwen the end is <|endoftext|>, while the template closes the turn with <|im_end|>.
 
-        rule: how the model sees pictures, if it does: each is decoded once to know that it can be, and has a token for
-        each of its patches.
+        rule: how the model sees pictures, if it does: each has as many tokens as its size gives. measured: gives that
+        size; by default each is decoded once, to know that it can be, and with `size_of` only its header is read.
 
         Raises `ModelError` if there is no chat template, it refuses a prompt, or the tokenizer has no end of
         sequence; `DataError` if a row has no response, no row is short enough or none can be shown.
         """
         _check(tokenizer, with_end=bool(response))
         assert not response or max_response_tokens > 0, "responses need a limit of their length"
-        ids, answers = _encoded(prompts, tokenizer, response, on_progress, rule)
+        ids, answers = _encoded(prompts, tokenizer, response, on_progress, rule, measured)
         shown = np.flatnonzero(ids.lengths)
         if not len(shown):
             raise DataError(f"data: none of {len(prompts)} rows has pictures that can be shown: {_first_bad(prompts)}")
@@ -171,6 +172,11 @@ class TokenizedPrompts:
         """As `tokens`, without those that stand for pictures."""
         tokens = self.tokens(i)
         return tokens[~np.isin(tokens, self.rule.never)] if self.rule is not None else tokens
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens that stand for pictures, of all prompts together."""
+        return 0 if self.rule is None else int((self.flat == self.rule.token).sum())
 
     def longest(self) -> int:
         """The index of the longest prompt, the first in case of a tie."""

@@ -417,14 +417,19 @@ def _are_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(not isinstance(message["content"], str) for message in messages)
 
 
-def pictures_of(prompts: Sequence[Prompt]) -> int:
-    """The most pictures that one of the prompts has."""
-    if isinstance(prompts, PromptTable):
-        counts = image_counts(prompts.table.column(IMAGES)).take(prompts.places) if prompts.has_images else []
-        return max((count.as_py() for count in counts), default=0)
+def pictures_of(prompts: Sequence[Prompt]) -> np.ndarray:
+    """int64 `[prompts]`: how many pictures each has."""
+    import numpy as np
+
+    counts: np.ndarray
     if isinstance(prompts, JoinedPrompts):
-        return max(map(pictures_of, prompts.parts), default=0)
-    return max((len(prompt.images) for prompt in prompts), default=0)
+        counts = np.concatenate([np.zeros(0, np.int64), *map(pictures_of, prompts.parts)])
+    elif isinstance(prompts, PromptTable):
+        every = image_counts(prompts.table.column(IMAGES)).to_numpy() if prompts.has_images else None
+        counts = np.zeros(len(prompts), np.int64) if every is None else every[prompts.places].astype(np.int64)
+    else:
+        counts = np.fromiter((len(prompt.images) for prompt in prompts), np.int64, len(prompts))
+    return counts
 
 
 def _is_verls(style: str) -> bool:

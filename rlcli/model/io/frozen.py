@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-PROJECTOR = ("merger", "deepstack_merger_list")
-"""Modules of a tower that bring what it sees to the width of the decoder."""
+from rlcli.images.rule import PROJECTOR
 
 
 def freeze(lm: Any, parts: Collection[str], dtype: torch.dtype) -> list[str]:

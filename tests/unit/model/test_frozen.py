@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from rlcli.images.rule import KINDS
-from rlcli.model.io.frozen import PROJECTOR
+from rlcli.images.rule import KINDS, PROJECTOR
 from rlcli.model.io.loading import load_policy
 from rlcli.model.io.state import copied, load_state, save_state, trained_state
 from rlcli.model.io.tiny_vision import save_vision_model
