@@ -21,7 +21,7 @@ from rlcli.images.rows import BadImage
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
-TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 64
+TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 16
 """Prompts, and prompts that may have pictures, megabytes each."""
 MANY, CHUNK = 50_000, 4096
 """From this many prompts on, separate processes tokenize them, in chunks of this size."""
@@ -160,7 +160,9 @@ class TokenizedPrompts:
         found = hashlib.blake2b(digest_size=16)
         for array in (self.flat, self.offsets, self.response_flat, self.response_offsets):
             found.update(np.ascontiguousarray(array).data)
-        for text in spread(_written, _chunks(self.prompts)) if _are_many(self.prompts) else map(_text, self.prompts):
+        chunk = CHUNK if self.rule is None else PICTURED_AT_ONCE
+        many = _are_many(self.prompts)
+        for text in spread(_written, _chunks(self.prompts, chunk)) if many else map(_text, self.prompts):
             found.update(text)
         return found.hexdigest()
 
@@ -244,8 +246,7 @@ def _encoded(
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
     encode = partial(_encode_some, tokenizer, response, rule, measured)
-    at_once = TOKENIZE_AT_ONCE if rule is None else PICTURED_AT_ONCE
-    chunks = _chunks(prompts, CHUNK if many else at_once)
+    chunks = _chunks(prompts, PICTURED_AT_ONCE if rule is not None else CHUNK if many else TOKENIZE_AT_ONCE)
     found: list[tuple[Ragged, Ragged]] = []
     done = 0
     for ids, answers in spread(encode, chunks) if many else map(encode, chunks):
@@ -311,7 +312,7 @@ def _are_many(prompts: Sequence[Prompt]) -> bool:
     return len(prompts) >= MANY and len(os.sched_getaffinity(0)) > 1
 
 
-def _chunks(prompts: Sequence[Prompt], size: int = CHUNK) -> list[Sequence[Prompt]]:
+def _chunks(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
     return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
