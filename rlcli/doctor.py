@@ -66,6 +66,8 @@ def diagnose() -> list[Finding]:
         check_transformers,
         check_vllm,
         check_ray,
+        check_pictures,
+        check_torchvision,
         check_sandbox,
         check_trackers,
         lambda: check_disk("disk (runs)", Path.cwd() / "runs"),
@@ -163,6 +165,44 @@ def check_ray() -> Finding:
     """Ray imports."""
     found = imported("ray", "import ray; report(version=ray.__version__)")
     return found if isinstance(found, Finding) else Finding("ray", Status.PASS, found["version"])
+
+
+def check_pictures() -> Finding:
+    """Pillow decodes the formats that pictures in datasets mostly have."""
+    name, formats = "pictures (pillow)", {"zlib": "PNG", "jpg": "JPEG", "webp": "WebP"}
+    again = "pip install --force-reinstall 'pillow>=11.3': its wheels decode all formats"
+    if missing("PIL"):
+        return Finding(name, Status.WARN, "not installed: no pictures in datasets", "pip install 'pillow>=11.3'")
+    found, detail = probe(
+        "import PIL; from PIL import Image, features; "
+        f"report(version=PIL.__version__, lacks=[one for one in {list(formats)} if not features.check(one)])"
+    )
+    if found is None:
+        return Finding(name, Status.WARN, f"does not import: {detail}", again)
+    if lacks := ", ".join(formats[one] for one in found["lacks"]):
+        return Finding(name, Status.WARN, f"{found['version']} decodes no {lacks}", again)
+    return Finding(name, Status.PASS, f"{found['version']}, decodes {', '.join(formats.values())}")
+
+
+def check_torchvision() -> Finding:
+    """torchvision loads beside this torch and resizes a picture: vLLM needs it for models that see them."""
+    name = "pictures (vision)"
+    if missing("torch"):
+        return Finding(name, Status.WARN, ABSENT, INSTALL)
+    build = "pip install --no-deps torchvision in the build for this torch"
+    if missing("torchvision"):
+        detail = "torchvision is not installed: no models that see pictures"
+        return Finding(name, Status.WARN, detail, f"in a checkout: scripts/env; elsewhere {build}")
+    found, detail = probe(
+        "import torch, torchvision; from torchvision.transforms.v2 import functional; "
+        "functional.resize(torch.zeros(3, 4, 4, dtype=torch.uint8), [2, 2]); report(version=torchvision.__version__)"
+    )
+    if found is not None:
+        return Finding(name, Status.PASS, f"torchvision {found['version']}")
+    if "operator torchvision::" in detail:  # PyPI's build wants CUDA
+        hint = f"in a checkout: scripts/env, which makes it load; elsewhere {build} (PyTorch's index of CPU builds)"
+        return Finding(name, Status.WARN, f"torchvision does not load beside a torch without CUDA: {detail}", hint)
+    return Finding(name, Status.WARN, f"torchvision does not load: {detail}", f"{build}, or pip uninstall torchvision")
 
 
 def check_sandbox() -> Finding:

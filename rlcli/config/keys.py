@@ -27,6 +27,8 @@ RENAMED = {
     "cluster.replicate": "parallel.replicate",
 }
 """Old key → new key. An old one works for one release, with a warning."""
+JOINED = {"train.beta1": ("train.betas", 0), "train.beta2": ("train.betas", 1)}
+"""Old key → the list that has its value now, and its place there; for one release, too."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,27 @@ def keys() -> dict[str, Key]:
 
 def current(name: str, origin: str) -> str:
     """The current name of a key; warns if `name`, of `origin`, is an old one."""
-    if name not in RENAMED:
+    if name not in RENAMED and name not in JOINED:
         return name
-    text = f"the key {name} ({origin}) is now called {RENAMED[name]}; the next release refuses the old name"
+    now = RENAMED[name] if name in RENAMED else f"a part of {JOINED[name][0]}"
+    text = (
+        f"the key {name} ({origin}) is now {'called ' * (name in RENAMED)}{now}; the next release refuses the old name"
+    )
     warnings.warn(text, RenamedKey, stacklevel=2)
-    return RENAMED[name]
+    return RENAMED.get(name, name)
+
+
+def put(values: dict[str, Any], name: str, value: Any) -> str:
+    """Set a key's value in `values`, of a list that an old key is a part of only that part. Returns the name under
+    which it is there."""
+    if name not in JOINED:
+        values[name] = value
+        return name
+    whole, place = JOINED[name]
+    parts = list(values.get(whole, keys()[whole].default))
+    parts[place : place + 1] = [value]
+    values[whole] = parts
+    return whole
 
 
 def find(name: str) -> Key | None:
@@ -88,6 +106,9 @@ def find(name: str) -> Key | None:
         numbers = table.rule == TABLE
         rule, kind = ("a number", "number") if numbers else ("text, a number, true or false", "any")
         return Key(name, rule, None, table.description, kind, False)
+    if name in JOINED:
+        whole = keys()[JOINED[name][0]]
+        return Key(name, "a number", None, whole.description, "number", False)
     return keys().get(name)
 
 

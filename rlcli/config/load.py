@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlcli.config.keys import UNSET, Key, current, find, keys, unknown_key
+from rlcli.config.keys import UNSET, Key, current, find, keys, put, unknown_key
 from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.rules import broken
 from rlcli.config.schema import RunConfig
@@ -75,14 +76,14 @@ def layered(
     """The recipe, and value and origin of each key that a layer of `resolve` sets, before any rule is checked."""
     loaded = load(recipe)
     names = {key: current(key, f"recipe {origin}") for key, origin in loaded.origins.items()}
-    values = {names[key]: value for key, value in loaded.values.items()}
-    origins = {names[key]: f"recipe {origin}" for key, origin in loaded.origins.items()}
+    values: dict[str, Any] = {}
+    origins = {put(values, names[key], value): f"recipe {loaded.origins[key]}" for key, value in loaded.values.items()}
     for key, value in (flags or {}).items():
         if value is not None:
             values[key], origins[key] = value, f"flag {FLAGS.get(key, key)}"
     for text in sets:
         key, value = _parse_set(text)
-        values[key], origins[key] = value, "--set"
+        origins[put(values, key, value)] = "--set"
     for key in values:
         if find(key) is None:
             raise unknown_key(key, origins[key])
@@ -156,9 +157,15 @@ def _parse_value(key: Key, text: str) -> Any:
     if key.kind == "boolean" and text.lower() in ("true", "false"):
         return text.lower() == "true"
     if key.kind == "array" and isinstance(value, str):
-        items = [item.strip() for item in value.split(",") if item.strip()]
-        return [int(item) if item.isdecimal() else item for item in items]
+        return [_number(item.strip()) for item in value.split(",") if item.strip()]
     return [value] if key.kind == "array" and isinstance(value, int) else value
+
+
+def _number(text: str) -> int | float | str:
+    """An item of a list, as a number if it is one."""
+    if text.isdecimal():
+        return int(text)
+    return float(text) if re.fullmatch(r"\d*\.\d+", text, re.ASCII) else text
 
 
 def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:

@@ -42,6 +42,7 @@ def without_effect(config: RunConfig) -> list[str]:
         ("environment", "eval_rows", bool(config.evaluation.data), "evaluation.data has the rows"),
         ("rollout", "servers servers_folder", config.rollout.engine != "server", "rollout.engine is not server"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
+        ("model", "freeze", bool(config.lora.rank), "an adapter leaves what sees pictures as it is"),
         ("dynamic_sampling", "low high", config.dynamic_sampling.keep != "accuracy", "keep is not accuracy"),
         ("dynamic_sampling", "max_batches oversample", config.dynamic_sampling.keep == "all", "keep = all"),
         ("tracking", "token_samples", not config.tracking.save_samples, "tracking.save_samples = false"),

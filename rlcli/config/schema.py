@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Checkpointing = Annotated[
     bool | Literal["offload"], WithJsonSchema({"type": "boolean", "rule": "true, false or offload"})
@@ -46,6 +47,12 @@ class Model(Section):
     compile: bool = Field(
         default=False,
         description="Compile the layers with torch, on GPUs: slower start, faster updates.",
+    )
+    freeze: tuple[Literal["vision", "encoder", "projector"], ...] = Field(
+        default=(),
+        description="Parts of a model that sees pictures that do not train. vision: the tower with its projector, as "
+        "freeze_vision_tower of verl; encoder: the tower without it; projector: the layers from the tower's width to "
+        "the decoder's.",
     )
 
 
@@ -443,8 +450,11 @@ class Train(Section):
     passes: Positive = Field(default=1, description="Passes over a step's samples.")
     tokens_per_microbatch: Positive = Field(default=8192, description="Maximum tokens per forward pass of a worker.")
     lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate (AdamW).")
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.9, description="AdamW β1.")
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.999, description="AdamW β2.")
+    betas: tuple[Beta, Beta] = Field(
+        default=(0.9, 0.999),
+        json_schema_extra={"rule": "two numbers ≥ 0 and < 1"},
+        description="AdamW β1 and β2.",
+    )
     weight_decay: NonNegativeFloat = Field(default=0.0, description="AdamW weight decay.")
     warmup_steps: NonNegativeInt = Field(default=0, description="Steps over which the learning rate rises from 0.")
     schedule: Literal["constant", "linear", "cosine"] = Field(

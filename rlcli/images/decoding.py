@@ -54,6 +54,12 @@ def size_of(data: bytes) -> tuple[int, int]:
     return (height, width) if _orientation(image) >= 5 else (width, height)
 
 
+def decoded_size(data: bytes) -> tuple[int, int]:
+    """As `size_of`, once the picture is decoded. Raises `BadImage` like `decode`."""
+    size: tuple[int, int] = decode(data).size
+    return size
+
+
 def _opened(data: bytes) -> Any:
     """The picture with its header read and checked."""
     from PIL import Image

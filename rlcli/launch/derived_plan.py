@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.mixture import shares
-from rlcli.data.prompts.table import JoinedPrompts
+from rlcli.data.prompts.table import JoinedPrompts, pictures_of
 from rlcli.launch.preflight import Prepared
 
 if TYPE_CHECKING:
@@ -107,7 +107,20 @@ def _prompt_rows(prepared: Prepared, epoch: float) -> dict[str, str]:
     if not epoch:
         return {}
     left_out = f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"
-    return {"prompts": left_out, **_mix_rows(prepared), **_template_rows(prepared)}
+    return {"prompts": left_out, **_picture_rows(prepared), **_mix_rows(prepared), **_template_rows(prepared)}
+
+
+def _picture_rows(prepared: Prepared) -> dict[str, str]:
+    """What the prompts have of pictures, if the model sees them."""
+    prompts, rule = prepared.prompts, prepared.prompts.rule
+    if rule is None or not prompts.image_tokens:
+        return {}
+    mean, most = prompts.image_tokens / len(prompts), int(pictures_of(prompts.prompts).max())
+    height, width = rule.blank.shape[:2]
+    step = 3 * prepared.config.rollout.prompts_per_step * mean * height * width / rule.tokens(width, height)
+    return {
+        "pictures": f"at most {most} a prompt; {mean:.0f} tokens of a mean prompt, {step / 1e6:.3g} MB of pixels a step"
+    }
 
 
 def _mix_rows(prepared: Prepared) -> dict[str, str]:
@@ -126,7 +139,8 @@ def _mix_rows(prepared: Prepared) -> dict[str, str]:
 def _trained(prepared: Prepared) -> str:
     lora = prepared.config.lora
     if not lora.rank:
-        return "all weights"
+        frozen = prepared.config.model.freeze
+        return "all weights" + (f" but {' and '.join(frozen)} (model.freeze)" if frozen else "")
     how = "added to the engine's weights" if prepared.dtype == "float32" else "sent to the engine separately"
     return f"LoRA of rank {lora.rank} on {lora.targets}, {how}"
 

@@ -89,9 +89,12 @@ def check_adapter(config: RunConfig, dtype: str, adapter: str) -> None:
 def check_images(
     config: RunConfig, kind: str, rule: ImageRule | None, dtype: str, sets: Sequence[Sequence[Prompt]], *, train: bool
 ) -> int:
-    """The most pictures that a row has. Raises `RlcliError` for a model that sees none, and for what cannot be done
-    with one that does. kind: the model's `model_type`. rule: how it sees pictures, if it does."""
-    most = max(map(pictures_of, sets), default=0)
+    """The most pictures that a row has. Raises `RlcliError` for pictures or `model.freeze` with a model that sees none,
+    and for what cannot be done with one that does. kind: the model's `model_type`. rule: how it sees pictures, if it
+    does."""
+    most = max((int(pictures_of(some).max(initial=0)) for some in sets), default=0)
+    if train:
+        check_frozen(config, sees=rule is not None)
     if rule is None:
         if most:
             raise ModelError(
@@ -117,6 +120,16 @@ def check_images(
                 f"{key} = {value}, but a model that sees pictures cannot be trained so yet", f"give {key} = {plain}"
             )
     return most
+
+
+def check_frozen(config: RunConfig, *, sees: bool) -> None:
+    """Raise `ConfigError` if parts are to be frozen that the model does not have. sees: whether it sees pictures."""
+    if config.model.freeze and not sees:
+        parts = ", ".join(config.model.freeze)
+        raise ConfigError(
+            f"model.freeze = {parts}: {config.model.path} reads text alone, and has no such part",
+            f"leave it out, or give a model that sees pictures ({', '.join(KINDS)})",
+        )
 
 
 def _unsupported(config: RunConfig) -> list[tuple[str, object, object]]:

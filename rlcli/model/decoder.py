@@ -23,7 +23,8 @@ class Decoder(nn.Module):
 
     lm: the model, set to the attention `rlcli_packed`. dtype: of computation, export and weight sync. source: the
     folder or hub id it came from. context: the ranks that divide each pack's tokens, if any do. replay: has packs go
-    through the experts of their routes, if that is wanted.
+    through the experts of their routes, if that is wanted. frozen: names of the parameters that do not train although
+    they are the model's own (`model.freeze`).
     """
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
@@ -34,6 +35,7 @@ class Decoder(nn.Module):
         self.source = source
         self.context: ContextGroup | None = None
         self.replay: Replay | None = None
+        self.frozen: frozenset[str] = frozenset()
 
     def own(self, batch: PackedBatch) -> PackedBatch | Run:
         """What this rank computes of a pack: all, or a run of its tokens."""
@@ -49,7 +51,7 @@ class Decoder(nn.Module):
             input_ids=own.input_ids[None],
             position_ids=places,
             segments=segments,
-            **({"divided": own} if isinstance(own, Run) else own.shown),
+            **({"divided": own} if isinstance(own, Run) else _shown(own)),
             use_cache=False,
         ).last_hidden_state[0]
         return states.index_select(0, own.response_index)
@@ -62,6 +64,11 @@ class Decoder(nn.Module):
         theirs (`rlcli.model.names`).
         """
         return whole(named_weights(self.lm), dtype or self.dtype)
+
+
+def _shown(batch: PackedBatch) -> dict[str, Tensor]:
+    """What a pack has of pictures. That of all of a step's micro-batches would take gigabytes on a device."""
+    return {name: values.to(batch.input_ids.device) for name, values in batch.shown.items()}
 
 
 def blocks(lm: Any) -> Iterator[nn.Module]:

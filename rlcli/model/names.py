@@ -22,6 +22,8 @@ UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 FIXED = ".e_score_correction_bias"
 DECODER = "language_model"
 """What reads text in a model with a tower."""
+PROJECTORS = frozenset({"merger", "deepstack_merger_list", "multi_modal_projector"})
+"""Modules of towers that bring what these see to the width of the decoder."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rlcli.model.attention import Segments
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """S sequences of T tokens in total, of which the policy drew R. All tensors are on one device.
+    """S sequences of T tokens in total, of which the policy drew R. All tensors but those of `shown` are on one device.
 
     input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment, or [3, T] for a model with three of
     them; segments: the sequences, or their branches, which do not see each other;
@@ -26,8 +26,8 @@ class PackedBatch:
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
     other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int16:
     the experts that the engine chose, -1 where that is unknown; None if nothing is. shown: what the model sees of the
-    pictures, in the order of their tokens, by the names of its arguments (`ImageRule.inputs`). never: ids that no
-    policy draws, int64, if there are any.
+    pictures, in the order of their tokens, by the names of its arguments (`ImageRule.inputs`), on the CPU until the
+    pass. never: ids that no policy draws, int64, if there are any.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -122,7 +122,7 @@ def pack(
         routes=None
         if all(one is None for one in routes)
         else torch.from_numpy(_packed_routes(routes, lengths)[first]).to(device),
-        shown={name: torch.from_numpy(values).to(device) for name, values in shown.items()},
+        shown={name: torch.from_numpy(values) for name, values in shown.items()},
         never=None if rule is None else tensor(np.array(rule.never)),
     )
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlcli.planner.shape import ModelShape
+from rlcli.planner.tower import tower_bytes
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -45,18 +46,21 @@ ROUTED_IN_FLOAT = ("glm4_moe",)
 @dataclass(frozen=True)
 class Pack:
     """A rank's tokens of one pass. tokens: in the pack, shared prompts once. places: in attention, where each sample
-    has its own prompt. responses: the tokens that are scored."""
+    has its own prompt. responses: the tokens that are scored. images: the tokens that stand for pictures, once for
+    those of a shared prompt."""
 
     tokens: float
     places: float
     responses: float
+    images: float = 0.0
 
 
 @dataclass(frozen=True)
 class Pass:
     """How a pass runs. bytes_each: of a number in compute dtype. lora_rank, lora_targets: of the adapter; rank 0: all
     weights are trained. checkpointing: only each layer's input is kept, and the rest recomputed in the backward pass;
-    offload: that input is in host memory. float_head: logits are computed in float32."""
+    offload: that input is in host memory. float_head: logits are computed in float32. frozen: parts of a tower that do
+    not train (`encoder`, `projector`)."""
 
     bytes_each: int
     on_cpu: bool
@@ -65,6 +69,7 @@ class Pass:
     checkpointing: bool = False
     offload: bool = False
     float_head: bool = False
+    frozen: frozenset[str] = frozenset()
 
 
 def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
@@ -134,8 +139,17 @@ def rotation_bytes(shape: ModelShape, run: Pass) -> float:
 
 def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     """Bytes kept of a whole forward pass until its backward pass, on the device."""
+    seeing = seeing_bytes(shape, run, pack)
     if not run.checkpointing:
         dense = shape.dense_layers * layer_bytes(shape.dense_layer, run, pack) if shape.dense_layers else 0
-        return shape.expert_layers * layer_bytes(shape, run, pack) + dense + ends_bytes(shape, run, pack)
+        return seeing + shape.expert_layers * layer_bytes(shape, run, pack) + dense + ends_bytes(shape, run, pack)
     inputs = 0 if run.offload else shape.layers * pack.tokens * run.bytes_each * shape.hidden
-    return inputs + ends_bytes(shape, run, pack)
+    return seeing + inputs + ends_bytes(shape, run, pack)
+
+
+def seeing_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Bytes kept of a tower's pass. What is kept of its blocks with `offload` stays on the device."""
+    if shape.tower is None or not pack.images:
+        return 0.0
+    patches = pack.images * shape.tower.unit
+    return tower_bytes(shape.tower, run.bytes_each, run.frozen, patches, checkpointing=run.checkpointing)

@@ -39,7 +39,8 @@ def weights(setting: Setting) -> float:
     if setting.device.is_cpu:
         return setting.bytes_each * (shape.parameters + shape.embedding_parameters) / shared
     each = 1 if setting.config.rollout.quantization == "fp8" else setting.bytes_each
-    return (each * shape.all_layer_parameters + setting.bytes_each * shape.root_parameters) / shared
+    rest = shape.parameters - shape.all_layer_parameters
+    return (each * shape.all_layer_parameters + setting.bytes_each * rest) / shared
 
 
 def kv_per_token(setting: Setting) -> float:

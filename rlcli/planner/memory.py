@@ -176,6 +176,8 @@ def _trainer(setting: Setting, doing: str) -> Parts:
         parts["teachers"] = _frozen(setting, setting.hosted_teachers)
     if doing in ("teacher", "critic", "update"):
         parts["teacher's top k"] = _scored(setting)
+    if doing in ("policy", "reference", "update") and setting.device.is_cpu:
+        parts["pictures"] = setting.patch_bytes
     if setting.hosted_critic is not None:
         own = FLOAT * setting.hosted_critic.parameters / shards
         parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
@@ -195,21 +197,21 @@ def _copied(setting: Setting) -> Parts:
 
 
 def checkpoint_bytes(setting: Setting) -> float:
-    """Size of one checkpoint: the trained weights and their two moments, in float32."""
+    """Size of one checkpoint: the trained weights and their two moments, in float32, and frozen parts."""
     trained = setting.trained_parameters() + (setting.critic.parameters if setting.critic else 0)
-    return (1 + ADAM_MOMENTS) * FLOAT * trained
+    return (1 + ADAM_MOMENTS) * FLOAT * trained + setting.bytes_each * setting.frozen_parameters
 
 
 def host_bytes(setting: Setting) -> float:
-    """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy and what is offloaded,
-    with `gradient_checkpointing = offload` each layer's input."""
+    """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy, the step's pictures, and what
+    is offloaded, with `gradient_checkpointing = offload` each layer's input."""
     assumed = setting.device.constants
     base = assumed.base_with_engine if setting.hosts_engine else assumed.base
     shape, each = setting.policy, setting.bytes_each
     inputs = setting.passing().offload * setting.pack.tokens * each * shape.layers * shape.hidden
     sleeping = (setting.separate_adapter and setting.hosts_engine) * shape.parameters * each
     copies = checkpoint_bytes(setting) / setting.shards + setting.sent_copy()
-    return base + _sent_away(setting) + inputs + sleeping + copies
+    return base + _sent_away(setting) + inputs + sleeping + copies + setting.patch_bytes
 
 
 def engine_host_bytes(setting: Setting) -> float | None:

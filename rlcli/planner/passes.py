@@ -13,9 +13,10 @@ layer after it that is being reduced, and the reduced gradients of all layers af
 from __future__ import annotations
 
 from rlcli.model.chunks import chunk_tokens
-from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes
+from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes, seeing_bytes
 from rlcli.planner.setting import Parts, Setting
 from rlcli.planner.shape import ModelShape
+from rlcli.planner.tower import block_bytes, working_bytes
 
 BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 24 << 20
 """As in `rlcli.model.parallel.buckets` and `rlcli.model.parallel.fsdp`, whose import would load torch."""
@@ -31,7 +32,8 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
         working += pack.tokens * each * setting.config.lora.rank
     ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
     between = pack.tokens * each * 2 * shape.hidden
-    computing = {"gathered weights": _gathered(setting, shape), "activations": max(working, ending)}
+    seeing = working_bytes(shape.tower, each, pack.images * shape.tower.unit) if shape.tower is not None else 0.0
+    computing = {"gathered weights": _gathered(setting, shape), "activations": max(working, ending, seeing)}
     gathering = {"gathered weights": _gathered(setting, shape, while_gathering=True), "activations": between}
     return max(computing, gathering, key=lambda parts: sum(parts.values()))
 
@@ -41,7 +43,9 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     whole = shape != setting.policy
     run = setting.passing(trained_whole=whole)
     trained = _trained_per_layer(setting, shape, run)
-    root = shape.root_parameters if not run.lora_rank else 0
+    # A tower's part of the root has its gradients last.
+    seeing = shape.tower.parameters - shape.tower.blocks if shape.tower is not None else 0
+    root = shape.root_parameters - seeing if not run.lora_rank else 0
     kept = kept_bytes(shape, run, setting.pack)
     gathered = _gathered(setting, shape)
     before = FLOAT * _trained(setting, shape, run) / setting.shards * setting.accumulates
@@ -58,8 +62,21 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
         "gradients": before + FLOAT * root,
     }
     below = _undivided if setting.sharded and _gathered_whole(setting, shape) else _layers
-    candidates = [entering, leaving, *below(setting, shape, run, trained, root)]
+    candidates = [entering, leaving, *below(setting, shape, run, trained, root), *_in_tower(setting, shape, run)]
     return max(candidates, key=lambda parts: sum(parts.values()))
+
+
+def _in_tower(setting: Setting, shape: ModelShape, run: Pass) -> list[Parts]:
+    """The peak at the beginning of the tower's backward pass, which is the last part: the decoder's gradients are
+    there, and its activations gone."""
+    seeing = seeing_bytes(shape, run, setting.pack)
+    if shape.tower is None or not seeing:
+        return []
+    if run.checkpointing and "encoder" not in run.frozen:
+        seeing += setting.pack.images * shape.tower.unit * block_bytes(shape.tower, run.bytes_each)
+    gradients = FLOAT * _trained(setting, shape, run) / setting.shards
+    gradients += FLOAT * _had(setting, shape, run) * setting.sharded
+    return [{"gathered weights": _gathered(setting, shape), "activations": seeing, "gradients": gradients}]
 
 
 def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
@@ -113,7 +130,8 @@ def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
     early = tokens * each * 2 * shape.passed + each * largest * bool(not run.lora_rank)
     late = each * _had(setting, shape, run) - whole
     kept = [(left * inputs + whole) if run.checkpointing else left * whole for left in range(shape.layers, 0, -1)]
-    return [own + ends + max(early, late) for own in kept]
+    seeing = seeing_bytes(shape, run, setting.pack)
+    return [own + seeing + ends + max(early, late) for own in kept]
 
 
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
@@ -149,7 +167,7 @@ def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = Fa
     if _gathered_whole(setting, shape):
         return _whole(setting, shape) * (1 + (setting.shards > 1))
     at_once = 1 + together + (while_gathering and setting.shards > 1)
-    layer = shape.layer_parameters - setting.elsewhere(shape)
+    layer = shape.largest_layer - setting.elsewhere(shape)
     return setting.bytes_each * (shape.root_parameters + at_once * layer)
 
 
@@ -187,7 +205,7 @@ def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
 def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
     if run.lora_rank:
         return shape.layers * _trained_per_layer(setting, shape, run)
-    return shape.parameters
+    return shape.parameters - (shape.tower.frozen(run.frozen) if shape.tower is not None else 0)
 
 
 def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:

@@ -12,6 +12,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.planner.activations import FLOAT, Pack, Pass
 from rlcli.planner.device import Device
 from rlcli.planner.shape import ModelShape, read_shape
+from rlcli.planner.tower import frozen_parts
 
 if TYPE_CHECKING:
     from rlcli.algorithms.algorithm import Algorithm
@@ -24,11 +25,20 @@ SHARED_FROM = 1 / 16
 
 
 @dataclass(frozen=True)
+class Shown:
+    """Means over the prompts: tokens that stand for pictures, and pictures."""
+
+    tokens: float = 0.0
+    pictures: float = 0.0
+
+
+@dataclass(frozen=True)
 class Setting:
     """policy, critic, teachers: shapes; critic is None if there is none; for a process reward model it has a policy's
     shape.
     prompt_tokens: mean length of a prompt if the data was read, else the maximum. kv_cache_bytes: of one engine, if it
-    is given or sized to the workload; None: determined by gpu_memory_utilization."""
+    is given or sized to the workload; None: determined by gpu_memory_utilization. shown: what a prompt has of
+    pictures, among its tokens."""
 
     config: RunConfig
     device: Device
@@ -38,6 +48,7 @@ class Setting:
     prompt_tokens: float
     kv_cache_bytes: int | None
     teachers: tuple[ModelShape, ...] = ()
+    shown: Shown = Shown()
 
     def with_keys(self, **sections: dict[str, Any]) -> Setting:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
@@ -159,7 +170,8 @@ class Setting:
         prompts = min(math.ceil(a_rank / together), room / (prompt + together * longest))
         samples, ranks = prompts * together, self.config.parallel.context
         sizes = prompts * prompt + samples * longest, samples * self.sample_tokens, samples * longest
-        return Pack(*(size / ranks for size in sizes))
+        tokens, places, responses = (size / ranks for size in sizes)
+        return Pack(tokens, places, responses, images=prompts * self.shown.tokens)
 
     @property
     def accumulates(self) -> bool:
@@ -178,20 +190,51 @@ class Setting:
             checkpointing=bool(checkpointing),
             offload=checkpointing == "offload",
             float_head=config.model.head_dtype == "float32",
+            frozen=self.frozen,
         )
 
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Parts of the policy's tower that do not train."""
+        return frozen_parts(self.config.model.freeze, self.config.lora.rank)
+
+    @property
+    def frozen_parameters(self) -> int:
+        """Parameters of the policy that do not train, without an adapter's base."""
+        tower = self.policy.tower
+        return 0 if tower is None or self.config.lora.rank else tower.frozen(self.frozen)
+
     def trained_parameters(self) -> int:
-        """Trained parameters of the policy: all, or its adapter's."""
+        """Trained parameters of the policy: all but the frozen ones, or its adapter's."""
         lora = self.config.lora
         if not lora.rank:
-            return self.policy.parameters
+            return self.policy.parameters - self.frozen_parameters
         return self.policy.layers * self.policy.adapter_layer_parameters(lora.rank, lora.targets)
 
     def weight_bytes(self) -> float:
-        """Weight bytes of one copy of the policy on its ranks together: trained ones in float32, a frozen base in
-        compute dtype."""
-        trained = FLOAT * self.trained_parameters()
-        return trained + (self.policy.parameters * self.bytes_each if self.config.lora.rank else 0)
+        """Weight bytes of one copy of the policy on its ranks together: trained ones in float32, frozen ones in compute
+        dtype."""
+        frozen = self.policy.parameters if self.config.lora.rank else self.frozen_parameters
+        return FLOAT * self.trained_parameters() + frozen * self.bytes_each
+
+    @property
+    def packs(self) -> float:
+        """Micro-batches of a step on all ranks together, if all are as full as the largest."""
+        return self.samples * self.sample_tokens / self.pack.places
+
+    @property
+    def patch_bytes(self) -> float:
+        """Patches of a data rank's rows of a step, in float32 and in host memory."""
+        tower = self.policy.tower
+        if tower is None:
+            return 0.0
+        return self.packs / self.data_ranks * self.pack.images * tower.unit * tower.patch_values * FLOAT
+
+    @property
+    def pixel_bytes(self) -> float:
+        """Resized pictures of a step, in 8 bits a channel: each once, in the object store."""
+        tower = self.policy.tower
+        return 0.0 if tower is None else 3 * self.config.rollout.prompts_per_step * self.shown.tokens * tower.pixels
 
 
 def setting_of(
@@ -199,10 +242,12 @@ def setting_of(
     device: Device,
     *,
     prompt_tokens: float | None = None,
+    shown: Shown | None = None,
     kv_cache_bytes: int | None = None,
     read: Callable[..., ModelShape] = read_shape,
 ) -> Setting:
-    """The setting of a run. Raises an RlcliError that names a model or an algorithm that cannot be used."""
+    """The setting of a run. prompt_tokens, shown: of its data; None: prompts are as long as allowed, and all pictures
+    if the model sees them. Raises an RlcliError that names a model or an algorithm that cannot be used."""
     policy = read(config.model.path)
     from rlcli.algorithms.build import build_algorithm
 
@@ -213,4 +258,6 @@ def setting_of(
         critic = replace(critic, value=True) if algorithm.needs_critic else critic
     tokens = config.data.max_prompt_tokens if prompt_tokens is None else prompt_tokens
     teachers = tuple(read(one.path, "teacher.path") for one in config.teacher.held)
-    return Setting(config, device, policy, critic, algorithm, tokens, kv_cache_bytes, teachers)
+    if shown is None:
+        shown = Shown(tokens, 1.0) if policy.tower is not None and prompt_tokens is None else Shown()
+    return Setting(config, device, policy, critic, algorithm, tokens, kv_cache_bytes, teachers, shown)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcli.errors import ModelError
 from rlcli.model.io.config import check_place, check_sizes, dense_layers, expert_count, plain_config, read_config
+from rlcli.planner.tower import Tower, tower_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class ModelShape:
     heads, as in OLMo 2. experts: of each layer, of which a token passes through `chosen`; 0 in a dense model.
     intermediate: width of the feed-forward part, or of one expert. shared: width of the experts that every token passes
     through. dense_layers: of a mixture, those at its beginning that have a feed-forward part of width `dense` in place
-    of experts. tower: parameters of what sees pictures.
+    of experts. tower: what sees pictures, if anything does.
     """
 
     kind: str
@@ -62,7 +63,7 @@ class ModelShape:
     shared: int = 0
     dense_layers: int = 0
     dense: int = 0
-    tower: int = 0
+    tower: Tower | None = None
 
     @property
     def query(self) -> int:
@@ -132,12 +133,20 @@ class ModelShape:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside the decoder layers: embedding, last norm, head, and a tower that sees pictures."""
-        return self.embedding_parameters + self.hidden + self.head_parameters + self.tower
+        """Parameters outside the layers of the decoder and of a tower: embedding, last norm, head, and the tower's
+        rest."""
+        rest = self.tower.parameters - self.tower.blocks if self.tower is not None else 0
+        return self.embedding_parameters + self.hidden + self.head_parameters + rest
 
     @property
     def parameters(self) -> int:
-        return self.all_layer_parameters + self.root_parameters
+        blocks = self.tower.blocks if self.tower is not None else 0
+        return self.all_layer_parameters + self.root_parameters + blocks
+
+    @property
+    def largest_layer(self) -> int:
+        """Parameters of the largest module that is gathered alone: a layer of the decoder, or a block of the tower."""
+        return max(self.layer_parameters, self.tower.block if self.tower is not None else 0)
 
     @property
     def matrix_parameters(self) -> int:
@@ -164,7 +173,7 @@ def shape_of(config: Any) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.config.read_config`."""
     if hasattr(config, "vision_config"):
         text = shape_of(config.text_config)
-        return replace(text, tied=bool(config.tie_word_embeddings), tower=_tower_parameters(config))
+        return replace(text, tied=bool(config.tie_word_embeddings), tower=tower_of(config))
     heads = config.num_attention_heads
     experts, before = expert_count(config), dense_layers(config)
     shape = ModelShape(
@@ -188,18 +197,6 @@ def shape_of(config: Any) -> ModelShape:
         dense=config.intermediate_size if before else 0,
     )
     return replace(shape, linears=_linears(shape, config))
-
-
-def _tower_parameters(config: Any) -> int:
-    """Of a model with this config, all parts that see pictures."""
-    from accelerate import init_empty_weights
-
-    from rlcli.model.io.config import auto_class
-    from rlcli.model.names import tower
-
-    with init_empty_weights():
-        lm = auto_class(config).from_config(config)
-    return sum(parameter.numel() for part in tower(lm) for parameter in part.parameters())
 
 
 def read_shape(path: str, key: str = "model.path") -> ModelShape:

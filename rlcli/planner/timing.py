@@ -14,6 +14,7 @@ from rlcli.planner.activations import FLOAT
 from rlcli.planner.engine import full_responses, kv_per_token, weights
 from rlcli.planner.memory import checkpoint_bytes
 from rlcli.planner.setting import Setting
+from rlcli.planner.tower import backward_flops, tower_flops
 
 CHANGED_SHARE = {"bfloat16": 0.03, "float16": 0.24, "float32": 1.0}
 """Share of the values that an update changes, by their dtype: of bfloat16 at a learning rate of 1e-6, by
@@ -46,7 +47,7 @@ def times(setting: Setting) -> list[PhaseTime]:
         "old_log_probs": setting.algorithm.needs_old_log_probs(setting.updates),
         "reference": setting.algorithm.needs_reference,
     }
-    forward = _pass_seconds(setting, passes=1, head=1)
+    forward = _pass_seconds(setting, passes=1, head=1, seeing=_seeing(setting))
     found += [PhaseTime(name, *forward) for name, there in needed.items() if there]
     if setting.teachers:
         found.append(_teach(setting))
@@ -93,7 +94,25 @@ def model_flops(setting: Setting) -> float:
     shape = setting.policy
     tokens, places, responses = _step_tokens(setting)
     matrices = 2 * shape.matrix_parameters * tokens + 2 * shape.embedding_parameters * responses
-    return 3 * (matrices + _attention(setting, places))
+    return 3 * (matrices + _attention(setting, places)) + _seeing(setting) + _seeing(setting, backward=True)
+
+
+def _seeing(setting: Setting, *, backward: bool = False, recomputed: bool = False) -> float:
+    """Operations of a forward pass of the tower over a step's pictures, on all ranks. backward: of the backward pass;
+    recomputed: with a second forward pass of its blocks."""
+    tower = setting.policy.tower
+    if tower is None or not setting.shown.tokens:
+        return 0.0
+    patches, picture = setting.packs * setting.pack.images * tower.unit, _picture(setting) * tower.unit
+    if not backward:
+        return sum(tower_flops(tower, patches, picture))
+    again = tower_flops(tower, patches, picture)[0] if recomputed and "encoder" not in setting.frozen else 0.0
+    return backward_flops(tower, patches, picture, setting.frozen) + again
+
+
+def _picture(setting: Setting) -> float:
+    """Tokens of a mean picture."""
+    return setting.shown.tokens / max(setting.shown.pictures, 1.0)
 
 
 def _step_tokens(setting: Setting) -> tuple[float, float, float]:
@@ -108,13 +127,15 @@ def _attention(setting: Setting, places: float) -> float:
     return setting.policy.layers * 2 * setting.policy.query * places * setting.sample_tokens
 
 
-def _pass_seconds(setting: Setting, *, passes: float, head: float, exchanges: int = 1) -> tuple[float, str]:
+def _pass_seconds(
+    setting: Setting, *, passes: float, head: float, exchanges: int = 1, seeing: float = 0.0
+) -> tuple[float, str]:
     """passes, head: through layers and head, in forward passes. exchanges: times that a token's values are exchanged
-    with other ranks, and back."""
+    with other ranks, and back. seeing: operations of the tower."""
     shape = setting.policy
     tokens, places, responses = _step_tokens(setting)
     layers = 2 * shape.matrix_parameters * tokens + _attention(setting, places)
-    flops = passes * layers + head * 2 * shape.embedding_parameters * responses
+    flops = passes * layers + head * 2 * shape.embedding_parameters * responses + seeing
     over = setting.device.constants
     computing = flops / setting.ranks / setting.device.flops * over.over_flops
     if setting.ranks == 1:
@@ -171,7 +192,9 @@ def _update(setting: Setting) -> PhaseTime:
     # The head is always computed twice; with an adapter the base weights have no gradient.
     backward = 1 if config.lora.rank else 2
     exchanges = 2 + checkpointing
-    seconds, bound = _pass_seconds(setting, passes=1 + checkpointing + backward, head=2 + backward, exchanges=exchanges)
+    seeing = _seeing(setting) + _seeing(setting, backward=True, recomputed=checkpointing)
+    passes = 1 + checkpointing + backward
+    seconds, bound = _pass_seconds(setting, passes=passes, head=2 + backward, exchanges=exchanges, seeing=seeing)
     stepping = _stepping(setting, setting.trained_parameters())
     beside = 0.0
     if (critic := _as_critic(setting)) is not None:
@@ -202,7 +225,7 @@ def _generate(setting: Setting) -> PhaseTime:
     length = setting.prompt_tokens + rollout.max_response_tokens / 2
     bounds = _decode_bounds(setting, at_once, length)
     bound = max(bounds, key=lambda name: bounds[name])
-    prefill = rollout.prompts_per_step / setting.engines * setting.prompt_tokens * prefill_seconds(setting)
+    prefill = rollout.prompts_per_step / setting.engines * _prefill(setting)
     bound += "; beside the rest" * bool(config.async_.staleness and config.rollout.workers)
     return PhaseTime("generate", steps * decode_seconds(setting, at_once, length) + prefill, bound)
 
@@ -219,6 +242,16 @@ def prefill_seconds(setting: Setting) -> float:
     shape, device = setting.policy, setting.device
     per_token = 2 * (shape.matrix_parameters + shape.embedding_parameters) / setting.config.rollout.tensor_parallel
     return per_token / device.flops * device.constants.over_flops
+
+
+def _prefill(setting: Setting) -> float:
+    """Seconds of an engine for one prompt with its pictures."""
+    tower, text = setting.policy.tower, setting.prompt_tokens * prefill_seconds(setting)
+    if tower is None or not setting.shown.tokens:
+        return text
+    flops = sum(tower_flops(tower, setting.shown.tokens * tower.unit, _picture(setting) * tower.unit))
+    flops /= setting.config.rollout.tensor_parallel
+    return text + flops / setting.device.flops * setting.device.constants.over_flops
 
 
 def _decode_bounds(setting: Setting, running: float, length: float) -> dict[str, float]:

@@ -50,12 +50,13 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Step:
     """The result of a step. rows: how many are left in each split. removed: how many it removed, by reason.
-    examples: descriptions of some of them."""
+    examples: descriptions of some of them. note: what else is worth knowing."""
 
     name: str
     rows: dict[str, int]
     removed: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def prepare(
         outcome = step(rows)
         rows = outcome.rows
         left = {split: len(some) for split, some in rows.items()}
-        done.append(Step(name, left, outcome.removed, outcome.examples))
+        done.append(Step(name, left, outcome.removed, outcome.examples, outcome.note))
         for split, some in rows.items():
             if not some:
                 raise DataError(
@@ -201,5 +202,6 @@ def counts(done: Iterable[Step]) -> list[dict[str, Any]]:
     """The steps as plain values, for `--json` and the record in the file."""
     return [
         {"step": step.name, "rows": step.rows, "removed": {why: n for why, n in step.removed.items() if n}}
+        | ({"note": step.note} if step.note else {})
         for step in done
     ]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rlcli.errors import DataError
+from rlcli.images.decoding import size_of
 from rlcli.prep.decontaminate import EvaluationSet, normalised, question, tokens_of
-from rlcli.types import Prompt
+from rlcli.types import IMAGE, Prompt
+
+if TYPE_CHECKING:
+    from rlcli.images.rule import ImageRule
 
 TRAIN, TEST = "train", "test"
 EXAMPLES = 3
@@ -32,11 +37,13 @@ Rows = dict[str, list[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a step: the remaining rows, how many were removed by reason, and descriptions of some of them."""
+    """The result of a step: the remaining rows, how many were removed by reason, and descriptions of some of them.
+    note: what else is worth knowing."""
 
     rows: Rows
     removed: dict[str, int]
     examples: list[str]
+    note: str = ""
 
 
 def by_chars(rows: Rows, low: int | None, high: int | None) -> Outcome:
@@ -46,14 +53,30 @@ def by_chars(rows: Rows, low: int | None, high: int | None) -> Outcome:
 
 
 def by_tokens(rows: Rows, most: int, tokenizer: str, on_progress: OnProgress) -> Outcome:
-    """Keep rows of at most `most` tokens with the chat template of `tokenizer` (a folder or hub id)."""
+    """Keep rows of at most `most` tokens with the chat template of `tokenizer` (a folder or hub id), and with the
+    tokens of their pictures if that is a model that sees them."""
     from rlcli.data.prompts.prompts import load_tokenizer, prompt_lengths
+    from rlcli.model.io.facts import image_rule
 
     def on_tokens(done: int, total: int) -> None:
         on_progress("tokenize", done, total)
 
     prompts = [row.prompt for row in _all(rows)]
-    return _between(rows, prompt_lengths(prompts, load_tokenizer(tokenizer), on_tokens), 0, most)
+    pictures = [image for prompt in prompts for image in prompt.images]
+    rule = image_rule(tokenizer) if pictures else None
+    lengths = prompt_lengths(prompts, load_tokenizer(tokenizer), on_tokens, rule)
+    return replace(_between(rows, lengths, 0, most), note=_counted(pictures, rule, tokenizer) if pictures else "")
+
+
+def _counted(pictures: Sequence[bytes], rule: ImageRule | None, tokenizer: str) -> str:
+    """How the tokens of pictures were counted."""
+    if rule is None:
+        return (
+            f"{len(pictures)} pictures counted as the text {IMAGE}: {tokenizer} is no model that sees them; with one "
+            "that does (--tokenizer), each has the tokens of its size"
+        )
+    each = [rule.tokens(*rule.fitted(*size_of(picture))) for picture in pictures]
+    return f"{len(each)} pictures counted as {min(each)} to {max(each)} tokens each, {sum(each)} in all"
 
 
 def without_duplicates(rows: Rows) -> Outcome:

@@ -85,7 +85,7 @@ class FsdpLoader:
         how = {**self.how, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
         if kind == "value":
             return FsdpBackend(loading.load_value(path, **how), self.config, self.place)
-        model = loading.load_policy(path, lora=lora, trainable=trained, **how)
+        model = loading.load_policy(path, lora=lora, frozen=config.freeze, trainable=trained, **how)
         model.float_head = config.head_dtype == "float32"
         model.replay = Replay(model) if replays else None
         return FsdpBackend(model, self.config, self.place, trained)
@@ -108,8 +108,7 @@ class FsdpBackend:
         self.replicated = place.dims.replicate > 1
         self.ranks = place.ranks
         if trained:
-            betas = (train.beta1, train.beta2)
-            self.optimizer = build_optimizer(model, lr=0.0, betas=betas, weight_decay=train.weight_decay)
+            self.optimizer = build_optimizer(model, lr=0.0, betas=train.betas, weight_decay=train.weight_decay)
             self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
             self.copies = CopyCheck(model, place.mesh)
             self.expert_load = Load(model)

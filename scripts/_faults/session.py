@@ -48,7 +48,7 @@ SMALL = (
     f"rollout.stop_token_ids={list(range(5, 90, 2))}",
 )
 TASK = (
-    *("train.lr=2e-4", "train.beta2=0.99", "train.tokens_per_microbatch=4096"),
+    *("train.lr=2e-4", "train.betas=[0.9,0.99]", "train.tokens_per_microbatch=4096"),
     *("critic.lr=2e-3", "critic.warmup_steps=0", "checkpoint.every=0", "tracking.trackers=", "evaluation.data="),
     *("data.max_prompt_tokens=32", "rollout.max_response_tokens=40", "rollout.kv_cache_mb=64"),
     "verifier.processes=1",

@@ -32,8 +32,8 @@ class Trained(Member):
         model.dtype = torch.bfloat16
         model.stream_changes = lambda last, most: last.changes(model.lm.named_parameters(), model.dtype, most)
         rates = Train()
-        betas = (rates.beta1, rates.beta2)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, weight_decay=rates.weight_decay)
+        how: Any = {"betas": rates.betas, "weight_decay": rates.weight_decay}
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, **how)
         for parameter in model.parameters():
             parameter.requires_grad_(True)
 

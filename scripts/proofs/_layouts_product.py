@@ -97,10 +97,7 @@ def config_of(case: Case, feature: Feature) -> RunConfig:
         {
             "model": {"path": str(models / "policy"), "gradient_checkpointing": feature.recomputed},
             "rollout": {"temperature": TEMPERATURE},
-            "train": {
-                "max_grad_norm": feature.max_norm,
-                **{"beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": DECAY},
-            },
+            "train": {"max_grad_norm": feature.max_norm, "betas": BETAS, "weight_decay": DECAY},
             "algorithm": {"kl_coef": feature.kl, "entropy_coef": feature.entropy},
             "lora": {"rank": feature.rank, "alpha": feature.alpha or 1.0},
             "critic": {"path": str(models / "critic"), "clip": VALUE_CLIP},

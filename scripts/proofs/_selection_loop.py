@@ -64,7 +64,7 @@ class Loop:
         self.ids, self.test_ids = self._encoded(prompts), self._encoded(test)
         train = config.train
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, fused=True
+            self.model.parameters(), betas=train.betas, weight_decay=train.weight_decay, fused=True
         )
         self.generator = torch.Generator().manual_seed(train.seed)
         self.course = Course()

@@ -30,7 +30,7 @@ from typing import Any
 TARGET, TEACHER_STEPS, OTHER_SEED = 0.9, 30, 1000
 COMMON = (
     *("data.max_prompt_tokens=32", "rollout.max_response_tokens=40", "train.tokens_per_microbatch=4096"),
-    *("train.lr=2e-4", "train.beta2=0.99", "checkpoint.every=0"),
+    *("train.lr=2e-4", "train.betas=[0.9,0.99]", "checkpoint.every=0"),
 )
 TOP = ("algorithm.advantage=one", "teacher.top_k=8")
 ARMS: dict[str, tuple[str, int, tuple[str, ...]]] = {

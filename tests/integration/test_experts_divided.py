@@ -53,7 +53,7 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
     from rlcli.model.parallel.dims import ParallelDims
     from rlcli.workers.fsdp import FsdpLoader
 
-    config = RunConfig.model_validate({"train": {"max_grad_norm": 0.5, "beta2": 0.99, "weight_decay": 0.1}})
+    config = RunConfig.model_validate({"train": {"max_grad_norm": 0.5, "betas": (0.9, 0.99), "weight_decay": 0.1}})
     recomputing = config.changed(model={"gradient_checkpointing": True})
     found: dict[str, dict[str, Any]] = {}
     for place, (replicate, context, expert) in enumerate(layouts(world)):

@@ -117,6 +117,46 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tm
     assert "pass@1" in told.stdout + told.stderr
 
 
+@pytest.mark.long
+def test_a_frozen_tower_stays_and_a_resumed_run_is_the_same(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    model, whole, halves = made("qwen3_vl", tmp_path / "model"), tmp_path / "whole", tmp_path / "halves"
+    words = (
+        "train",
+        "grpo",
+        "--model",
+        model,
+        "--data",
+        pictures,
+        "--workers",
+        "2",
+        *STEP,
+        "--set",
+        "model.freeze=vision",
+    )
+    told = cli(*words, "--out", whole, "--steps", "2", "--plan")
+    assert "all weights but vision (model.freeze)" in told.stderr + told.stdout
+    cli(*words, "--out", halves, "--steps", "1")
+    cli("train", "--resume", halves, "--steps", "2")
+    same = ("reward/mean", "update/grad_norm", "update/loss", "canary/max_abs_diff")
+    expected, found = steps_of(whole)[-1], steps_of(halves)[-1]
+    assert {name: found.get(name) for name in same} == {name: expected.get(name) for name in same}
+    for step in steps_of(whole):
+        assert step["sync/unchecked_tensors"] == 0
+        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["update/grad_norm"] > 0
+    weights = []
+    for run in (whole, halves):
+        cli("export", run, "--out", tmp_path / f"{run.name}-exported")
+        weights.append(load_file(tmp_path / f"{run.name}-exported" / "model.safetensors"))
+    before = load_file(model / "model.safetensors")
+    assert before.keys() == weights[0].keys()
+    assert all(weights[0][name].equal(weights[1][name]) for name in before)
+    unmoved = {name for name in before if weights[0][name].equal(before[name])}
+    assert unmoved == {name for name in before if "visual." in name}
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["internvl", "qwen2_5_vl"])
 def test_an_adapter_leaves_the_tower_as_it_is(cli: Cli, pictures: Path, tmp_path: Path, kind: str) -> None:
@@ -139,4 +179,5 @@ def test_what_cannot_be_done_with_pictures_is_said_first(cli: Cli, pictures: Pat
     assert "the data has pictures" in refused(tiny)
     assert "rollout.engine = transformers shows no pictures" in refused(seeing, "--set", "rollout.engine=transformers")
     assert "parallel.context = 2" in refused(seeing, "--workers", "2", "--set", "parallel.context=2")
+    assert "model.freeze = vision" in refused(tiny, "--set", "model.freeze=vision")
     assert "lora.rank = 2 in bfloat16" in refused(seeing, "--set", "lora.rank=2", "--set", "model.dtype=bfloat16")

@@ -227,6 +227,74 @@ def test_ray_passes_and_fails_by_its_import(install: Install) -> None:
     assert doctor.check_ray().status is Status.FAIL
 
 
+ANY_TORCH = TORCH.format(version="2.13.0", cuda="'13.0'", gpus=0)
+"""With CUDA: without it, the environment of a checkout may declare operators."""
+PILLOW = "__version__ = '12.3.0'"
+FEATURES = "def check(name): return name not in {lacks}"
+
+
+@pytest.mark.parametrize(
+    ("lacks", "status", "says"),
+    [
+        ([], Status.PASS, "12.3.0, decodes PNG, JPEG, WebP"),
+        (["webp"], Status.WARN, "12.3.0 decodes no WebP"),
+        (["jpg", "webp"], Status.WARN, "12.3.0 decodes no JPEG, WebP"),
+    ],
+)
+def test_pillow_decodes_what_datasets_have(install: Install, lacks: list[str], status: Status, says: str) -> None:
+    install("PIL.features", FEATURES.format(lacks=lacks))
+    install("PIL.Image", "")
+    install("PIL.__init__", PILLOW)
+    found = doctor.check_pictures()
+    assert (found.status, found.detail) == (status, says)
+    assert ("pillow>=11.3" in found.hint) == bool(lacks)
+
+
+def test_a_pillow_that_is_broken_or_absent_is_a_warning(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("PIL.__init__", "raise ImportError('cannot import name _imaging')")
+    found = doctor.check_pictures()
+    assert found.status is Status.WARN
+    assert "_imaging" in found.detail
+    monkeypatch.setattr(doctor, "missing", lambda *modules: list(modules))
+    found = doctor.check_pictures()
+    assert (found.status, found.hint) == (Status.WARN, "pip install 'pillow>=11.3'")
+
+
+def test_a_torchvision_that_resizes_passes(install: Install) -> None:
+    install("torch", ANY_TORCH + "uint8 = 0\ndef zeros(*sizes, dtype): return sizes\n")
+    install("torchvision.transforms.v2.functional", "def resize(picture, size): return size\n")
+    assert doctor.check_torchvision() == doctor.Finding("pictures (vision)", Status.PASS, "torchvision 5.17")
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "fix"),
+    [
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            "without CUDA",
+            "in a checkout: scripts/env",
+        ),
+        ("raise OSError('libcudart.so.13: cannot open')", "libcudart", "in the build for this torch"),
+    ],
+)
+def test_a_torchvision_that_does_not_load_has_its_fix(install: Install, text: str, says: str, fix: str) -> None:
+    install("torch", ANY_TORCH)
+    install("torchvision.__init__", text)
+    found = doctor.check_torchvision()
+    assert found.status is Status.WARN
+    assert says in found.detail
+    assert fix in found.hint
+
+
+def test_no_torchvision_is_a_warning_with_the_fix(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("torch", ANY_TORCH)
+    monkeypatch.setattr(doctor, "missing", lambda *modules: [one for one in modules if one == "torchvision"])
+    found = doctor.check_torchvision()
+    assert found.status is Status.WARN
+    assert "torchvision is not installed" in found.detail
+    assert "scripts/env" in found.hint
+
+
 def dies(process: str) -> bool:
     """Whether the process is gone, or a zombie, within five seconds: a killed one takes a moment to leave."""
     for _ in range(100):
@@ -418,7 +486,7 @@ def healthy(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_prints_a_line_a_check(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor"])
     statuses = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
-    assert len(statuses) == 14
+    assert len(statuses) == 16
     assert set(statuses) <= {"pass", "warn", "fail"}
 
 

@@ -90,7 +90,7 @@ Cell = Annotated[int | None, of_source(help="Pixels on a side of such a cell.")]
 Split = Annotated[str | None, of_rows(help="Only this one: train or test.")]
 MinPromptChars = Annotated[int | None, of_rows(min=1)]
 MaxPromptChars = Annotated[int | None, of_rows(min=1)]
-MaxPromptTokens = Annotated[int | None, of_rows(min=1, help="As --tokenizer counts.")]
+MaxPromptTokens = Annotated[int | None, of_rows(min=1, help="As --tokenizer counts, those of pictures too.")]
 Tokenizer = Annotated[str | None, of_rows(help="A model's folder or hub id.")]
 Dedup = Annotated[bool, of_rows("--dedup", help="Keep the first of equal prompts.")]
 Decontaminate = Annotated[
@@ -293,13 +293,15 @@ def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:
 
 
 def _report(made: Prepared) -> None:
-    """Print the rows that each step left out."""
+    """Print the rows that each step left out, and its note."""
     for step in made.steps:
         for why, count in step.removed.items():
             if count:
                 console.plain(f"  {step.name}: {count} left out, {why}")
         for example in step.examples:
             console.plain(f"    {example}")
+        if step.note:
+            console.plain(f"  {step.name}: {step.note}")
 
 
 def _show(example: Prompt) -> None:

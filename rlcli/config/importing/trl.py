@@ -18,7 +18,7 @@ def translate(given: dict[str, Any], ours: dict[str, Any], processes: int) -> Re
     read.direct({source: to for source, to in DIRECT.items() if to[1] is not bool or read.gives(source)})
     updates = _sizes(read, processes)
     _steps(read, updates)
-    for part in (_advantage, _loss, _kl, _correction, _sampling, _model, _trackers):
+    for part in (_advantage, _loss, _kl, _correction, _sampling, _model, _betas, _trackers):
         part(read)
     read.finish(SAME, MISSING, ours)
     return read
@@ -208,6 +208,12 @@ def _model(read: Reading) -> None:
             read.missing("lora_target_modules", "PEFT chooses modules by model; the recipe has all-linear")
     read.skip("use_peft", "lora_r", "lora_alpha", "lora_target_modules")
     read.map("gradient_checkpointing", "model.gradient_checkpointing", read.flag("gradient_checkpointing"))
+
+
+def _betas(read: Reading) -> None:
+    betas = [read.number(name) for name in ("adam_beta1", "adam_beta2")]
+    if None not in betas:
+        read.map("adam_beta2", "train.betas", betas, also=["adam_beta1"])
 
 
 def _trackers(read: Reading) -> None:

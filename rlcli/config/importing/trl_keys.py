@@ -50,8 +50,6 @@ DIRECT: dict[str, tuple[str, type]] = {
     "shuffle_dataset": ("data.shuffle", bool),
     "learning_rate": ("train.lr", float),
     "weight_decay": ("train.weight_decay", float),
-    "adam_beta1": ("train.beta1", float),
-    "adam_beta2": ("train.beta2", float),
     "max_grad_norm": ("train.max_grad_norm", float),
     "seed": ("train.seed", int),
     "save_total_limit": ("checkpoint.keep", int),

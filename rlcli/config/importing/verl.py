@@ -88,6 +88,9 @@ def _model(read: Reading) -> None:
     keep: bool | str = read.flag(f"{MODEL}.enable_gradient_checkpointing")
     keep = "offload" if keep and read.flag(offload) else keep
     read.map(f"{MODEL}.enable_gradient_checkpointing", "model.gradient_checkpointing", keep, also=[offload])
+    if read.flag(tower := f"{ACTOR}.freeze_vision_tower"):
+        read.map(tower, "model.freeze", ["vision"])  # with its projector, in verl too
+    read.skip(tower)
     if (read.number(f"{MODEL}.lora_rank") or 0) > 0:
         read.direct({f"{MODEL}.lora_rank": ("lora.rank", int), f"{MODEL}.lora_alpha": ("lora.alpha", float)})
         targets = read(f"{MODEL}.target_modules")
@@ -106,8 +109,7 @@ def _optimizer(read: Reading) -> None:
         read.direct({clip: ("train.max_grad_norm", float)})
     betas = read(f"{OPTIM}.betas")
     if isinstance(betas, list) and len(betas) == 2 and None not in map(number_of, betas):
-        read.map(f"{OPTIM}.betas", "train.beta1", float(betas[0]))
-        read.map(f"{OPTIM}.betas", "train.beta2", float(betas[1]))
+        read.map(f"{OPTIM}.betas", "train.betas", [float(beta) for beta in betas])
     ratio, steps = read.number(f"{OPTIM}.lr_warmup_steps_ratio") or 0, read.number("trainer.total_training_steps")
     warmup = read.number(f"{OPTIM}.lr_warmup_steps") or 0
     if warmup > 0:

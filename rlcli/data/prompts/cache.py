@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.prompts import Measured, TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.files import cache_folder, described
+from rlcli.images.decoding import decoded_size
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
@@ -48,6 +49,7 @@ def tokenized(
     response: str = "",
     max_response_tokens: int = 0,
     rule: ImageRule | None = None,
+    measured: Measured = decoded_size,
     least: int = LEAST_ROWS,
 ) -> TokenizedPrompts:
     """Like `TokenizedPrompts.tokenize`, from the cache if possible. least: minimum number of rows to cache."""
@@ -69,6 +71,7 @@ def tokenized(
         response=response,
         max_response_tokens=max_response_tokens,
         rule=rule,
+        measured=measured,
     )
     if entry is None or content_of(prompts) != content:  # a file was replaced meanwhile
         return made

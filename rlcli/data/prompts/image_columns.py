@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
+
+from rlcli.files import cache_folder
 
 IMAGES = "images"
 
@@ -52,3 +57,26 @@ def is_text_type(kind: Any) -> bool:
     import pyarrow.types as kinds
 
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+
+
+def mapped(batches: Callable[[], Iterator[Any]]) -> Any:
+    """A table of record batches in a file without a name, below the cache folder, and mapped from there: the system
+    reads what is looked at, and takes the memory back when it needs it. In memory if there is no room for the file.
+
+    batches: begins to read them. There is at least one.
+    """
+    import pyarrow as pa
+
+    try:
+        folder = cache_folder() / "pictures"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            found = batches()
+            first = next(found)
+            with pa.ipc.new_stream(file, first.schema) as stream:
+                for batch in chain([first], found):
+                    stream.write_batch(batch)
+            file.flush()
+            return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()
+    except (OSError, RuntimeError):  # a full or read-only disk, or no home
+        return pa.Table.from_batches(list(batches()))

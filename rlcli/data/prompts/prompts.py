@@ -16,15 +16,17 @@ from rlcli.data.prompts.chat_template import in_parts, render
 from rlcli.data.prompts.parallel_map import spread
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.errors import DataError, ModelError
-from rlcli.images.decoding import decode
+from rlcli.images.decoding import decode, decoded_size, size_of
 from rlcli.images.rows import BadImage
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
-TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 64
+TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 16
 """Prompts, and prompts that may have pictures, megabytes each."""
 MANY, CHUNK = 50_000, 4096
 """From this many prompts on, separate processes tokenize them, in chunks of this size."""
+Measured = Callable[[bytes], tuple[int, int]]
+"""Width and height of an encoded picture; raises `BadImage`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +106,7 @@ class TokenizedPrompts:
         response: str = "",
         max_response_tokens: int = 0,
         rule: ImageRule | None = None,
+        measured: Measured = decoded_size,
     ) -> TokenizedPrompts:
         """Apply the tokenizer's chat template to each prompt, once, on all cores for many prompts;
         `on_progress(done, all)` is called now and then.
@@ -115,15 +118,15 @@ class TokenizedPrompts:
         write; Llama's trims the text; Qwen3's puts an empty <think> block before a text that has none; and with the
         base models of Qwen the end is <|endoftext|>, while the template closes the turn with <|im_end|>.
 
-        rule: how the model sees pictures, if it does: each is decoded once to know that it can be, and has a token for
-        each of its patches.
+        rule: how the model sees pictures, if it does: each has as many tokens as its size gives. measured: gives that
+        size; by default each is decoded once, to know that it can be, and with `size_of` only its header is read.
 
         Raises `ModelError` if there is no chat template, it refuses a prompt, or the tokenizer has no end of
         sequence; `DataError` if a row has no response, no row is short enough or none can be shown.
         """
         _check(tokenizer, with_end=bool(response))
         assert not response or max_response_tokens > 0, "responses need a limit of their length"
-        ids, answers = _encoded(prompts, tokenizer, response, on_progress, rule)
+        ids, answers = _encoded(prompts, tokenizer, response, on_progress, rule, measured)
         shown = np.flatnonzero(ids.lengths)
         if not len(shown):
             raise DataError(f"data: none of {len(prompts)} rows has pictures that can be shown: {_first_bad(prompts)}")
@@ -157,7 +160,9 @@ class TokenizedPrompts:
         found = hashlib.blake2b(digest_size=16)
         for array in (self.flat, self.offsets, self.response_flat, self.response_offsets):
             found.update(np.ascontiguousarray(array).data)
-        for text in spread(_written, _chunks(self.prompts)) if _are_many(self.prompts) else map(_text, self.prompts):
+        chunk = CHUNK if self.rule is None else PICTURED_AT_ONCE
+        many = _are_many(self.prompts)
+        for text in spread(_written, _chunks(self.prompts, chunk)) if many else map(_text, self.prompts):
             found.update(text)
         return found.hexdigest()
 
@@ -169,6 +174,11 @@ class TokenizedPrompts:
         """As `tokens`, without those that stand for pictures."""
         tokens = self.tokens(i)
         return tokens[~np.isin(tokens, self.rule.never)] if self.rule is not None else tokens
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens that stand for pictures, of all prompts together."""
+        return 0 if self.rule is None else int((self.flat == self.rule.token).sum())
 
     def longest(self) -> int:
         """The index of the longest prompt, the first in case of a tie."""
@@ -196,10 +206,14 @@ def load_tokenizer(path: str) -> Any:
 
 
 def prompt_lengths(
-    prompts: Sequence[Prompt], tokenizer: Any, on_progress: Callable[[int, int], None] = lambda done, total: None
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    rule: ImageRule | None = None,
 ) -> list[int]:
-    """The tokens of each prompt, with the chat template applied and the assistant's turn opened."""
-    ids, _ = _encoded(prompts, tokenizer, "", on_progress)
+    """The tokens of each prompt, with the chat template applied and the assistant's turn opened. rule: how the model
+    sees pictures, if it does: of these only the headers are read. 0 for a prompt whose pictures cannot be shown."""
+    ids, _ = _encoded(prompts, tokenizer, "", on_progress, rule, size_of)
     lengths: list[int] = ids.lengths.tolist()
     return lengths
 
@@ -224,15 +238,15 @@ def _encoded(
     response: str,
     on_progress: Callable[[int, int], None],
     rule: ImageRule | None = None,
+    measured: Measured = decoded_size,
 ) -> tuple[Ragged, Ragged]:
     """The token ids of all prompts, none for one whose pictures cannot be shown, and of the responses if they are
     requested."""
     if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
-    encode = partial(_encode_some, tokenizer, response, rule)
-    at_once = TOKENIZE_AT_ONCE if rule is None else PICTURED_AT_ONCE
-    chunks = _chunks(prompts, CHUNK if many else at_once)
+    encode = partial(_encode_some, tokenizer, response, rule, measured)
+    chunks = _chunks(prompts, PICTURED_AT_ONCE if rule is not None else CHUNK if many else TOKENIZE_AT_ONCE)
     found: list[tuple[Ragged, Ragged]] = []
     done = 0
     for ids, answers in spread(encode, chunks) if many else map(encode, chunks):
@@ -243,7 +257,7 @@ def _encoded(
 
 
 def _encode_some(
-    tokenizer: Any, response: str, rule: ImageRule | None, prompts: Sequence[Prompt]
+    tokenizer: Any, response: str, rule: ImageRule | None, measured: Measured, prompts: Sequence[Prompt]
 ) -> tuple[Ragged, Ragged]:
     some = list(prompts)
     shown = [prompt.messages if rule is None else in_parts(prompt) for prompt in some]
@@ -252,12 +266,12 @@ def _encode_some(
     ]
     ids = _encode(tokenizer, texts)
     if rule is not None and any(prompt.images for prompt in some):
-        ids = Ragged.of([_seen(rule, prompt, ids.row(row)) for row, prompt in enumerate(some)])
+        ids = Ragged.of([_seen(rule, measured, prompt, ids.row(row)) for row, prompt in enumerate(some)])
     answers = [_response(prompt, response) for prompt in some] if response else []
     return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
 
 
-def _seen(rule: ImageRule, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
+def _seen(rule: ImageRule, measured: Measured, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
     """The ids with a token for each patch of the prompt's pictures; none if one of these cannot be shown."""
     given: list[int] = ids.tolist()
     if not prompt.images:
@@ -268,7 +282,7 @@ def _seen(rule: ImageRule, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
             "put the model's own chat_template.jinja into its folder",
         )
     try:
-        sizes = [rule.fitted(*decode(one).size) for one in prompt.images]
+        sizes = [rule.fitted(*measured(one)) for one in prompt.images]
     except BadImage:
         return []
     return rule.expanded(given, sizes)
@@ -298,7 +312,7 @@ def _are_many(prompts: Sequence[Prompt]) -> bool:
     return len(prompts) >= MANY and len(os.sched_getaffinity(0)) > 1
 
 
-def _chunks(prompts: Sequence[Prompt], size: int = CHUNK) -> list[Sequence[Prompt]]:
+def _chunks(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
     return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 

@@ -26,9 +26,9 @@ from rlcli.errors import DataError
 from rlcli.files import replacing_all
 from rlcli.types import Message, Prompt
 
+IMAGE_ROWS = 32
+"""Of a row group, if they have pictures: megabytes each, and to show one of them a page reads its group."""
 JSON_FIELD = "rlcli_json"
-IMAGE_ROWS = 100
-"""Rows with pictures in a row group: to show one of them, a page reads its group, as the hub's viewer does."""
 
 
 def row(
@@ -97,8 +97,8 @@ def write_tables(tables: Mapping[Path, Any]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_all(paths) as beside:
             for file, table in zip(beside, tables.values(), strict=True):
-                rows = IMAGE_ROWS if "images" in table.column_names else None
-                pyarrow.parquet.write_table(table, file, row_group_size=rows)
+                few = {"row_group_size": IMAGE_ROWS} if "images" in table.column_names else {}
+                pyarrow.parquet.write_table(table, file, **few)
     except OSError as error:
         raise DataError(
             f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}",
@@ -139,11 +139,22 @@ def image_column(rows: Sequence[Sequence[bytes]]) -> Any:
     import pyarrow as pa
 
     kind = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-    stored = ([{"bytes": image, "path": None} for image in images] for images in rows)
     try:
-        return pa.chunked_array([pa.array([one], type=kind) for one in stored], type=kind)  # a chunk has at most 2 GiB
+        return pa.chunked_array([_images(images, kind) for images in rows], type=kind)  # a chunk has at most 2 GiB
     except (pa.ArrowException, TypeError) as error:
         raise DataError(f"column 'images' is not {kind}: {error!s:.200}", "fix the converter") from error
+
+
+def _images(images: Sequence[bytes], kind: Any) -> Any:
+    """One row of `image_column`. A single picture, as most rows have, is not copied."""
+    import pyarrow as pa
+
+    if len(images) != 1 or type(images[0]) is not bytes:
+        return pa.array([[{"bytes": image, "path": None} for image in images]], type=kind)
+    places = pa.array([0, len(images[0])], pa.int32()).buffers()[1]
+    image = pa.Array.from_buffers(pa.binary(), 1, [None, places, pa.py_buffer(images[0])])
+    struct = pa.StructArray.from_arrays([image, pa.nulls(1, pa.string())], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), struct, type=kind)
 
 
 def _column(name: str, values: list[Any], kind: Any) -> Any:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, image_counts, is_text_type
+from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, image_counts, is_text_type, mapped
 from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
 from rlcli.errors import ConfigError, DataError
 from rlcli.images.rows import BadImage, content_text, marked, pictures
@@ -25,8 +25,11 @@ REQUIRED = ("data_source", "prompt", "reward_model")
 ROWS_AT_ONCE = 128
 """Rows that an iteration holds as Python objects. Few: a row may have megabytes of test cases."""
 READ_AT_ONCE = 1 << 16
-IMAGE_ROWS_AT_ONCE = 64
-"""Rows with pictures that are read: more than 2 GiB at once cannot be."""
+IMAGE_ROWS_AT_ONCE = 8
+"""Rows with pictures that are read: the reader keeps some times as many, and more than 2 GiB at once cannot be."""
+MAPPED_FROM = 64 << 20
+"""Bytes of a file with pictures from which on they are not kept in memory."""
+BUFFER = 1 << 20
 
 
 def read_sets(
@@ -81,19 +84,25 @@ def _read(file: Path) -> Any:
 
     hint = "make the file with: rlcli prep NAME (rlcli prep list shows the names)"
     try:
-        with pyarrow.parquet.ParquetFile(file) as parquet:
+        # Buffered: otherwise a column's part of a row group, which may have gigabytes, would be read at once.
+        with pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER) as parquet:
             columns: list[str] = parquet.schema_arrow.names
             missing = [name for name in REQUIRED if name not in columns]
             if missing:
                 raise DataError(f"data: {file} has no column '{missing[0]}' (it has {', '.join(columns)})", hint)
             images = image_column(parquet.schema_arrow)
             wanted = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
-            batches = list(parquet.iter_batches(IMAGE_ROWS_AT_ONCE if images else READ_AT_ONCE, columns=wanted))
+            if not parquet.metadata.num_rows:
+                raise DataError(f"data: {file} has no rows", hint)
+            if not images:
+                table = pyarrow.Table.from_batches(list(parquet.iter_batches(READ_AT_ONCE, columns=wanted)))
+            elif file.stat().st_size < MAPPED_FROM:
+                table = pyarrow.Table.from_batches(list(_few_at_once(parquet, wanted)))
+            else:
+                table = mapped(lambda: _few_at_once(parquet, wanted))
+                pyarrow.default_memory_pool().release_unused()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"data: {file} cannot be read as parquet: {str(error).rstrip('. '):.200}", hint) from error
-    if not sum(map(len, batches)):
-        raise DataError(f"data: {file} has no rows", hint)
-    table = pyarrow.Table.from_batches(batches)
     if images:
         table = table.rename_columns([IMAGES if name == images else name for name in table.column_names])
     for name in table.column_names:
@@ -105,6 +114,12 @@ def _read(file: Path) -> Any:
                 "store that row's text as UTF-8",
             ) from error
     return table
+
+
+def _few_at_once(parquet: Any, columns: list[str]) -> Iterator[Any]:
+    """Record batches of few rows. Of several row groups at once the reader would keep all that it has read."""
+    for group in range(parquet.num_row_groups):
+        yield from parquet.iter_batches(IMAGE_ROWS_AT_ONCE, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _row_of_bad_text(column: Any) -> str:
@@ -417,14 +432,19 @@ def _are_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(not isinstance(message["content"], str) for message in messages)
 
 
-def pictures_of(prompts: Sequence[Prompt]) -> int:
-    """The most pictures that one of the prompts has."""
-    if isinstance(prompts, PromptTable):
-        counts = image_counts(prompts.table.column(IMAGES)).take(prompts.places) if prompts.has_images else []
-        return max((count.as_py() for count in counts), default=0)
+def pictures_of(prompts: Sequence[Prompt]) -> np.ndarray:
+    """int64 `[prompts]`: how many pictures each has."""
+    import numpy as np
+
+    counts: np.ndarray
     if isinstance(prompts, JoinedPrompts):
-        return max(map(pictures_of, prompts.parts), default=0)
-    return max((len(prompt.images) for prompt in prompts), default=0)
+        counts = np.concatenate([np.zeros(0, np.int64), *map(pictures_of, prompts.parts)])
+    elif isinstance(prompts, PromptTable):
+        every = image_counts(prompts.table.column(IMAGES)).to_numpy() if prompts.has_images else None
+        counts = np.zeros(len(prompts), np.int64) if every is None else every[prompts.places].astype(np.int64)
+    else:
+        counts = np.fromiter((len(prompt.images) for prompt in prompts), np.int64, len(prompts))
+    return counts
 
 
 def _is_verls(style: str) -> bool:

@@ -1,14 +1,18 @@
-"""Lengths of responses that another run has generated, for the plan of one that is like it."""
+"""What a plan takes from the data, and the lengths of responses that another run, one like it, has generated."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.table import pictures_of
 from rlcli.data.samples import sample_files
 from rlcli.errors import DataError
 from rlcli.planner.asynchrony.lengths import Lengths
+from rlcli.planner.setting import Shown
 
 STEPS = 20
 """Newest steps that are read."""
@@ -38,3 +42,10 @@ def lengths_like(run: Path) -> Lengths:
     if not whole:
         raise DataError(f"{run} has no samples whose lengths could be read", "give a run with tracking.save_samples")
     return Lengths.of(np.array(whole))
+
+
+def of_prompts(prompts: TokenizedPrompts) -> dict[str, Any]:
+    """What the planner takes from the data, as arguments of `setting_of`."""
+    count, pictures = len(prompts), int(pictures_of(prompts.prompts).sum())
+    shown = Shown(prompts.image_tokens / count, pictures / count if prompts.image_tokens else 0.0)
+    return {"prompt_tokens": len(prompts.flat) / count, "shown": shown}

@@ -23,11 +23,14 @@ from rlcli.data.prompts.table import read_sets, verifiers_of
 from rlcli.errors import ConfigError, SetupError
 from rlcli.evaluation.store import dataset_names
 from rlcli.hub import offline_unless_reachable
+from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
-from rlcli.launch.planning.measured import lengths_like
+from rlcli.launch.engine import check_frozen
+from rlcli.launch.planning.measured import lengths_like, of_prompts
 from rlcli.launch.preflight import Prepared, check_device, check_fit, compute_dtype, kv_cache_bytes
 from rlcli.model.io.config import check_place
+from rlcli.model.io.facts import image_rule
 from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus, with_rates
 from rlcli.planner.fitting.solve import shortfall, smallest_microbatch
 from rlcli.planner.fitting.suggest import Suggested, suggested
@@ -77,14 +80,16 @@ def planned(
             f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
             f"give all-linear, or some of {', '.join(linear.name for linear in shape.linears)}",
         )
+    check_frozen(config, sees=shape.tower is not None)
     prompts = _prompts(config) if config.data.path else None
-    tokens = None if prompts is None else len(prompts.flat) / len(prompts)
+    read = {} if prompts is None else of_prompts(prompts)
     cache = kv_cache_bytes(config, kind, compute_dtype(config, kind), longest)
-    setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=cache)
+    setting = setting_of(config, device, kv_cache_bytes=cache, **read)
     check_algorithm(config, setting.algorithm)
     setting = replace(setting, device=with_rates(device, shape))
     if prompts is None:
-        on_note("without --data: every prompt counted as data.max_prompt_tokens long")
+        pictures = ", and as one picture" if shape.tower is not None else ""
+        on_note(f"without --data: every prompt counted as data.max_prompt_tokens long{pictures}")
     return forecast(setting, lengths_like(like) if like else None), _rows(setting, kind, prompts)
 
 
@@ -166,8 +171,8 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
     chosen and why. Raises `ConfigError` if nothing fits."""
     config = prepared.config
     device = own_device(config)
-    tokens = len(prepared.prompts.flat) / len(prepared.prompts)
-    setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
+    read = of_prompts(prepared.prompts)
+    setting = setting_of(config, device, kv_cache_bytes=prepared.kv_cache_bytes, **read)
     wanted = {key for key in NAMES if not is_given(resolved.origins[key])}
     chosen = largest_of(setting, wanted)
     rows = [(NAMES[key], f"{key} = {resolved.values()[key]}, as set") for key in NAMES if key not in wanted]
@@ -202,7 +207,15 @@ def _prompts(config: RunConfig) -> TokenizedPrompts:
     tokenizer = chat_template.fix(
         load_tokenizer(config.model.path), config.data.chat_template_kwargs, datetime.now(UTC).date()
     )
-    return tokenized(rows, tokenizer, config.data.max_prompt_tokens, response=response, max_response_tokens=most)
+    return tokenized(
+        rows,
+        tokenizer,
+        config.data.max_prompt_tokens,
+        response=response,
+        max_response_tokens=most,
+        rule=image_rule(config.model.path),
+        measured=size_of,
+    )
 
 
 def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows:

@@ -56,15 +56,15 @@ def setting_of_run(prepared: Prepared) -> Setting | None:
 
 
 def _setting(prepared: Prepared) -> Setting:
+    from rlcli.launch.planning.measured import of_prompts
     from rlcli.launch.planning.memory_auto import own_device
     from rlcli.planner.device import with_rates
     from rlcli.planner.setting import setting_of
     from rlcli.planner.shape import read_shape
 
-    config, prompts = prepared.config, prepared.prompts
+    config = prepared.config
     device = with_rates(own_device(config), read_shape(config.model.path))
-    tokens = len(prompts.flat) / len(prompts)
-    return setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
+    return setting_of(config, device, kv_cache_bytes=prepared.kv_cache_bytes, **of_prompts(prepared.prompts))
 
 
 def _estimate(prepared: Prepared, steps: int) -> str:

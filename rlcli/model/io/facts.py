@@ -60,6 +60,18 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
     )
 
 
+def image_rule(path: str) -> ImageRule | None:
+    """How the model at `path`, a folder or hub id, sees pictures; None if it does not, or if there is a tokenizer
+    alone. Raises `ModelError` if its files do not say."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError):  # no config.json, or one of a kind that transformers does not know
+        return None
+    return _image_rule(path, config)
+
+
 def _image_rule(path: str, config: Any) -> ImageRule | None:
     try:
         return rule_of(path, config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
 from rlcli.model.io.config import auto_class, read_config
 from rlcli.model.io.files import WeightFiles
+from rlcli.model.io.frozen import freeze
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
 from rlcli.model.names import named_weights
 from rlcli.model.parallel.context import ContextGroup
@@ -44,6 +45,7 @@ def load_policy(
     experts: DeviceMesh | None = None,
     context: ContextGroup | None = None,
     lora: LoraSpec | None = None,
+    frozen: Collection[str] = (),
     gradient_checkpointing: Checkpointing = False,
     compiled: bool = False,
     trainable: bool = True,
@@ -51,18 +53,20 @@ def load_policy(
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it with the same arguments.
 
     experts: the mesh of the experts' weights, if ranks divide them. context: ranks that divide the tokens of each
-    pack. dtype: of computation. Trained parameters (all, or the adapters of `lora`) are float32; those that never
-    change are kept in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError` if it cannot be
-    used.
+    pack. dtype: of computation. Trained parameters (all but the parts `frozen`, or the adapters of `lora`) are float32;
+    those that never change are kept in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError`
+    if it cannot be used.
     """
     config = read_config(path)
-    frozen = lora is not None or not trainable
-    lm = _without_weights(auto_class(config), config, dtype if frozen else torch.float32)
+    unchanged = lora is not None or not trainable
+    lm = _without_weights(auto_class(config), config, dtype if unchanged else torch.float32)
     peft = add_lora(lm, lora, path, meta=True) if lora else None
     policy = PolicyModel(lm, dtype=dtype, source=path, peft=peft)
     policy.context = context
     if not trainable:
         policy.requires_grad_(False)
+    elif frozen and lora is None:  # an adapter leaves the tower as it is
+        policy.frozen = frozenset(f"lm.{name}" for name in freeze(lm, frozen, dtype))
     policy.train(trainable)  # gradient checkpointing works in training mode only
     checkpointing = gradient_checkpointing if trainable else False
     files = WeightFiles.find(path, tied=config.tie_word_embeddings, kind=config.model_type)

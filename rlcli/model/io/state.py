@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,15 +30,15 @@ Trained = Mapping[str, tuple[nn.Module, Optimizer]]
 
 
 def trained_state(trained: Trained) -> dict[str, Tensor]:
-    """The trained parameters and their optimizer states, by name: no copies, sharded as they are. Frozen parameters
-    (the base of an adapter) are omitted, tied ones are included once, and fixed tensors with them."""
+    """The trained parameters and their optimizer states, by name: no copies, sharded as they are. The base of an
+    adapter is omitted, tied parameters are included once, and with them what is fixed or frozen."""
     state: dict[str, Tensor] = {}
     for owner, (model, optimizer) in trained.items():
         for name, parameter in _parameters(model, optimizer):
             state[f"{owner}.model.{name}"] = parameter.detach()
             for key, value in optimizer.state.get(parameter, {}).items():
                 state[f"{owner}.optimizer.{name}.{key}"] = value
-        state |= {f"{owner}.model.{name}": tensor for name, tensor in fixed_weights(model)}
+        state |= {f"{owner}.model.{name}": tensor for name, tensor in _unchanged(model)}
     return state
 
 
@@ -116,7 +117,7 @@ def load_state(
             if not held:
                 del optimizer.state[parameter]
             wanted |= {prefix + name: value for name, value in optimizer.state.get(parameter, {}).items()}
-        for name, tensor in fixed_weights(model):
+        for name, tensor in _unchanged(model):
             _check_fits(folder, f"{owner}.model.{name}", tensor, saved)
             wanted[f"{owner}.model.{name}"] = tensor
         optimizer.zero_grad(set_to_none=True)
@@ -193,6 +194,13 @@ def _parameters(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Pa
     # Within FSDP2's passes a model's parameters are gathered copies, which the optimizer does not know.
     assert {id(parameter) for _, parameter in found} == held, "the model is in the middle of a pass"
     return found
+
+
+def _unchanged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights of a checkpoint that no optimizer changes: fixed tensors, and what `model.freeze` names."""
+    frozen: frozenset[str] = getattr(model, "frozen", frozenset())
+    kept = ((name, parameter.detach()) for name, parameter in model.named_parameters() if name in frozen)
+    return chain(fixed_weights(model), kept)
 
 
 def _saved(reader: FileSystemReader) -> dict[str, TensorStorageMetadata]:

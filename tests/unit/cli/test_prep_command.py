@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from rlcli_data_prep import arithmetic, gsm8k
@@ -285,6 +286,30 @@ def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
     fitting = [prompt.ground_truth for prompt, length in zip(prompts, lengths, strict=True) if length <= most]
     assert [prompt.ground_truth for prompt in read_prompts(tmp_path / "some", "train")] == fitting
     assert done["steps"][1]["removed"] == ({"longer": 50 - len(fitting)} if len(fitting) < 50 else {})
+
+
+def test_tokens_of_pictures_are_counted_as_the_model_sees_them(tmp_path: Path) -> None:
+    from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
+    from rlcli.model.io.facts import image_rule
+    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_vision import save_vision_model, vision_model
+
+    save_vision_model(vision_model(), seeing := tmp_path / "seeing")
+    shapes = ("shapes", "--count", "12", "--test-count", "2", "--split", "train", "--cell", "40")
+    run(*shapes, "--out", tmp_path / "all")
+    prompts = read_prompts(tmp_path / "all", "train")
+    tokenized = TokenizedPrompts.tokenize(prompts, load_tokenizer(str(seeing)), 10_000, rule=image_rule(str(seeing)))
+    lengths = np.diff(tokenized.offsets)
+    most = int(np.sort(lengths)[5])
+    done = made(*shapes, "--out", tmp_path / "some", "--max-prompt-tokens", str(most), "--tokenizer", seeing)
+    assert len(read_prompts(tmp_path / "some", "train")) == (lengths <= most).sum() < 12
+    note = done["steps"][1]["note"]
+    assert note.startswith("12 pictures counted as ")
+    assert note.endswith(f"{int((tokenized.flat == tokenized.rule.token).sum())} in all")  # type: ignore[union-attr]
+    assert json.loads(run("show", tmp_path / "some" / "train.parquet", "--json"))["provenance"]["steps"][1]["note"]
+    blind = make_tiny_model(tmp_path / "blind")
+    told = run(*shapes, "--out", tmp_path / "text", "--max-prompt-tokens", "10000", "--tokenizer", blind)
+    assert f"tokens: 12 pictures counted as the text <image>: {blind} is no model that sees them" in told
 
 
 def test_trl_s_format_is_flat(source: Path, tmp_path: Path) -> None:

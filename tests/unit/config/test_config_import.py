@@ -122,7 +122,7 @@ def test_a_yaml_of_ppo_with_adaptive_kl_and_bypass(tmp_path: Path) -> None:
         "algorithm.options.correction_low": 0.5,  # 0.25_2.0 bounds μ / π
         "algorithm.options.correction_high": 4.0,
         "algorithm.aggregation": "seq-mean-token-mean",
-        "train.beta2": 0.95,
+        "train.betas": [0.9, 0.95],
         "lora.targets": "q_proj,v_proj",
         "verifier.name": "rewards/gsm8k.py:score",
         "checkpoint.every": 0,
@@ -430,3 +430,12 @@ def test_any_shell_text_is_read_or_refused(text: str) -> None:
 @given(text=st.text(alphabet="0123456789+-*/() .ea", max_size=30))
 def test_any_sum_is_a_number_or_none(text: str) -> None:
     assert isinstance(arithmetic(text), int | float | None)
+
+
+@pytest.mark.parametrize(("given", "frozen"), [("True", ["vision"]), ("False", [])])
+def test_a_frozen_tower_of_verl_is_frozen_here(tmp_path: Path, given: str, frozen: list[str]) -> None:
+    text = (FOREIGN / "verl_grpo.sh").read_text().rstrip()
+    more = f" \\\n    actor_rollout_ref.actor.freeze_vision_tower={given}\n"
+    found = import_file(written(tmp_path, "run.sh", text.replace(" $@", "") + more))
+    assert values(found, tmp_path)["model.freeze"] == frozen
+    assert "actor_rollout_ref.actor.freeze_vision_tower" not in sources(found, "missing")

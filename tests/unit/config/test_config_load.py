@@ -89,7 +89,8 @@ def test_a_set_value_takes_the_type_of_its_key(text: str, value: object) -> None
         ("train.steps=2.5", ["train.steps = 2.5", "a whole number ≥ 1"]),
         ("train.steps=true", ["train.steps = true", "a whole number ≥ 1"]),
         ("train.steps=1\nlr=2", ["train.steps = ", "a whole number ≥ 1"]),
-        ("train.beta2=1.0", ["train.beta2 = 1.0", "≥ 0 and < 1"]),
+        ("model.freeze=tower", ['model.freeze = ["tower"]', "each one of vision, encoder, projector"]),
+        ("train.betas=0.9,1.0", ["train.betas = [0.9, 1.0]", "two numbers ≥ 0 and < 1"]),
         ("data.shuffle=maybe", ['data.shuffle = "maybe"', "true or false"]),
         ("model.dtype=fp8", ['model.dtype = "fp8"', "one of auto, float32, bfloat16"]),
         ("rollout.kv_cache_mb=none", ['rollout.kv_cache_mb = "none"', "or unset"]),
@@ -232,6 +233,21 @@ def test_a_renamed_key_works_with_a_warning_in_every_layer(tmp_path: Path) -> No
         resolved = resolve(str(recipe), {}, ["algorithm.mismatch_alarm=0.3"])
     assert resolved.config.algorithm.mismatch_warning == 0.3
     assert set(RENAMED.values()) <= keys().keys()
+
+
+def test_old_keys_are_parts_of_the_list_that_they_joined(tmp_path: Path) -> None:
+    recipe = tmp_path / "old.toml"
+    recipe.write_text('[recipe]\nname = "old"\nbase = "grpo"\n\n[train]\nbeta2 = 0.9\n')
+    with pytest.warns(RenamedKey, match=r"train.beta2 \(recipe old\) is now a part of train.betas; the next release"):
+        resolved = resolve(str(recipe))
+    assert resolved.config.train.betas == (0.9, 0.9)
+    assert resolved.origins["train.betas"] == "recipe old"
+    with pytest.warns(RenamedKey):
+        resolved = resolve(str(recipe), {}, ["train.beta1=0.5"])
+    assert resolved.config.train.betas == (0.5, 0.9)
+    with pytest.warns(RenamedKey), pytest.raises(ConfigError, match=r"train.betas = \[0.9, 1.5\]"):
+        resolve("grpo", {}, ["train.beta2=1.5"])
+    assert resolve("grpo", {}, ["train.betas=0.8, .95"]).config.train.betas == (0.8, 0.95)
 
 
 def test_the_warning_of_a_renamed_key_is_one_line(tmp_path: Path) -> None:

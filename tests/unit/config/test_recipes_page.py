@@ -24,7 +24,7 @@ def test_the_page_quotes_the_overrides_and_each_recipe_takes_them() -> None:
     (_, for_all), *rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     assert len(rows) > 15
     for recipe, own in rows:
-        sets = [text.strip("`") for text in f"{for_all}, {own}".split(", ")]
+        sets = [text.strip("`") for text in f"{for_all}, {own}".split("`, `")]
         config = resolve(recipe.strip("`"), {"train.steps": 60}, sets).config
         samples = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
         assert samples == 256 or recipe == "`sft`"

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from rlcli.config.load import resolve
+from rlcli.config.rules import without_effect
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, SetupError
+from rlcli.images.rule import ImageRule
 from rlcli.launch import engine as engine_checks
-from rlcli.launch.engine import check_adapter, check_engine
+from rlcli.launch.engine import check_adapter, check_engine, check_images
 from rlcli.rollout import engine as engines
 from rlcli.rollout.engine import Colocated, engine_named
 from rlcli.rollout.transformers_engine import TransformersEngine
@@ -118,3 +120,18 @@ def test_servers_are_refused_with_the_keys_that_they_cannot_keep() -> None:
     assert resolved.config.rollout.server_urls == ("http://a:1", "http://b:1")
     with pytest.raises(ConfigError, match=r"async.on_update = keep, but rollout.engine = server"):
         check_engine(config("server", rollout={"workers": 1}, **{"async": {"on_update": "keep"}}), train=True)
+
+
+def test_parts_are_frozen_only_of_a_model_that_has_them() -> None:
+    given = {"model": {"path": "text", "freeze": ("vision", "projector")}}
+    with pytest.raises(ConfigError, match=r"model.freeze = vision, projector: text reads text alone, and has no such"):
+        check_images(config("vllm", **given), "qwen2", None, "float32", [], train=True)
+    assert check_images(config("vllm", **given), "qwen2", None, "float32", [], train=False) == 0
+    rule = ImageRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 20)
+    assert check_images(config("vllm", **given), "qwen2_5_vl", rule, "float32", [], train=True) == 0
+
+
+def test_freezing_has_no_effect_beside_an_adapter() -> None:
+    notes = without_effect(resolve("grpo", {}, ["model.freeze=vision", "lora.rank=4"]).config)
+    assert notes == ["model.freeze = ('vision',) has no effect: an adapter leaves what sees pictures as it is"]
+    assert not without_effect(resolve("grpo", {}, ["model.freeze=vision"]).config)

@@ -8,11 +8,13 @@ import pytest
 
 from rlcli.config.load import resolve
 from rlcli.data.prompts.schema import row, write_rows
-from rlcli.errors import SetupError
+from rlcli.errors import ConfigError, SetupError
 from rlcli.launch.derived_plan import derived_plan
+from rlcli.launch.planning.memory_auto import planned
 from rlcli.launch.planning.summary import summary
 from rlcli.launch.preflight import Prepared, prepare
 from rlcli.model.io.tiny import make_tiny_model
+from rlcli.planner.setting import Shown
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +66,33 @@ def test_an_unknown_device_leaves_the_estimate_out(places: Path, monkeypatch: py
     prepared = prepared_for("grpo", places)
     lines = dict(summary(prepared, derived_plan(prepared), Path("runs/grpo-1")))
     assert lines["estimate"] == "unknown: the run's GPUs are in a cluster"
+
+
+def test_a_plan_counts_the_pictures_of_the_data_by_their_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcli.images import decoding
+    from rlcli.model.io.tiny_vision import save_vision_model, vision_model
+    from rlcli.prep.pipeline import Plan, converter_named, prepare
+    from rlcli.prep.write import write_splits
+    from rlcli.types import ConvertOptions
+
+    save_vision_model(vision_model(), model := tmp_path / "model")
+    options = ConvertOptions(count=8, test_count=2, cells=2, cell=42)  # 84 × 84 pixels: 9 tokens
+    write_splits(tmp_path / "data", prepare(converter_named("shapes"), options, Plan(check=False)).splits, {}, "verl")
+
+    def decode(data: bytes) -> None:
+        raise AssertionError("a plan decodes no picture")
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    flags = {"model.path": str(model), "data.path": str(tmp_path / "data")}
+    notes: list[str] = []
+    found, rows = planned("grpo", flags, ["model.freeze=encoder", "data.max_prompt_tokens=64"], "cpu", notes.append)
+    assert found.setting.shown == Shown(9.0, 1.0)
+    assert found.setting.prompt_tokens > 9 + 10
+    assert dict(rows)["pictures"] == "at most 1 a prompt; 9 tokens of a mean prompt, 0.677 MB of pixels a step"
+    assert dict(rows)["trained"] == "all weights but encoder (model.freeze)"
+    assert {"pictures"} <= {part for phase in found.memory if phase.name == "update" for part in phase.parts}
+    assert not notes
+    with pytest.raises(ConfigError, match=r"model.freeze = vision: .* reads text alone"):
+        planned("grpo", {"model.path": str(make_tiny_model(tmp_path / "text"))}, ["model.freeze=vision"], "cpu", print)

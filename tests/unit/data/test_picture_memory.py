@@ -1,0 +1,131 @@
+"""Many pictures take bounded memory: encoded ones are mapped from a file, and one at a time is decoded."""
+
+from __future__ import annotations
+
+import gc
+import io
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from rlcli.data.prompts import image_columns, prompts, table
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.schema import IMAGE_ROWS, image_column, write_prompts
+from rlcli.data.prompts.table import PromptTable, read_prompts
+from rlcli.images import decoding
+from rlcli.images.rule import ImageRule
+from rlcli.model.io.tiny_vision import processor, vision_model, vision_tokenizer
+from rlcli.types import Prompt
+
+COUNT, SIDE = 100, 96
+
+
+def png(number: int) -> bytes:
+    noise = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
+    held = io.BytesIO()
+    Image.fromarray(noise).save(held, "PNG")
+    return held.getvalue()
+
+
+def prompt(number: int) -> Prompt:
+    messages = ({"role": "user", "content": f"<image>number {number}?"},)
+    return Prompt(f"toy:train:{number}", messages, "toy", "", "exact", str(number), {}, (png(number),))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("pictures") / "train.parquet"
+    write_prompts(file, map(prompt, range(COUNT)))
+    return file
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(table, "MAPPED_FROM", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "rlcli" / "pictures"
+
+
+def allocated(file: Path) -> tuple[PromptTable, int]:
+    """The rows, and the bytes of Arrow's memory that they keep."""
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    rows = read_prompts(file, "train")
+    gc.collect()
+    return rows, pa.total_allocated_bytes() - before
+
+
+def test_pictures_are_mapped_from_a_file_that_leaves_nothing(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = sum(len(png(number)) for number in range(COUNT))
+    mapped, taken = allocated(data)
+    assert taken < encoded / 50
+    assert list(cache.iterdir()) == [], "the file has no name"
+    monkeypatch.setattr(table, "MAPPED_FROM", 1 << 40)
+    held, kept = allocated(data)
+    assert kept > encoded
+    assert list(mapped) == list(held)
+    assert [one.images for one in mapped] == [(png(number),) for number in range(COUNT)]
+
+
+def test_without_room_for_the_file_pictures_are_kept_in_memory(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(image_columns.tempfile, "NamedTemporaryFile", full)
+    assert len(read_prompts(data, "train")) == COUNT
+    assert read_prompts(data, "train")[7].images == (png(7),)
+
+
+def test_row_groups_are_small_and_a_picture_is_not_copied_to_write_it(data: Path) -> None:
+    assert pq.read_metadata(data).row_group(0).num_rows == IMAGE_ROWS
+    before, image = pa.total_allocated_bytes(), bytes(1 << 20)
+    column = image_column([[image], [image, b"x"], [], [b""]])
+    assert pa.total_allocated_bytes() - before < 1.1 * len(image)  # the second row's two are one buffer
+    found = [[one["bytes"] for one in row] for row in column.to_pylist()]
+    assert found == [[image], [image, b"x"], [], [b""]]
+
+
+def test_one_picture_at_a_time_is_decoded(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the driver decodes to tokenize, and of the encoded pictures that it holds as bytes."""
+    decode, live, most = decoding.decode, [0], [0, 0]
+    opened = PromptTable._images
+
+    def counted(encoded: bytes) -> Image.Image:
+        found = decode(encoded)
+        live[0] += 1
+        weakref.finalize(found, lambda: live.__setitem__(0, live[0] - 1))
+        most[0] = max(most[0], live[0])
+        return found
+
+    def noted(self: PromptTable, value: Any) -> Any:
+        most[1] += 1
+        return opened(self, value)
+
+    monkeypatch.setattr(decoding, "decode", counted)
+    monkeypatch.setattr(PromptTable, "_images", noted)
+    config = vision_model().config
+    processor(config).save_pretrained(tmp_path / "model")
+    rule = ImageRule.of(str(tmp_path / "model"), config)
+    rows = read_prompts(data, "train")
+    chunks: list[int] = []
+    encode = prompts._encode_some
+    monkeypatch.setattr(
+        prompts,
+        "_encode_some",
+        lambda *given: chunks.append(len(given[-1])) or encode(*given),  # type: ignore[func-returns-value]
+    )
+    found = TokenizedPrompts.tokenize(rows, vision_tokenizer(), 10_000, rule=rule)
+    assert len(found) == COUNT
+    assert most[0] <= 2
+    assert max(chunks) == prompts.PICTURED_AT_ONCE
+    assert most[1] == 2 * COUNT, "each row is read once to check it, and once to tokenize it"

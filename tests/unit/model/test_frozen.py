@@ -1,0 +1,192 @@
+"""`model.freeze`: what it names has no gradient, no optimizer state and no activations, and stays in checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlcli.images.kinds import KINDS
+from rlcli.model.io.loading import load_policy
+from rlcli.model.io.state import copied, load_state, save_state, trained_state
+from rlcli.model.io.tiny_vision import save_vision_model
+from rlcli.model.names import named_weights, tower
+from rlcli.model.optim import build_optimizer, clip_grad_norm
+from rlcli.model.packed import PackedBatch, pack
+from rlcli.model.parallel import fsdp
+from rlcli.model.parallel.dims import ParallelDims
+from tests.vision_fixtures import pictures_for, row_of, seeing
+
+CPU = torch.device("cpu")
+PARTS = {"vision": ("encoder", "projector"), "encoder": ("encoder",), "projector": ("projector",)}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """A folder with a model, and how it sees pictures."""
+    lm, rule = seeing(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    save_vision_model(lm, folder)
+    return str(folder), rule
+
+
+def part_of(name: str) -> str:
+    """`encoder`, `projector`, or empty for what reads text."""
+    if ".merger." in name or ".deepstack_merger_list." in name or ".multi_modal_projector." in name:
+        return "projector"
+    return "encoder" if ".visual." in name or ".vision_tower." in name else ""
+
+
+def batch_of(rule: Any, seed: int = 0) -> PackedBatch:
+    one, two = pictures_for(rule, (2, 3), (2, 2), seed=seed)
+    rows = [row_of(rule, (one,), 4), row_of(rule, (one,), 5), row_of(rule, (two,), 3)]
+    return pack([(t, p) for t, p, _ in rows], CPU, pictures=[shown for *_, shown in rows], rule=rule)
+
+
+def backward(policy: Any, batch: PackedBatch) -> dict[str, torch.Tensor]:
+    outputs = policy(batch)
+    (outputs.log_probs.sum() + 0.1 * outputs.entropy.sum()).backward()
+    return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_frozen_has_no_gradient_and_the_rest_the_same(
+    mesh: Any, seen: tuple[str, Any], part: str, dtype: torch.dtype
+) -> None:
+    path, rule = seen
+    how = {"dtype": dtype, "device": CPU, "mesh": mesh}
+    whole, frozen = load_policy(path, **how), load_policy(path, frozen=(part,), **how)
+    kept = {name for name, p in frozen.named_parameters() if not p.requires_grad}
+    assert kept == frozen.frozen == {name for name, _ in frozen.named_parameters() if part_of(name) in PARTS[part]}
+    assert kept
+    assert {p.dtype for name, p in frozen.named_parameters() if name in kept} == {dtype}
+    expected, found = backward(whole, batch_of(rule)), backward(frozen, batch_of(rule))
+    assert found.keys() == expected.keys() - kept
+    for name, gradient in found.items():
+        assert torch.equal(local(gradient), local(expected[name])), name
+    alone = sum(float(local(gradient).double().square().sum()) for gradient in found.values()) ** 0.5
+    assert clip_grad_norm(frozen, 1e-3) == pytest.approx(alone, rel=1e-5)
+    sent = [(name, tensor.clone()) for name, tensor in whole.stream_weights()]
+    for (name, before), (other, after) in zip(sent, frozen.stream_weights(), strict=True):
+        assert name == other
+        assert torch.equal(before, after), f"{name} is sent to engines and exported as if it were trained"
+
+
+def local(tensor: Any) -> torch.Tensor:
+    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_autograd_keeps_nothing_of_a_frozen_tower(mesh: Any, seen: tuple[str, Any], checkpointing: bool) -> None:
+    path, rule = seen
+
+    def kept(*parts: str) -> int:
+        """Storages that autograd saves within the tower's modules before its projector."""
+        how: Any = {"dtype": torch.float32, "device": CPU, "mesh": mesh, "gradient_checkpointing": checkpointing}
+        policy = load_policy(path, frozen=parts, **how)
+        own = {p.untyped_storage().data_ptr() for p in [*policy.parameters(), *policy.buffers()]}
+        within, saved = [False], set[int]()
+        seeing, *_ = tower(policy.lm)
+        first = seeing.patch_embed if hasattr(seeing, "patch_embed") else seeing.embeddings  # type: ignore[union-attr]
+        for block in [first, *(one for one in seeing.modules() if isinstance(one, GradientCheckpointingLayer))]:
+            block.register_forward_pre_hook(lambda *_: within.__setitem__(0, True))
+            block.register_forward_hook(lambda *_: within.__setitem__(0, False))
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            place = tensor.untyped_storage().data_ptr()
+            if within[0] and place not in own:
+                saved.add(place)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            outputs = policy(batch_of(rule))
+        assert outputs.log_probs.requires_grad
+        return len(saved)
+
+    assert kept("vision") == kept("encoder") == 0
+    assert kept("projector") == kept() > 0
+
+
+class Learning:
+    """A model with a frozen tower and its optimizer; `step` trains it on a batch."""
+
+    def __init__(self, path: str, mesh: Any, dtype: torch.dtype) -> None:
+        self.model = load_policy(path, dtype=dtype, device=CPU, mesh=mesh, frozen=("vision",))
+        self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+        self.trained = {"policy": (self.model, self.optimizer)}
+
+    def step(self, batch: PackedBatch) -> None:
+        backward(self.model, batch)
+        clip_grad_norm(self.model, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        return {name: t.clone() for name, t in self.model.stream_weights(torch.float32)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_has_what_is_frozen_and_resumes_to_the_bit(
+    mesh: Any, seen: tuple[str, Any], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    path, rule = seen
+    one = Learning(path, mesh, dtype)
+    one.step(batch_of(rule))
+    state = trained_state(one.trained)
+    named = {f"policy.model.lm.{name}" for name, _ in named_weights(one.model.lm)}
+    assert named <= state.keys()
+    assert not [name for name in state if name.startswith("policy.optimizer.") and part_of(name)]
+    save_state(copied(state), {}, tmp_path / "saved", dist.group.WORLD)
+    other = Learning(path, mesh, dtype)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            local(parameter).add_(1.0)
+    load_state(other.trained, tmp_path / "saved")
+    for learning in (one, other):
+        learning.step(batch_of(rule, seed=1))
+    expected, found = one.whole(), other.whole()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def sharded(rank: int, path: str, rule: Any, folder: str) -> None:
+    """Two steps of two ranks, whose model is gathered layer by layer."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    fsdp.WHOLE_BYTES = 0
+    for dtype in (torch.float32, torch.bfloat16):
+        own = Learning(path, ParallelDims.of(2, replicate=1).mesh("cpu"), dtype)
+        before = own.whole()
+        for seed in (0, 1):
+            own.step(batch_of(rule, seed=seed))
+        if (after := own.whole()) and rank == 0:
+            torch.save((before, after), Path(folder) / f"{dtype}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(seen: tuple[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(sharded, (*seen, str(folder)), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-2), (torch.bfloat16, 0.3)])
+def test_ranks_that_share_a_frozen_tower_train_as_one(
+    mesh: Any, seen: tuple[str, Any], of_two_ranks: Path, dtype: torch.dtype, off: float
+) -> None:
+    path, rule = seen
+    before, after = torch.load(of_two_ranks / f"{dtype}.pt")
+    alone = Learning(path, mesh, dtype)
+    for seed in (0, 1):
+        alone.step(batch_of(rule, seed=seed))
+    expected = alone.whole()
+    assert {name for name in after if torch.equal(before[name], after[name])} == set(filter(part_of, after))
+    error = sum((after[name] - expected[name]).square().sum() for name in after)
+    assert (error / sum((after[name] - before[name]).square().sum() for name in after)).sqrt() < off
