@@ -79,10 +79,10 @@ def start(folder: Path) -> dict[str, Figures]:
     from rlcli.data.shard import ShardBuilder
     from rlcli.data.trajectories import Trajectory
     from rlcli.images.decoding import decode
-    from rlcli.images.rule import ImageRule
+    from rlcli.images.kinds import rule_of
 
     model = folder / "model"
-    tokenizer, rule = AutoTokenizer.from_pretrained(model), ImageRule.of(str(model), AutoConfig.from_pretrained(model))
+    tokenizer, rule = AutoTokenizer.from_pretrained(model), rule_of(str(model), AutoConfig.from_pretrained(model))
     assert rule is not None
     found: dict[str, Figures] = {}
     with measured(found, "read and check"):

@@ -19,8 +19,7 @@ from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.schema import IMAGE_ROWS, image_column, write_prompts
 from rlcli.data.prompts.table import PromptTable, read_prompts
 from rlcli.images import decoding
-from rlcli.images.rule import ImageRule
-from rlcli.model.io.tiny_vision import processor, vision_model, vision_tokenizer
+from rlcli.model.io.tiny_vision import image_rule, vision_model, vision_tokenizer
 from rlcli.types import Prompt
 
 COUNT, SIDE = 100, 96
@@ -95,7 +94,7 @@ def test_row_groups_are_small_and_a_picture_is_not_copied_to_write_it(data: Path
     assert found == [[image], [image, b"x"], [], [b""]]
 
 
-def test_one_picture_at_a_time_is_decoded(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_picture_at_a_time_is_decoded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the driver decodes to tokenize, and of the encoded pictures that it holds as bytes."""
     decode, live, most = decoding.decode, [0], [0, 0]
     opened = PromptTable._images
@@ -114,8 +113,7 @@ def test_one_picture_at_a_time_is_decoded(data: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(decoding, "decode", counted)
     monkeypatch.setattr(PromptTable, "_images", noted)
     config = vision_model().config
-    processor(config).save_pretrained(tmp_path / "model")
-    rule = ImageRule.of(str(tmp_path / "model"), config)
+    rule = image_rule(config)
     rows = read_prompts(data, "train")
     chunks: list[int] = []
     encode = prompts._encode_some

@@ -10,7 +10,7 @@ from rlcli.config.load import resolve
 from rlcli.config.rules import without_effect
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, SetupError
-from rlcli.images.rule import ImageRule
+from rlcli.images.patches import PatchRule
 from rlcli.launch import engine as engine_checks
 from rlcli.launch.engine import check_adapter, check_engine, check_images
 from rlcli.rollout import engine as engines
@@ -127,7 +127,7 @@ def test_parts_are_frozen_only_of_a_model_that_has_them() -> None:
     with pytest.raises(ConfigError, match=r"model.freeze = vision, projector: text reads text alone, and has no such"):
         check_images(config("vllm", **given), "qwen2", None, "float32", [], train=True)
     assert check_images(config("vllm", **given), "qwen2", None, "float32", [], train=False) == 0
-    rule = ImageRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 20)
+    rule = PatchRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 20)
     assert check_images(config("vllm", **given), "qwen2_5_vl", rule, "float32", [], train=True) == 0
 
 
