@@ -139,7 +139,7 @@ def test_a_frozen_tower_stays_and_a_resumed_run_is_the_same(cli: Cli, pictures: 
     assert "all weights but vision (model.freeze)" in told.stderr + told.stdout
     cli(*words, "--out", halves, "--steps", "1")
     cli("train", "--resume", halves, "--steps", "2")
-    same = ("reward/mean", "update/grad_norm", "update/loss", "canary/max_abs_diff")
+    same = ("reward/mean", "update/grad_norm", "update/policy_loss", "canary/max_abs_diff")
     expected, found = steps_of(whole)[-1], steps_of(halves)[-1]
     assert {name: found.get(name) for name in same} == {name: expected.get(name) for name in same}
     for step in steps_of(whole):
