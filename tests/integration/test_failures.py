@@ -163,7 +163,7 @@ def test_a_killed_worker_is_named_with_its_log_and_how_to_go_on(tiny: Path, sums
     (line,) = [line for line in stderr.splitlines() if line.startswith("error:")]
     assert re.match(
         r"error: step \d+, \w+: worker \d (died|was killed) in \w+.*; its log .*rank-\d.log ends: ", line
-    ), line
+    ), stderr[-4000:]
     assert line.endswith(f"resume with: rlcli train --resume {out}")
     family.assert_nothing_left()
 
