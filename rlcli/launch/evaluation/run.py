@@ -141,7 +141,7 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
         name: read_prompts(path, "test", config.verifier.name)[:limit]
         for name, path in zip(names, request.paths, strict=True)
     }
-    if any(map(pictures_of, rows.values())):
+    if any(pictures_of(prompts).any() for prompts in rows.values()):
         raise ConfigError(
             "the data has pictures, and --endpoint sends text alone",
             "evaluate a model's folder, or data without pictures",

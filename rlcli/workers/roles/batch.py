@@ -142,7 +142,7 @@ class TrainBatch:
         micros = [
             {
                 "packed": {
-                    name: getattr(micro.packed, name) for name in (*packed, "routes", "patches", "grid", "never")
+                    name: getattr(micro.packed, name) for name in (*packed, "routes", "shown", "never")
                 },
                 "samples": micro.samples,
                 "lengths": micro.lengths,
