@@ -141,9 +141,7 @@ class TrainBatch:
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
-                "packed": {
-                    name: getattr(micro.packed, name) for name in (*packed, "routes", "shown", "never")
-                },
+                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "shown", "never")},
                 "samples": micro.samples,
                 "lengths": micro.lengths,
                 "tokens": micro.tokens,
