@@ -68,8 +68,12 @@ def test_an_unknown_device_leaves_the_estimate_out(places: Path, monkeypatch: py
     assert lines["estimate"] == "unknown: the run's GPUs are in a cluster"
 
 
+@pytest.mark.parametrize(
+    ("kind", "tokens", "size"),
+    [("qwen2_5_vl", 9, "0.677 MB"), ("internvl", 20, "1.51 MB")],  # 3 × 3 tokens; 2 × 2 tiles and the small version
+)
 def test_a_plan_counts_the_pictures_of_the_data_by_their_headers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int, size: str
 ) -> None:
     from rlcli.images import decoding
     from rlcli.model.io.tiny_vision import save_vision_model, vision_model
@@ -77,8 +81,8 @@ def test_a_plan_counts_the_pictures_of_the_data_by_their_headers(
     from rlcli.prep.write import write_splits
     from rlcli.types import ConvertOptions
 
-    save_vision_model(vision_model(), model := tmp_path / "model")
-    options = ConvertOptions(count=8, test_count=2, cells=2, cell=42)  # 84 × 84 pixels: 9 tokens
+    save_vision_model(vision_model(kind), model := tmp_path / "model")
+    options = ConvertOptions(count=8, test_count=2, cells=2, cell=42)  # 84 × 84 pixels
     write_splits(tmp_path / "data", prepare(converter_named("shapes"), options, Plan(check=False)).splits, {}, "verl")
 
     def decode(data: bytes) -> None:
@@ -88,9 +92,10 @@ def test_a_plan_counts_the_pictures_of_the_data_by_their_headers(
     flags = {"model.path": str(model), "data.path": str(tmp_path / "data")}
     notes: list[str] = []
     found, rows = planned("grpo", flags, ["model.freeze=encoder", "data.max_prompt_tokens=64"], "cpu", notes.append)
-    assert found.setting.shown == Shown(9.0, 1.0)
-    assert found.setting.prompt_tokens > 9 + 10
-    assert dict(rows)["pictures"] == "at most 1 a prompt; 9 tokens of a mean prompt, 0.677 MB of pixels a step"
+    assert found.setting.shown == Shown(tokens, 1.0)
+    assert found.setting.prompt_tokens > tokens + 10
+    assert dict(rows)["pictures"] == f"at most 1 a prompt; {tokens} tokens of a mean prompt, {size} of pixels a step"
+    assert f"{found.setting.pixel_bytes / 1e6:.3g} MB" == size
     assert dict(rows)["trained"] == "all weights but encoder (model.freeze)"
     assert {"pictures"} <= {part for phase in found.memory if phase.name == "update" for part in phase.parts}
     assert not notes
