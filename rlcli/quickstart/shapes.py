@@ -13,7 +13,7 @@ from rlcli.quickstart.warm_start import IGNORED, Batch, Lessons, padded
 from rlcli.types import Prompt
 
 KIND = "qwen3_vl"
-GUESSES = 0.6
+GUESSES = 0.75
 LOOKS = 0.75
 """The share of the steps, the first ones, in which all look. A model learns to see much faster so."""
 ANSWERS = 4
