@@ -117,7 +117,7 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tm
     assert "pass@1" in told.stdout + told.stderr
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # tests/unit/model/test_frozen.py shows each part of it
 def test_a_frozen_tower_stays_and_a_resumed_run_is_the_same(cli: Cli, pictures: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
