@@ -16,6 +16,7 @@ from rlcli.model.packed import PackedBatch, pack
 from rlcli.model.policy import PolicyModel
 from rlcli.planner.activations import Pack, Pass, kept_bytes, rotation_bytes
 from rlcli.planner.shape import shape_of
+from tests.kept_bytes import kept_by_torch
 
 SIZES = {
     "vocab_size": 300,
@@ -64,22 +65,6 @@ def different_prompts() -> PackedBatch:
     return pack(rows, torch.device("cpu"))
 
 
-def kept_by_torch(policy: PolicyModel, batch: PackedBatch) -> float:
-    """Bytes of the distinct storages that autograd saves, without the model's own."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*policy.parameters(), *policy.buffers()]}
-    saved: dict[int, torch.Tensor] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        outputs = policy(batch)
-    assert outputs.log_probs.requires_grad
-    return float(sum(tensor.untyped_storage().nbytes() for tensor in saved.values()))
-
-
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +73,8 @@ def test_every_byte_that_autograd_keeps_is_accounted_for(kind: str, dtype: torch
     run = Pass(dtype.itemsize, on_cpu=True, lora_rank=rank)
     predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
     precision = NEARLY if kind in ("gemma3_text", *MIXTURES) else EXACT
-    assert predicted == pytest.approx(kept_by_torch(policy_of(config, dtype, rank), batch), rel=precision)
+    policy = policy_of(config, dtype, rank)
+    assert predicted == pytest.approx(kept_by_torch(policy, lambda: policy(batch)), rel=precision)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,7 +84,7 @@ def test_a_head_in_float32_keeps_a_copy_of_its_weight(dtype: torch.dtype) -> Non
     policy.float_head = True
     run = Pass(dtype.itemsize, on_cpu=True, float_head=True)
     predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
-    assert predicted == pytest.approx(kept_by_torch(policy, batch), rel=EXACT)
+    assert predicted == pytest.approx(kept_by_torch(policy, lambda: policy(batch)), rel=EXACT)
 
 
 def test_an_adapter_on_attention_alone_keeps_only_its_own_inputs() -> None:
@@ -106,7 +92,7 @@ def test_an_adapter_on_attention_alone_keeps_only_its_own_inputs() -> None:
     run = Pass(4, on_cpu=True, lora_rank=4, lora_targets="q_proj,v_proj")
     predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
     policy = policy_of(config, torch.float32, 4, "q_proj,v_proj")
-    assert predicted == pytest.approx(kept_by_torch(policy, batch), rel=EXACT)
+    assert predicted == pytest.approx(kept_by_torch(policy, lambda: policy(batch)), rel=EXACT)
 
 
 def test_a_shared_prompt_is_kept_once_outside_attention() -> None:
@@ -126,7 +112,7 @@ def test_checkpointing_keeps_the_input_of_each_layer() -> None:
     predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
     # The rotations are held too, by the layers' closures: autograd does not count them as saved.
     rotations = batch.tokens * rotation_bytes(shape_of(config), run)
-    assert predicted - rotations == pytest.approx(kept_by_torch(policy, batch), rel=EXACT)
+    assert predicted - rotations == pytest.approx(kept_by_torch(policy, lambda: policy(batch)), rel=EXACT)
 
 
 @pytest.mark.parametrize("tied", [True, False])

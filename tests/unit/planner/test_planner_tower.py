@@ -23,6 +23,7 @@ from rlcli.planner.setting import Setting, Shown
 from rlcli.planner.shape import ModelShape, shape_of
 from rlcli.planner.timing import model_flops, times
 from rlcli.planner.tower import PARTS, Tower, backward_flops, tower_flops, tower_of, working_bytes
+from tests.kept_bytes import kept_by_torch
 from tests.live_bytes import LiveBytes
 from tests.planner_settings import setting, totals
 from tests.vision_fixtures import pictures_for, row_of, seeing
@@ -40,21 +41,6 @@ def trainable(kind: str, dtype: torch.dtype, frozen: frozenset[str]) -> tuple[Po
     if frozen:
         freeze(lm, frozen, dtype)
     return PolicyModel(lm, dtype=dtype, source="tiny"), rule
-
-
-def kept_by_torch(policy: PolicyModel, run: Any) -> float:
-    """Bytes of the distinct storages that autograd saves, without the model's own."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*policy.parameters(), *policy.buffers()]}
-    saved: dict[int, torch.Tensor] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        run()
-    return float(sum(tensor.untyped_storage().nbytes() for tensor in saved.values()))
 
 
 def seen_by(rule: Any, *sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
