@@ -17,7 +17,7 @@ from rlcli.report.api import Api
 from rlcli.report.server import Server
 from rlcli.report.source import RunData
 from rlcli.report.static import write_report
-from tests.browser import PHONE, Visitor, chromium, url_of
+from tests.browser import PHONE, url_of
 from tests.report_runs import Settings, write_run, write_step
 
 PAGES = {
@@ -36,12 +36,6 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "sums", steps=6, tools=True)
 
@@ -49,19 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return url_of(write_report([RunData(folder)], tmp_path_factory.mktemp("report") / "out").path)
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    visitors: list[Visitor] = []
-
-    def visit(origin: str, **more: Any) -> Visitor:
-        visitors.append(Visitor(browser, origin, **more))
-        return visitors[-1]
-
-    yield visit
-    for visitor in visitors:
-        visitor.close()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from rlcli.report import pictures, static
 from rlcli.report.source import RunData
 from rlcli.report.static import write_report
-from tests.browser import PHONE, Visitor, chromium, url_of
+from tests.browser import PHONE, Visitor, url_of
 from tests.picture_runs import drawing, noise, write_data, write_picture_run
 from tests.unit.report.test_browser import CONTRAST, overflows, served
 
@@ -21,29 +20,10 @@ BROKEN = "sample?step=2&prompt=drawn%3Atrain%3A2"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pictures")
     data = write_data(folder / "data", [(drawing(0),), (noise(1, (900, 300)), drawing(2)), (noise(3)[:300],)])
     return write_picture_run(folder / "run", data)
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    visitors: list[Visitor] = []
-
-    def visit(origin: str, **more: Any) -> Visitor:
-        visitors.append(Visitor(browser, origin, **more))
-        return visitors[-1]
-
-    yield visit
-    for visitor in visitors:
-        visitor.close()
 
 
 def sizes(page: Any, where: str, count: int) -> list[list[int]]:
