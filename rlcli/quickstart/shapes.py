@@ -16,8 +16,6 @@ KIND = "qwen3_vl"
 GUESSES = 0.75
 LOOKS = 0.75
 """The share of the steps, the first ones, in which all look. A model learns to see much faster so."""
-ANSWERS = 4
-"""0 to 3, each equally frequent in the data."""
 MARKERS = ["<think>", "</think>"]
 VOCABULARY = 400
 """Upper bound. Fewer tokens are enough for all words of the task; a digit stays one token."""
@@ -38,8 +36,11 @@ class Shapes(Lessons):
         self.prompts: Sequence[Prompt] = list(read_prompts(data, "train"))
 
     def key(self) -> Any:
-        rows = [(prompt.id, prompt.messages[-1]["content"], prompt.extra_info) for prompt in self.prompts]
-        return ["shapes", KIND, GUESSES, LOOKS, ANSWERS, rows]
+        rows = [
+            (prompt.id, prompt.messages[-1]["content"], prompt.extra_info, prompt.image_digests())
+            for prompt in self.prompts
+        ]
+        return ["shapes", KIND, GUESSES, LOOKS, MARKERS, VOCABULARY, READ, rows]
 
     def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
         from rlcli.images.decoding import decode
@@ -60,7 +61,7 @@ class Shapes(Lessons):
         seen = [[rule.prepared(decode(image)) for image in prompt.images] for prompt in rows.prompts]
         guesses = [
             [*tokenizer(f"<think></think>{answer}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            for answer in range(ANSWERS)
+            for answer in sorted({prompt.ground_truth for prompt in self.prompts})
         ]
 
         def batches(rng: random.Random, count: int, done: float) -> list[Batch]:
