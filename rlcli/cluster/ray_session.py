@@ -161,9 +161,6 @@ def set_environment() -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Ray's head would record every call, for a dashboard that is disabled: 23 MiB in 1,000 small steps.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # Ray ends a node that misses five checks, as one does on a laptop that slept or a machine with too much to do. What
-    # has really died on this machine is seen by its process.
-    os.environ.setdefault("RAY_health_check_failure_threshold", "40")
 
 
 @contextlib.contextmanager
