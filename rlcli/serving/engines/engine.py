@@ -122,6 +122,7 @@ class ServerEngine:
 
     def abort(self) -> list[Generation]:
         unbegun = self._fleet.abort()
+        self._raise_failure()
         found: list[Generation] = []
         while not self._done.empty():
             found.append(self._done.get())

@@ -378,7 +378,7 @@ class Fleet:
     async def _abort(self) -> list[Request]:
         self._aborting = True
         try:
-            while running := [one for one in self.members if one.running]:
+            while self.failures.empty() and (running := [one for one in self.members if one.running]):
                 await asyncio.gather(*map(self._abort_on, running))
                 tasks = [task for one in running for _, task in one.running.values()]
                 if tasks:
@@ -460,9 +460,10 @@ class Fleet:
 
     async def _close(self) -> None:
         self._aborting = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:  # `asyncio.wait_for` of Python 3.11 may swallow one
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.wait(list(self._tasks), timeout=LOOK_S)
         for member in self.members:
             if member.link is not None:
                 await member.link.close()

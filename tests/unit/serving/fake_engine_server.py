@@ -161,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.fake.connections.append(self.connection)
+        if self.fake._dead.is_set():  # it was accepted just before: nobody else would close it
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         self._answer(None)
@@ -170,6 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: Any) -> None:
         fake, path = self.fake, self.path.partition("?")[0]
+        if fake._dead.is_set():
+            self.close_connection = True
+            return
         known = VLLM_PATHS if fake.kind == "vllm" else ("/health", "/get_model_info", "/generate", "/abort_request")
         known += () if fake.kind == "vllm" else ("/update_weights_from_disk",)
         status = fake.status.get(path, 200 if path in known else 404)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,6 +28,8 @@ from rlcli.serving.engines.vllm_server import VllmServer
 PROMPT = np.arange(5, 9, dtype=np.int32)
 SAMPLING = Sampling(1.0, 6)
 GENERATE = "/inference/v1/generate"
+LONGEST_S = 120.0
+"""For what takes a moment on any machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +106,22 @@ def synced(engine: ServerEngine, value: float) -> Any:
 
 
 def until(engine: ServerEngine, holds: Callable[[], bool]) -> None:
-    """Wait for something that happens in the background; a test that hangs is ended by its runner."""
+    """Wait for something that happens in the background."""
+    last = time.monotonic() + LONGEST_S
     while not holds():
         engine.step()
+        assert time.monotonic() < last, [(one.url, one.state, one.why, list(one.running)) for one in members(engine)]
+
+
+def members(engine: ServerEngine) -> list[Any]:
+    return engine._fleet.members
+
+
+def all_of(engine: ServerEngine) -> list[Generation]:
+    """Step until all responses are there."""
+    made: list[Generation] = []
+    until(engine, lambda: bool(made.extend(engine.step())) or not engine.unfinished)
+    return made
 
 
 def held(engine: ServerEngine, *holding: FakeServer, count: int) -> None:
@@ -114,7 +130,7 @@ def held(engine: ServerEngine, *holding: FakeServer, count: int) -> None:
     for request in asked(count):
         engine.add(request)
     for server in holding:
-        server.begun.acquire()
+        assert server.begun.acquire(timeout=LONGEST_S), [(one.url, one.state, one.why) for one in members(engine)]
 
 
 def test_each_response_is_generated_once_with_its_log_probs(servers: Any, engine_of: Any) -> None:
@@ -230,10 +246,7 @@ def test_the_responses_of_a_killed_server_go_to_others(servers: Any, engine_of: 
     synced(engine, 1.0)
     held(engine, dies, count=8)
     dies.kill()
-    made: list[Generation] = []
-    while engine.unfinished:
-        made += engine.step()
-    check_all(made, 8)
+    check_all(all_of(engine), 8)
     counts = engine.counts()
     assert (counts["servers"], counts["lost"]) == (1, 1)
     assert counts["moved"] >= 1
@@ -282,10 +295,7 @@ def test_a_server_that_hangs_is_lost_and_its_responses_are_not(servers: Any, eng
     engine.begin(SAMPLING)
     for request in asked(8):
         engine.add(request)
-    made: list[Generation] = []
-    while engine.unfinished:
-        made += engine.step()
-    check_all(made, 8)
+    check_all(all_of(engine), 8)
     assert engine.counts()["lost"] >= 1
 
 
@@ -343,8 +353,7 @@ def test_a_slow_server_gets_fewer_responses(servers: Any, engine_of: Any) -> Non
     until(engine, lambda: bool(made.extend(engine.step())) or engine.unfinished <= 2)
     assert len([body for body in slow.asked if body["request_id"] != "attach"]) == 2
     slow.release.set()
-    while engine.unfinished:
-        engine.step()
+    until(engine, lambda: not engine.unfinished)
 
 
 def test_the_turns_of_a_conversation_go_to_one_server(servers: Any, engine_of: Any) -> None:
@@ -354,8 +363,7 @@ def test_the_turns_of_a_conversation_go_to_one_server(servers: Any, engine_of: A
     for turn in range(5):
         for key in range(2):
             engine.add(GenerationRequest(10 * turn + key, PROMPT + key, seed=0, conversation=key))
-        while engine.unfinished:
-            engine.step()
+        until(engine, lambda: not engine.unfinished)
     for server in (one, two):
         prompts = {body["token_ids"][0] for body in server.asked if body["sampling_params"]["max_tokens"] == 6}
         assert len(prompts) == 1
