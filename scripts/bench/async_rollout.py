@@ -296,7 +296,7 @@ def compared(
         layout = Layout(2 if name == "shared" else 1, 256, name != "shared", staleness)
         own = speeds[name, busy and staleness > 0]
         own = dataclasses.replace(own, update=own.update * drawn.mean() / lengths.mean())
-        return simulate(drawn, own, layout, PROMPT_TOKENS).step_s
+        return simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP).step_s  # of the steps that were measured
 
     rows = []
     for (name, staleness), seconds in measured.items():

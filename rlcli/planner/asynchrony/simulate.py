@@ -60,7 +60,7 @@ class Simulated:
 class _Engine:
     """prompt: tokens of each. tokens: of each response that has run since the start. ends: (tokens at its end, at its
     begin, group); begins: the sum of the second. at: seconds until when the engine is simulated. waiting: (group,
-    length) without a slot."""
+    length) without a slot. load: responses that it has, these included."""
 
     decode: Callable[[int, float], float]
     slots: int
@@ -76,6 +76,7 @@ class _Engine:
     def fill(self, shared: deque[tuple[int, int]]) -> None:
         """Begin responses in the free slots: its own, then those of all engines."""
         while len(self.ends) < self.slots and (queue := self.waiting or shared):
+            self.load += queue is shared
             group, length = queue.popleft()
             heapq.heappush(self.ends, (self.tokens + length, self.tokens, group))
             self.begins += self.tokens
@@ -139,9 +140,12 @@ class _Run:
             self.begun_by.append(self.version)
             engine = min(self.engines, key=lambda one: one.load)
             engine.at = max(engine.at, self.now) + self.prompt * self.speeds.prefill
-            queue = engine.waiting if self.layout.staleness else self.shared
-            queue.extend((group, int(length)) for length in self.lengths[group])
-            engine.load += self.samples
+            responses = [(group, int(length)) for length in self.lengths[group]]
+            if self.layout.staleness or engine.load < self.layout.slots:
+                engine.waiting.extend(responses)
+                engine.load += self.samples
+            else:  # for the first that has room, as in `rlcli.workers.roles.work_queue`
+                self.shared.extend(responses)
         for engine in self.engines:
             engine.fill(self.shared)
 
@@ -191,10 +195,13 @@ class _Run:
         return self.now
 
 
-def simulate(lengths: NDArray[np.int64], speeds: Speeds, layout: Layout, prompt_tokens: float = 0.0) -> Simulated:
-    """lengths: `[steps, prompts, samples]`, with at least `layout.staleness` + 2 steps. Engines go on as responses end,
-    so a token takes as long as the responses at that moment, and the tokens that they have by then, require."""
-    run, first = _Run(lengths, speeds, layout, prompt_tokens), layout.staleness
+def simulate(
+    lengths: NDArray[np.int64], speeds: Speeds, layout: Layout, prompt_tokens: float = 0.0, warm_up: int = 1
+) -> Simulated:
+    """lengths: `[steps, prompts, samples]`, with at least `layout.staleness` + `warm_up` + 1 steps. warm_up: steps that
+    do not count, before those in which the pipeline fills. Engines go on as responses end, so a token takes as long as
+    the responses at that moment, and the tokens that they have by then, require."""
+    run, first = _Run(lengths, speeds, layout, prompt_tokens), layout.staleness + warm_up - 1
     last = len(lengths) - layout.staleness  # later steps have less to generate beside them
     assert last - first >= 2, "too few steps to fill the pipeline"
     ends, idle, busy = list[float](), list[float](), list[float]()

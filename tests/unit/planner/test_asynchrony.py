@@ -41,15 +41,17 @@ class Ticks:
     def admit(self, step: int) -> None:
         while self.begun < min((self.layout.staleness + step + 1) * self.batch, len(self.lengths)):
             engine = self.open.index(min(self.open))
-            queue = self.queues[engine] if self.layout.staleness else self.shared
+            own = self.layout.staleness > 0 or self.open[engine] < self.layout.slots
+            queue = self.queues[engine] if own else self.shared
             queue.extend([self.begun, length] for length in self.lengths[self.begun])
-            self.open[engine] += len(self.lengths[self.begun])
+            self.open[engine] += own * len(self.lengths[self.begun])
             self.begun += 1
         for engine in range(self.layout.engines):
             self.fill(engine)
 
     def fill(self, engine: int) -> None:
         while len(self.running[engine]) < self.layout.slots and (queue := self.queues[engine] or self.shared):
+            self.open[engine] += queue is self.shared
             self.running[engine].append(queue.pop(0))
 
     def tick(self) -> None:
@@ -117,6 +119,21 @@ def test_two_steps_overlap_as_worked_out_by_hand() -> None:
     ahead = simulate(lengths[:11], speeds, Layout(1, 8, True, 1, slice_s=0.0))
     assert ahead.step_s == pytest.approx(0.7, rel=0.1)
     assert simulate(lengths, speeds, Layout(1, 64, True, 4, slice_s=0.0)).step_s == pytest.approx(0.4)
+
+
+def test_engines_share_the_responses_of_a_synchronous_step() -> None:
+    """An engine takes 1 s for a token of each of n responses, times n. Two, with slots for all, halve that."""
+    lengths, speeds = np.full((4, 4, 2), 10), Speeds(lambda running, tokens: float(running), 0.0, 0.0, 0.0)
+    assert simulate(lengths, speeds, Layout(1, 8)).step_s == pytest.approx(80)
+    assert simulate(lengths, speeds, Layout(2, 8)).step_s == pytest.approx(40)
+
+
+def test_steps_of_the_warm_up_do_not_count() -> None:
+    lengths = np.full((8, 2, 2), 100)
+    lengths[:3] = 400
+    speeds = Speeds(lambda running, tokens: 1.0, 0.0, 0.0, 0.0)
+    assert simulate(lengths, speeds, Layout(1, 8)).step_s > 100
+    assert simulate(lengths, speeds, Layout(1, 8), warm_up=3).step_s == pytest.approx(100)
 
 
 def test_the_trainer_waits_for_the_end_of_a_slice() -> None:
