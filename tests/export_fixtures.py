@@ -113,7 +113,7 @@ def save_runs(root: Path) -> Path:
     save_run(root / "untied", untied)
     mixture = save_tiny(root / "mixture-base", "qwen3_moe")
     save_run(root / "mixture", mixture)
-    save_run(root / "mixture-lora", mixture, *LORA)
+    save_run(root / "mixture-lora", mixture, *LORA, "lora.targets=all-linear,experts")
     for kind in ("mixtral", "glm4_moe"):
         save_run(root / kind, save_tiny(root / f"{kind}-base", kind), dtype=torch.bfloat16)
     save_run(root / "lora", base, *LORA)

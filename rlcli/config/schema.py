@@ -485,8 +485,14 @@ class Lora(Section):
     )
     alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapter (alpha / rank).")
     targets: str = Field(
-        default="all-linear", description="Comma-separated module names that get an adapter, or all-linear."
+        default="all-linear",
+        description="Comma-separated module names that get an adapter, or all-linear (of a mixture of experts: in "
+        "attention); and experts for each expert.",
     )
+
+    @property
+    def on_experts(self) -> bool:
+        return self.rank > 0 and "experts" in (name.strip() for name in self.targets.split(","))
 
 
 class VerifierSection(Section):

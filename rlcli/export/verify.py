@@ -138,16 +138,18 @@ def _change_of_model(folder: Path, base: Mapping[str, Tensor]) -> Change:
 
 
 def _change_of_adapter(folder: Path) -> Change:
-    """The change that the adapter in `folder` makes to its base: scale · B · A of each layer."""
+    """The change that the adapter in `folder` makes to its base: scale · B · A of each layer, and of each expert."""
     from peft import LoraConfig
+
+    from rlcli.model.mixture.adapters import by_expert
 
     config = LoraConfig.from_pretrained(str(folder))
     scale = config.lora_alpha / config.r
     factors = dict(_tensors(folder))
     layers = [name.removesuffix("lora_A.weight") for name in factors if name.endswith("lora_A.weight")]
-    return _summed(
-        scale * factors[f"{layer}lora_B.weight"].float() @ factors[f"{layer}lora_A.weight"].float() for layer in layers
-    )
+    both = ((factors[f"{layer}lora_A.weight"].float(), factors[f"{layer}lora_B.weight"].float()) for layer in layers)
+    pairs = (by_expert(down, up, config.r) for down, up in both)
+    return _summed(scale * up @ down for down, up in pairs)
 
 
 def _log_probs_of_folder(folder: Path, base: str, tokens: Sequence[int]) -> list[float]:

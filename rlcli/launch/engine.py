@@ -68,11 +68,19 @@ def _check_servers(rollout: Rollout) -> None:
         )
 
 
-def check_adapter(config: RunConfig, dtype: str, adapter: str) -> None:
+def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> None:
     """Raise `ConfigError` for a LoRA adapter that the engine would have to load besides the weights, and cannot.
     adapter: the folder of one that is evaluated, or empty."""
     name = config.rollout.engine
-    if "lora" in engine_named(name).settings or not config.lora.rank or not (adapter or dtype != "float32"):
+    if not config.lora.rank or not (adapter or dtype != "float32"):
+        return
+    if "lora" in engine_named(name).settings:
+        if config.lora.on_experts and device == "cpu":
+            raise ConfigError(
+                f"{adapter or f'lora.targets = {config.lora.targets}'}: vLLM computes no adapter on experts beside "
+                f"their weights on CPUs{'' if adapter else f', as it would in {dtype}'}",
+                "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
+            )
         return
     if adapter:
         raise ConfigError(

@@ -102,7 +102,7 @@ def prepare(
     device = check_machine(config)
     config, adapter = _located(with_model_folders(config, on_note), train)
     dtype = compute_dtype(config, device)
-    check_adapter(config, dtype, adapter)
+    check_adapter(config, dtype, device, adapter)
     train_rows, test_rows = _rows(config, train)
     config, verifiers, sandbox = _scoring(config, train_rows, test_rows)
     _check_place(config.model.path, on_note)
@@ -441,11 +441,13 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     try:
         settings = json.loads(note.read_text(encoding="utf-8"))
         base, rank = settings["base_model_name_or_path"], settings["r"]
+        on_experts = bool(settings.get("target_parameters"))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ModelError(
             f"cannot read adapter {note}: {type(error).__name__}: {error}", "copy the whole adapter again"
         ) from error
-    return config.changed(model={"path": base}, lora={"rank": rank}), str(folder)
+    lora = {"rank": rank, **({"targets": "all-linear,experts"} if on_experts else {})}
+    return config.changed(model={"path": base}, lora=lora), str(folder)
 
 
 def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:

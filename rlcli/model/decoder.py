@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlcli.model.attention import ATTENTION, Segments
-from rlcli.model.experts import Replay
+from rlcli.model.mixture.routes import Replay
 from rlcli.model.names import named_weights, sees, tower
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets

@@ -20,9 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
-from rlcli.model.names import DECODER, fixed_weights, has_experts, sees
+from rlcli.model.mixture.adapters import PARAMETERS, adapters_on_experts, added, pass_through_factors
+from rlcli.model.names import DECODER, base_name, fixed_weights, has_experts, sees
 from rlcli.model.parallel.buckets import buckets
 
+EXPERTS = "experts"
+"""In `lora.targets`: both matrices of each expert."""
 TOWER = rf"model\.(?!{DECODER}\.).*"
 """What sees pictures, in a model with a tower: an adapter leaves it as it is, since vLLM adapts the decoder alone."""
 _PREFIX = "base_model.model."
@@ -32,7 +35,7 @@ _PREFIX = "base_model.model."
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
     """rank: of the two factors. alpha: the adapter is scaled by alpha / rank. targets: comma-separated names of linear
-    modules (`q_proj,v_proj`), or `all-linear` for all but the head.
+    modules (`q_proj,v_proj`), or `all-linear` for all but the head; and `experts` for each expert of a mixture.
     """
 
     rank: int
@@ -40,20 +43,25 @@ class LoraSpec:
     targets: str = "all-linear"
 
 
+def split_targets(targets: str) -> list[str]:
+    return [name.strip() for name in targets.split(",") if name.strip()]
+
+
 def target_names(lm: nn.Module, targets: str) -> list[str]:
     """The comma-separated names in `targets`. `ModelError` for one that is not a linear layer of `lm`'s decoder."""
-    names = [name.strip() for name in targets.split(",") if name.strip()]
+    names = split_targets(targets)
     outside = {"lm_head", "embed_tokens"}.intersection(names)
     if outside:
         raise ModelError(
             f"lora.targets: '{sorted(outside)[0]}' cannot have an adapter", "name linear layers inside the decoder"
         )
     linear = sorted(_linear_names(lm) - outside)
-    missing = sorted(set(names) - set(linear) - {"all-linear"})
+    missing = sorted(set(names) - set(linear) - {"all-linear", *([EXPERTS] if has_experts(lm) else [])})
     if missing or not names:
+        there = [name for name in linear if name != "lm_head"] + [EXPERTS] * has_experts(lm)
         raise ModelError(
             f"lora.targets = '{targets}': the model has no linear layer '{missing[0] if missing else ''}'",
-            f"there is: {', '.join(name for name in linear if name != 'lm_head')}, or all-linear for all of them",
+            f"there is: {', '.join(there)}, or all-linear for all {'in attention' if has_experts(lm) else 'of them'}",
         )
     return names
 
@@ -72,13 +80,14 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
     The adapters are float32 whatever the base is; with `meta` they hold no memory. `ModelError` for an unknown target.
     """
     names = target_names(lm, spec.targets)
-    every: Any = "all-linear"
-    if has_experts(lm):  # by itself peft would adapt experts, too
-        every = sorted(_linear_names(lm) - {"lm_head"})
+    linear: Any = [name for name in names if name != EXPERTS]
+    if "all-linear" in names:  # of a mixture peft would adapt experts and routers, too
+        linear = sorted(_linear_names(lm) - {"lm_head"}) if has_experts(lm) else "all-linear"
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
-        target_modules=every if "all-linear" in names else names,
+        target_modules=linear or None,
+        target_parameters=PARAMETERS if EXPERTS in names else None,
         task_type="CAUSAL_LM",
         exclude_modules=TOWER if sees(lm) else None,
     )
@@ -91,6 +100,7 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
     for layer in lm.modules():
         if isinstance(layer, lora.Linear):
             layer.forward = partial(_forward, layer)
+    pass_through_factors(lm)
     return peft
 
 
@@ -123,15 +133,23 @@ def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
     """All weights of `lm` with its adapter added, W + scale · B A in float32, under the base model's names and sharded
     like W. Collective: every rank iterates to the end, in step."""
     named = dict(lm.named_parameters())
-    down = ((name, parameter) for name, parameter in named.items() if ".lora_A." in name)
-    factors = dict(chain.from_iterable(buckets(down, torch.float32)))
+    on_experts = {weight: (f"{name}.", module) for weight, name, module in adapters_on_experts(lm)}
+    # Of a linear layer a rank has the same rows of the weight and of B; of experts it may need any of B.
+    both = tuple(f"{name}lora_" for name, _ in on_experts.values())
+    needed = ((name, one) for name, one in named.items() if ".lora_A." in name or (both and name.startswith(both)))
+    factors = dict(chain.from_iterable(buckets(needed, torch.float32)))
     for name, parameter in named.items():
-        layer, has_base, rest = name.partition(".base_layer.")
-        if has_base and rest == "weight":
-            up = named[f"{layer}.lora_B.default.weight"]
-            yield f"{layer}.weight", _added(parameter, up, factors[f"{layer}.lora_A.default.weight"], scale)
+        own = base_name(name)
+        if own in on_experts:
+            layer, wrapper = on_experts[own]
+            down, up = (factors[f"{layer}lora_{one}.default.weight"] for one in "AB")
+            yield own, added(wrapper, parameter, (down, up), scale)
+        elif name.endswith(".base_layer.weight"):
+            layer = name.removesuffix("base_layer.weight")
+            up = named[f"{layer}lora_B.default.weight"]
+            yield own, _added(parameter, up, factors[f"{layer}lora_A.default.weight"], scale)
         elif not is_adapter(name):
-            yield (f"{layer}.{rest}" if has_base else name), parameter
+            yield own, parameter
     yield from fixed_weights(lm)
 
 
@@ -139,7 +157,7 @@ def base_of(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights of `lm` without its adapter, under the base model's names and with their sharding."""
     for name, parameter in lm.named_parameters():
         if not is_adapter(name):
-            yield name.replace(".base_layer.", "."), parameter
+            yield base_name(name), parameter
     yield from fixed_weights(lm)
 
 

@@ -81,6 +81,15 @@ def tower(lm: Any) -> Iterator[nn.Module]:
         yield from (part for name, part in lm.base_model.named_children() if name != DECODER)
 
 
+def base_name(name: str) -> str:
+    """In the model without adapters.
+
+    >>> base_name("mlp.experts.base_layer.base_layer.down_proj")
+    'mlp.experts.down_proj'
+    """
+    return name.replace("base_layer.", "")
+
+
 def has_experts(lm: nn.Module) -> bool:
     return any(name.endswith(DOWN) for name, _ in lm.named_parameters())
 

@@ -6,7 +6,8 @@ With b bytes per number in compute dtype, and w a width, torch keeps for each to
     linear          b w: its input, once for those that share it; nothing if neither it nor an adapter is trained
     rotation        nothing: cosines and sines are shared by all layers
     gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in total
-    experts         for each expert that the token passes through, a gated unit, and if they are trained its input b w;
+    experts         for each expert that the token passes through, a gated unit, and if they or adapters on them are
+                    trained its input b w;
                     b w for the weight of its output; of the router 4 for each expert, and its choice, and if it
                     computes in float32 while the rest does not, its input in that; of experts that
                     all tokens pass through, and of layers without others, a gated unit, whose last linear is trained
@@ -32,6 +33,8 @@ FLOAT = 4
 """Bytes of a float32."""
 INDEX = 8
 """Bytes of an int64."""
+ALIGNED = 8
+"""As in `rlcli.model.mixture.adapters`, whose import would load torch."""
 
 
 OLMO = ("olmo2", "olmo3")
@@ -81,7 +84,8 @@ def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     factors = run.lora_rank * len(adapted) * run.bytes_each
     gated = _experts(shape, run) if shape.experts else 3 * run.bytes_each * shape.intermediate
     gated += run.bytes_each * shape.shared * (3 + (not run.lora_rank))
-    return pack.tokens * (inputs + factors + gated + _norms(shape, run)) + pack.places * _attention(shape, run)
+    held = _held_factors(shape, run) if run.lora_rank and shape.adapts_experts(run.lora_targets) else 0
+    return held + pack.tokens * (inputs + factors + gated + _norms(shape, run)) + pack.places * _attention(shape, run)
 
 
 def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
@@ -93,11 +97,27 @@ def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
 
 
 def _experts(shape: ModelShape, run: Pass) -> float:
-    """Of one token: what its experts and the router keep. Frozen experts do not keep their input."""
-    trained = not run.lora_rank
-    pair = run.bytes_each * (shape.hidden * (1 + trained) + shape.intermediate * (3 + trained)) + FLOAT + 2 * INDEX
+    """Of one token: what its experts and the router keep. Frozen experts do not keep their input, unless an adapter on
+    them does."""
+    trained, adapted = not run.lora_rank, run.lora_rank > 0 and shape.adapts_experts(run.lora_targets)
+    kept = trained or adapted
+    pair = run.bytes_each * (shape.hidden * (1 + kept) + shape.intermediate * (3 + kept)) + FLOAT + 2 * INDEX
+    pair += 2 * run.bytes_each * _aligned(run.lora_rank) * adapted
     copied = trained and run.bytes_each < FLOAT and shape.kind in ROUTED_IN_FLOAT
     return shape.chosen * pair + FLOAT * shape.experts + FLOAT * shape.hidden * copied
+
+
+def _held_factors(shape: ModelShape, run: Pass) -> float:
+    """Copies of the factors of adapters on experts: of the second ones in the order of their experts, and of the first
+    ones if their rank is filled up."""
+    copied = 2 * shape.intermediate + shape.hidden
+    if run.lora_rank % ALIGNED:
+        copied += shape.hidden + shape.intermediate
+    return run.bytes_each * shape.experts * _aligned(run.lora_rank) * copied
+
+
+def _aligned(rank: int) -> int:
+    return -(-rank // ALIGNED) * ALIGNED
 
 
 def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:

@@ -204,7 +204,7 @@ def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
 
 def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
     if run.lora_rank:
-        return shape.layers * _trained_per_layer(setting, shape, run)
+        return shape.adapter_parameters(run.lora_rank, run.lora_targets)
     return shape.parameters - (shape.tower.frozen(run.frozen) if shape.tower is not None else 0)
 
 

@@ -209,7 +209,7 @@ class Setting:
         lora = self.config.lora
         if not lora.rank:
             return self.policy.parameters - self.frozen_parameters
-        return self.policy.layers * self.policy.adapter_layer_parameters(lora.rank, lora.targets)
+        return self.policy.adapter_parameters(lora.rank, lora.targets)
 
     def weight_bytes(self) -> float:
         """Weight bytes of one copy of the policy on its ranks together: trained ones in float32, frozen ones in compute

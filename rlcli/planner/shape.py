@@ -155,18 +155,32 @@ class ModelShape:
         passed = self.chosen * self.expert_parameters + self.router_parameters + 3 * self.hidden * self.shared
         return self.layers * dense + self.expert_layers * passed + self.dense_layers * 3 * self.hidden * self.dense
 
+    def adapter_parameters(self, rank: int, targets: str) -> int:
+        """Parameters of a LoRA adapter."""
+        before = self.dense_layer.adapter_layer_parameters(rank, targets) if self.dense_layers else 0
+        return self.dense_layers * before + self.expert_layers * self.adapter_layer_parameters(rank, targets)
+
     def adapter_layer_parameters(self, rank: int, targets: str) -> int:
-        """Parameters of a LoRA adapter on one layer."""
-        return rank * sum(linear.inputs + linear.outputs for linear in self.adapted(targets))
+        """Parameters of a LoRA adapter on one layer; of a mixture, on one that has experts."""
+        experts = self.experts * (2 * self.hidden + 3 * self.intermediate) if self.adapts_experts(targets) else 0
+        return rank * (experts + sum(linear.inputs + linear.outputs for linear in self.adapted(targets)))
 
     def adapted(self, targets: str) -> list[Linear]:
         """The linear layers that `lora.targets` names."""
-        names = {name.strip() for name in targets.split(",")}
+        names = _split(targets)
         return [linear for linear in self.linears if "all-linear" in names or linear.name in names]
+
+    def adapts_experts(self, targets: str) -> bool:
+        """Whether `lora.targets` names them."""
+        return self.experts > 0 and "experts" in _split(targets)
 
     def kv_bytes_per_token(self, bytes_each: float) -> float:
         """Bytes per token of vLLM's KV cache, over all layers."""
         return 2 * self.layers * self.key * bytes_each
+
+
+def _split(targets: str) -> set[str]:
+    return {name.strip() for name in targets.split(",")}
 
 
 def shape_of(config: Any) -> ModelShape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,6 +83,7 @@ class VllmEngine:
                 enable_lora=spec.lora_rank > 0,
                 max_lora_rank=_allowed_rank(spec.lora_rank),
                 max_loras=1,
+                **({"enable_mixed_moe_lora_format": True} if spec.lora_experts else {}),
                 seed=0,
                 disable_log_stats=True,
                 **({"async_scheduling": False} if spec.exact_steps or (spec.routes and spec.device == "cpu") else {}),
@@ -226,7 +228,10 @@ class VllmEngine:
 
         from rlcli.model.weight_check.engine_weights import AdapterRecorder
 
-        request = LoRARequest("policy", ADAPTER_ID, folder, load_inplace=True)
+        # Factors of all experts of a layer are in one tensor, as peft holds them.
+        fused = {"is_3d_lora_weight": True} if self.spec.lora_experts else {}
+        named = partial(LoRARequest, "policy", ADAPTER_ID, folder, **fused)
+        request = named(load_inplace=True)
         if self._layout is not None:
             self._engine.add_lora(request)
         else:
@@ -234,7 +239,7 @@ class VllmEngine:
                 self._engine.add_lora(request)
             self._layout = recorder.layout()
         # Requests name the loaded adapter; load_inplace would read it again for each of them.
-        self._adapter = LoRARequest("policy", ADAPTER_ID, folder)
+        self._adapter = named()
         self._forget_prefixes()
 
     def _forget_prefixes(self) -> None:

@@ -76,7 +76,7 @@ class TrainingBackend(Protocol):
         forward: options of the model's forward pass. The backward pass runs on `data_ranks` × the loss.
 
         Returns the losses' sums, added up, and `grad_norm` ÷ data_ranks: added up over data ranks, the norm over all
-        ranks before clipping; with experts also what `rlcli.model.experts.load_metrics` gives, and in float16
+        ranks before clipping; with experts also what `rlcli.model.mixture.routes.load_metrics` gives, and in float16
         `gradient_scale`, likewise. Empty if there
         are no micro-batches. If the gradient is bad (the loss, an output or a gradient is not finite, or its norm
         is above fault_tolerance.bad_grad_norm) no rank steps, and only `grad_norm` and `bad`, 1 ÷ data_ranks, are

@@ -78,8 +78,8 @@ class FsdpLoader:
         trained: bool = True,
         replays: bool = False,
     ) -> FsdpBackend:
-        from rlcli.model.experts import Replay
         from rlcli.model.io import loading
+        from rlcli.model.mixture.routes import Replay
 
         config = self.config.model
         how = {**self.how, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
@@ -97,7 +97,7 @@ class FsdpBackend:
     def __init__(self, model: Any, config: RunConfig, place: Place, trained: bool = True) -> None:
         import torch
 
-        from rlcli.model.experts import Load
+        from rlcli.model.mixture.routes import Load
         from rlcli.model.optim import GradientScale, build_optimizer
 
         train = config.train
@@ -236,7 +236,7 @@ class FsdpBackend:
         """How the update's tokens were spread over the experts, if there are any: the same on all ranks."""
         import torch.distributed as dist
 
-        from rlcli.model.experts import load_metrics, replay_metrics
+        from rlcli.model.mixture.routes import load_metrics, replay_metrics
 
         counts = self.expert_load.take()
         if counts is None:

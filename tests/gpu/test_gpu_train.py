@@ -121,6 +121,17 @@ def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
+def test_an_adapter_on_experts_reaches_the_engine(sums: Path, tmp_path: Path) -> None:
+    from rlcli.model.io.tiny import make_tiny_model
+
+    mixture = make_tiny_model(tmp_path / "mixture", hidden=256, heads=4, experts=8)
+    sets = ("--set", "lora.rank=8", "--set", "lora.targets=all-linear,experts")
+    steps = train(mixture, sums, tmp_path / "lora", *sets)
+    assert all(line["canary/max_abs_diff"] < CANARY for line in steps)
+    assert all(line["sync/unchecked_tensors"] > 0 for line in steps), "experts' factors are not compared"
+    assert steps[-1]["update/grad_norm"] > 0
+
+
 def test_an_fp8_engine_follows_the_policy_and_reports_its_difference(tiny: Path, sums: Path, tmp_path: Path) -> None:
     exact = train(tiny, sums, tmp_path / "exact")
     steps = train(tiny, sums, tmp_path / "fp8", "--set", "rollout.quantization=fp8")

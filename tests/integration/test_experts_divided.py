@@ -27,7 +27,7 @@ FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
 ALIKE: list[Row] = [*ROWS, *((np.concatenate([ROWS[0][0][:9], tokens[:20]]), 9) for tokens, _ in ROWS[1:4])]
 """With three samples of one prompt, which is packed once where they meet."""
 FORWARD = {"temperature": 0.8, "want_entropy": True}
-ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear")
+ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear,experts")
 
 
 def layouts(world: int) -> list[tuple[int, int, int]]:

@@ -46,6 +46,21 @@ def test_the_engines_routes_are_those_of_the_same_tokens(
         assert step["mismatch/k3"] < 1e-9
 
 
+def test_adapters_on_experts_reach_the_engine_merged(
+    mixture: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers divide the experts; of each layer four weights of attention and two of experts are adapted."""
+    sets = "lora.rank=4 lora.targets=all-linear,experts parallel.expert=2"
+    monkeypatch.setenv("CATALOG_SETS", sets)
+    steps = train(mixture, sums, tmp_path / "two", 2, ["grpo"])["grpo"]["steps"]
+    layers = 2
+    for step in steps:
+        assert step["sync/unchecked_tensors"] == 0
+        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["update/grad_norm"] > 0
+    assert steps[-1]["sync/changed_tensors"] == 6 * layers
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_experts_reach_the_engine_exactly(runs: dict[int, dict[str, Any]], ranks: int) -> None:
     steps = runs[ranks]["grpo"]["steps"]

@@ -75,10 +75,11 @@ def planned(
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
     longest = check_fit(config, shape.positions, shape.heads, shape.experts)
-    if config.lora.rank and not shape.adapted(config.lora.targets):
+    if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
+        there = [linear.name for linear in shape.linears] + ["experts"] * bool(shape.experts)
         raise ConfigError(
             f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
-            f"give all-linear, or some of {', '.join(linear.name for linear in shape.linears)}",
+            f"give all-linear, or some of {', '.join(there)}",
         )
     check_frozen(config, sees=shape.tower is not None)
     prompts = _prompts(config) if config.data.path else None

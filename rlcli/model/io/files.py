@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlcli.errors import ModelError
 from rlcli.model.io.facts import weight_files
-from rlcli.model.names import expert_names, file_name, stored_shapes
+from rlcli.model.names import base_name, expert_names, file_name, stored_shapes
 from rlcli.model.weight_check.finite import check_finite
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -80,5 +80,5 @@ class WeightFiles:
 
     def _own(self, name: str) -> str:
         """The name in the files: a tied head may not be in them."""
-        name = name.replace(".base_layer.", ".")
+        name = base_name(name)
         return EMBEDDING if name == HEAD and self._tied else name

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rlcli.errors import ModelError
+from rlcli.model.mixture.adapters import factors_of
 from rlcli.model.parallel.dims import BESIDE, EXPERT, REPLICATE
 from rlcli.model.parallel.exchange import exchange
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
     """The experts of each layer that has some, in their order: of each, all in one module."""
-    return [module for name, module in model.named_modules() if name.endswith(".experts")]
+    found = [module for name, module in model.named_modules() if name.endswith(".experts")]
+    return [getattr(module, "get_base_layer", lambda own=module: own)() for module in found]  # inside their adapters
 
 
 def divide_experts(model: Decoder, mesh: DeviceMesh, world: int, precision: MixedPrecisionPolicy) -> None:
@@ -47,8 +49,10 @@ def divide_experts(model: Decoder, mesh: DeviceMesh, world: int, precision: Mixe
                 distribute_tensor(parameter.detach(), among, [Shard(0)], src_data_rank=None), parameter.requires_grad
             )
             setattr(experts, name, own)
-        experts.forward = partial(_forward, experts, type(experts).forward, among)
+        compute = vars(experts).get("compute", type(experts).forward)
+        experts.forward = partial(_forward, experts, compute, among)
         experts.num_experts //= among.size()
+        experts.first = among.get_local_rank() * experts.num_experts
         fully_shard(experts, mesh=beside, mp_policy=precision)
         # A rank's gradient is already that of all tokens of its group.
         experts.set_gradient_divide_factor(float(world))
@@ -68,7 +72,7 @@ def _forward(experts: Any, compute: Any, mesh: DeviceMesh, hidden: Tensor, chose
     tokens = exchange(hidden[by_expert // chosen.shape[1]], sent, received, group)
     expert = torch.arange(each, device=hidden.device).repeat(ranks).repeat_interleave(theirs.flatten())
     outputs = exchange(_computed(experts, compute, tokens, expert), received, sent, group)
-    back = torch.empty_like(outputs).index_copy(0, by_expert, outputs).view(*chosen.shape, -1)
+    back = outputs[by_expert.argsort()].view(*chosen.shape, -1)
     return (back * weights[..., None]).sum(1).to(hidden.dtype)
 
 
@@ -77,7 +81,7 @@ def _computed(experts: Any, compute: Any, tokens: Tensor, expert: Tensor) -> Ten
     gathered = dict(experts._parameters)
     own = {name: one.to_local() if isinstance(one, DTensor) else one for name, one in gathered.items()}
     if not len(tokens):  # its weights still take part in the reduction of gradients
-        return tokens + sum(one.sum() for one in own.values()) * 0
+        return tokens + sum(one.sum() for one in (*own.values(), *factors_of(experts))) * 0
     experts._parameters.update(own)
     try:
         found: Tensor = compute(experts, tokens, expert[:, None], tokens.new_ones(len(tokens), 1))

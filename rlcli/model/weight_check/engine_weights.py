@@ -291,6 +291,11 @@ class AdapterRecorder(_Copies):
                 (owner, held), (name, tensor) = self._slots[_storage(to)], read[_storage(source)]
                 offset = source.storage_offset() - tensor.storage_offset()
                 layout.add(name, Region.of(owner, held, to, source, offset, tensor.shape), held)
+        # vLLM holds the factors of experts in an order of its own, which is not compared.
+        experts = [path for path in self._manager.list_adapters()[self._adapter].loras if path.endswith(".experts")]
+        for path in experts:
+            own = f"{PEFT_PREFIX}{path.replace(*DECODER)}"
+            layout.changed |= {f"{own}{at}.lora_{one}.weight" for at in ("", ".base_layer") for one in "AB"}
         return layout
 
     def _note(self, to: Tensor, source: Tensor) -> None:

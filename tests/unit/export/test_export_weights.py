@@ -138,10 +138,19 @@ def test_a_large_model_is_written_as_several_files(
     assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / "full"), abs=1e-5)
 
 
-@pytest.mark.parametrize(("name", "base", "factors"), [("lora", "base", 14), ("mixture-lora", "mixture-base", 8)])
+@pytest.mark.parametrize(
+    ("name", "base", "factors", "matrices"), [("lora", "base", 14, 14), ("mixture-lora", "mixture-base", 12, 8 + 36)]
+)
 def test_an_adapter_is_read_by_peft_and_merged_by_transformers_alone(
-    saved_runs: Path, name: str, base: str, factors: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved_runs: Path,
+    name: str,
+    base: str,
+    factors: int,
+    matrices: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Of a mixture each expert has its own: both are trained so, exported, read and merged."""
     from peft import AutoPeftModelForCausalLM
 
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
@@ -151,7 +160,7 @@ def test_an_adapter_is_read_by_peft_and_merged_by_transformers_alone(
     assert said["log_probs"]["largest"] < 1e-5
     export(saved_runs / name, "--merge", "--out", merged, "--json")
     said = json.loads(capsys.readouterr().out)
-    assert (said["kind"], said["change"]["moved"]) == ("model", factors)
+    assert (said["kind"], said["change"]["moved"]) == ("model", matrices)
     assert said["log_probs"]["largest"] < 1e-5
     assert not (merged / "adapter_config.json").exists()
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(

@@ -74,13 +74,24 @@ def test_an_engine_whose_modules_are_missing_is_refused(monkeypatch: pytest.Monk
 
 def test_adapters_are_refused_by_an_engine_that_needs_them_merged() -> None:
     lora = {"rank": 8}
-    check_adapter(config(lora=lora), "float32", "")
-    check_adapter(config("vllm", lora=lora), "bfloat16", "")
-    check_adapter(config(), "bfloat16", "")
+    check_adapter(config(lora=lora), "float32", "cpu", "")
+    check_adapter(config("vllm", lora=lora), "bfloat16", "cpu", "")
+    check_adapter(config(), "bfloat16", "cpu", "")
     with pytest.raises(ConfigError, match=r"lora.rank = 8 in bfloat16: .*; give model.dtype = float32"):
-        check_adapter(config(lora=lora), "bfloat16", "")
+        check_adapter(config(lora=lora), "bfloat16", "cpu", "")
     with pytest.raises(ConfigError, match=r"does not load LoRA adapters, and folder is one; merge it"):
-        check_adapter(config(lora=lora), "float32", "folder")
+        check_adapter(config(lora=lora), "float32", "cpu", "folder")
+
+
+def test_an_adapter_on_experts_is_merged_on_cpus() -> None:
+    ours = config("vllm", lora={"rank": 8, "targets": "q_proj, experts"})
+    check_adapter(ours, "float32", "cpu", "")
+    check_adapter(ours, "bfloat16", "cuda", "")
+    check_adapter(config("vllm", lora={"targets": "experts"}), "bfloat16", "cpu", "")
+    with pytest.raises(ConfigError, match=r"experts: vLLM .* as it would in bfloat16; give model.dtype = float32"):
+        check_adapter(ours, "bfloat16", "cpu", "")
+    with pytest.raises(ConfigError, match=r"^folder: vLLM .* on CPUs; merge it first: rlcli export RUN --merge"):
+        check_adapter(ours, "float32", "cpu", "folder")
 
 
 @pytest.mark.parametrize(

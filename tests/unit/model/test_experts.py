@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -11,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoConfig
 
 from rlcli.errors import ConfigError, ModelError
-from rlcli.model.experts import Load, Replay, load_metrics
 from rlcli.model.io.config import read_config
 from rlcli.model.io.facts import check_model
 from rlcli.model.io.tiny import make_tiny_model
 from rlcli.model.lora import LoraSpec, add_lora
+from rlcli.model.mixture.routes import Load, Replay, load_metrics
 from rlcli.model.names import stored, stored_shapes
 from rlcli.model.packed import pack
 from rlcli.model.policy import PolicyModel
@@ -167,13 +169,64 @@ def test_a_collapsed_router_is_seen() -> None:
 
 
 @KINDS
-def test_adapters_are_on_attention_alone(kind: str) -> None:
+def test_adapters_are_on_attention_alone_unless_asked_for(kind: str) -> None:
     lm = tiny_lm(kind)
     add_lora(lm, LoraSpec(4, 8.0), "tiny", meta=False)
     adapted = {name.rpartition(".lora_")[0].rpartition(".")[2] for name, p in lm.named_parameters() if p.requires_grad}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    with pytest.raises(ModelError, match="no linear layer 'down_proj'"):
+    with pytest.raises(ModelError, match="no linear layer 'down_proj'") as refused:
         add_lora(tiny_lm(kind), LoraSpec(4, 8.0, "down_proj"), "tiny", meta=False)
+    assert refused.value.hint == "there is: k_proj, o_proj, q_proj, v_proj, experts, or all-linear for all in attention"
+    with pytest.raises(ModelError, match="no linear layer 'experts'"):
+        add_lora(tiny_lm(), LoraSpec(4, 8.0, "experts"), "tiny", meta=False)
+
+
+def with_adapters(kind: str, rank: int) -> tuple[Any, PolicyModel]:
+    """A model without, and with adapters on its experts alone that are not zero."""
+    plain = tiny_lm(kind)
+    lm = copy.deepcopy(plain)
+    peft = add_lora(lm, LoraSpec(rank, 6.0, "experts"), "tiny", meta=False)
+    policy = PolicyModel(lm, dtype=torch.float32, source="tiny", peft=peft)
+    assert torch.allclose(policy(pack(ragged_rows(5), CPU)).log_probs, log_probs_of(plain), rtol=0, atol=2e-6), "B = 0"
+    for name, parameter in lm.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return plain, policy
+
+
+def log_probs_of(lm: Any) -> torch.Tensor:
+    return PolicyModel(lm, dtype=torch.float32, source="tiny")(pack(ragged_rows(5), CPU)).log_probs.detach()
+
+
+@pytest.mark.parametrize("rank", [3, 8])
+@KINDS
+def test_an_adapter_on_experts_is_what_peft_adds_to_their_weights(kind: str, rank: int) -> None:
+    plain, policy = with_adapters(kind, rank)
+    batch = pack(ragged_rows(5), CPU)
+    log_probs, found = gradients(policy, batch)
+    assert (log_probs - log_probs_of(plain)).abs().max() > 1e-3
+    assert all(name.rpartition(".lora_")[1] for name in found), "the base has no gradient"
+    merged = copy.deepcopy(plain)
+    assert not merged.load_state_dict(dict(policy.stream_weights()), strict=False).unexpected_keys
+    assert torch.allclose(log_probs, log_probs_of(merged), rtol=0, atol=1e-5)
+    base = dict(policy.stream_base())
+    assert all(torch.equal(base[name], one) for name, one in plain.named_parameters() if name in base)
+    for module in policy.modules():  # peft's own way: the product is added to the weights
+        if isinstance(module, ParamWrapper):
+            del module.forward
+            vars(module.get_base_layer()).pop("forward", None)
+    theirs, expected = gradients(policy, batch)
+    assert torch.allclose(log_probs, theirs, rtol=0, atol=1e-5)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+        assert gradient.abs().max() > 0
+
+
+def test_without_its_adapters_a_mixture_is_its_base() -> None:
+    plain, policy = with_adapters("qwen3_moe", 4)
+    with policy.adapter_disabled():
+        assert torch.allclose(policy(pack(ragged_rows(5), CPU)).log_probs, log_probs_of(plain), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(

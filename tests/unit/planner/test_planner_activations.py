@@ -95,6 +95,17 @@ def test_an_adapter_on_attention_alone_keeps_only_its_own_inputs() -> None:
     assert predicted == pytest.approx(kept_by_torch(policy, lambda: policy(batch)), rel=EXACT)
 
 
+@pytest.mark.parametrize("rank", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_an_adapter_on_experts_keeps_their_inputs(kind: str, dtype: torch.dtype, rank: int) -> None:
+    config, batch, targets = config_of(kind, layers=2), different_prompts(), "all-linear,experts"
+    run = Pass(dtype.itemsize, on_cpu=True, lora_rank=rank, lora_targets=targets)
+    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
+    policy = policy_of(config, dtype, rank, targets)
+    assert predicted == pytest.approx(kept_by_torch(policy, lambda: policy(batch)), rel=NEARLY)
+
+
 def test_a_shared_prompt_is_kept_once_outside_attention() -> None:
     config, prompt = config_of("qwen2", layers=2), np.arange(32) + 3
     rows = [(np.concatenate([prompt, np.arange(32) + 40 + i]), 32) for i in range(COUNT)]
@@ -130,8 +141,11 @@ def test_parameters_are_counted_from_the_config_alone(kind: str, tied: bool) -> 
     assert shape.layer_parameters == sum(parameter.numel() for parameter in lm.base_model.layers[-1].parameters())
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "phi3"])
-def test_an_adapter_s_parameters_are_counted_from_the_config_alone(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [("qwen2", "all-linear"), ("phi3", "all-linear"), *((kind, "experts,q_proj") for kind in MIXTURES)],
+)
+def test_an_adapter_s_parameters_are_counted_from_the_config_alone(kind: str, targets: str) -> None:
     config = config_of(kind, layers=2)
-    trained = sum(p.numel() for p in policy_of(config, torch.float32, 8).parameters() if p.requires_grad)
-    assert 2 * shape_of(config).adapter_layer_parameters(8, "all-linear") == trained
+    trained = sum(p.numel() for p in policy_of(config, torch.float32, 8, targets).parameters() if p.requires_grad)
+    assert shape_of(config).adapter_parameters(8, targets) == trained

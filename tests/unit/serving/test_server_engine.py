@@ -105,12 +105,13 @@ def synced(engine: ServerEngine, value: float) -> Any:
     return engine.verify(sums.sent())
 
 
-def until(engine: ServerEngine, holds: Callable[[], bool]) -> None:
-    """Wait for something that happens in the background."""
-    last = time.monotonic() + LONGEST_S
+def until(engine: ServerEngine, holds: Callable[[], bool]) -> list[Generation]:
+    """Wait for something that happens in the background; returns what is generated meanwhile."""
+    made, last = list[Generation](), time.monotonic() + LONGEST_S
     while not holds():
-        engine.step()
+        made += engine.step()
         assert time.monotonic() < last, [(one.url, one.state, one.why, list(one.running)) for one in members(engine)]
+    return made
 
 
 def members(engine: ServerEngine) -> list[Any]:
@@ -118,10 +119,8 @@ def members(engine: ServerEngine) -> list[Any]:
 
 
 def all_of(engine: ServerEngine) -> list[Generation]:
-    """Step until all responses are there."""
-    made: list[Generation] = []
-    until(engine, lambda: bool(made.extend(engine.step())) or not engine.unfinished)
-    return made
+    """All responses, once they are there."""
+    return until(engine, lambda: not engine.unfinished)
 
 
 def held(engine: ServerEngine, *holding: FakeServer, count: int) -> None:
@@ -349,8 +348,7 @@ def test_a_slow_server_gets_fewer_responses(servers: Any, engine_of: Any) -> Non
     slow, quick = servers(holds=True), servers()
     engine = engine_of(slow, quick, max_concurrent=2)
     held(engine, slow, count=20)
-    made: list[Generation] = []
-    until(engine, lambda: bool(made.extend(engine.step())) or engine.unfinished <= 2)
+    until(engine, lambda: engine.unfinished <= 2)
     assert len([body for body in slow.asked if body["request_id"] != "attach"]) == 2
     slow.release.set()
     until(engine, lambda: not engine.unfinished)
