@@ -284,12 +284,12 @@ class Fleet:
                 member.state, member.why = "gone", "it was asked to leave"
                 return
             if member.process is not None and (status := member.process.exit_status) is not None:
-                self._lose(member, f"the server ended (exit status {status})")
+                self._lose(member, member.server, f"the server ended (exit status {status})")
             elif member.ready and not self._loading and time.monotonic() - asked > PING_S:
                 try:
                     await self._ping(member)
                 except Exception as error:
-                    self._lose(member, _reason(error))
+                    self._lose(member, member.server, _reason(error))
                 asked = time.monotonic()
 
     async def _ping(self, member: Member) -> None:
@@ -300,9 +300,10 @@ class Fleet:
         else:
             await member.speaks.alive(min(HEALTH_S, answer_s))
 
-    def _lose(self, member: Member, why: str) -> None:
-        """Use a server no more until it is attached again; its requests go to others."""
-        if not member.ready:
+    def _lose(self, member: Member, server: ServerKind | None, why: str) -> None:
+        """Use a server no more until it is attached again; its requests go to others. server: as it was attached when
+        it failed: what fails late is not the one that has replaced it."""
+        if not member.ready or member.server is not server:
             return
         member.state, member.why = "lost", why
         member.lost, self.lost = member.lost + 1, self.lost + 1
@@ -353,16 +354,16 @@ class Fleet:
         return min(free, key=lambda one: len(one.running), default=None)
 
     async def _run(self, member: Member, request: Request) -> None:
-        name = request.ask.name
+        name, server = request.ask.name, member.speaks
         try:
             # Its time is limited by the pings: they ask whether the server still generates.
-            answer = await member.speaks.generate(request.ask, float("inf"))
+            answer = await server.generate(request.ask, float("inf"))
         except Rejected as fault:
             # No other server would take it, and this one is sound.
             self.failures.put(RunFailed(f"a response cannot be generated: {fault}", "see the server's log"))
             return
         except ServerFault as fault:
-            self._lose(member, str(fault))
+            self._lose(member, server, str(fault))
             return
         except Exception as error:  # a defect, which must not leave the engine waiting
             self.failures.put(RunFailed(f"the answer of {member.url}: {_reason(error)}", "report it with that answer"))
@@ -394,10 +395,11 @@ class Fleet:
         names = list(member.running)
         if not names:  # a server takes an empty list for all requests, of others too
             return
+        server = member.speaks
         try:
-            await member.speaks.abort(names, min(PING_ANSWER_S, self.spec.servers.answer_s))
+            await server.abort(names, min(PING_ANSWER_S, self.spec.servers.answer_s))
         except ServerFault as fault:
-            self._lose(member, str(fault))
+            self._lose(member, server, str(fault))
 
     async def _load(self, folder: str) -> None:
         self._loading, self._sent = True, None
@@ -415,11 +417,12 @@ class Fleet:
     async def _on_each(self, work: Callable[[ServerKind], Coroutine[Any, Any, T]]) -> list[T]:
         while True:
             members = [member for member in self.members if member.ready]
-            results = await asyncio.gather(*(work(one.speaks) for one in members), return_exceptions=True)
+            servers = [member.speaks for member in members]
+            results = await asyncio.gather(*map(work, servers), return_exceptions=True)
             found: list[T] = []
-            for member, result in zip(members, results, strict=True):
+            for member, server, result in zip(members, servers, results, strict=True):
                 if isinstance(result, ServerFault):
-                    self._lose(member, str(result))
+                    self._lose(member, server, str(result))
                 elif isinstance(result, BaseException):
                     raise result
                 elif member.ready:

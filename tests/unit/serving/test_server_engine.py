@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -17,7 +18,7 @@ import torch
 from fake_engine_server import FakeServer, drawn
 
 from rlcli.errors import ConfigError, DataError, RlcliError, RunFailed, SetupError
-from rlcli.link import checked_url
+from rlcli.link import ServerFault, checked_url
 from rlcli.model.io.config import read_config
 from rlcli.model.weight_check.checksum import Checksums
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, ServerSettings, finished
@@ -266,6 +267,33 @@ def test_a_server_that_is_there_again_gets_the_current_weights(servers: Any, eng
     assert again.loaded["w"].tolist() == [2.0] * 4
     assert synced(engine, 3.0).differences == []
     assert again.loaded["w"].tolist() == [3.0] * 4
+
+
+def test_what_fails_late_does_not_lose_the_server_that_is_there_again(
+    servers: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, generate = asyncio.Event(), VllmServer.generate
+
+    async def stubborn(self: VllmServer, *given: Any) -> Any:
+        try:
+            return await generate(self, *given)
+        except asyncio.CancelledError:
+            await late.wait()
+            raise ServerFault("too late") from None
+
+    monkeypatch.setattr(VllmServer, "generate", stubborn)
+    dies, lives = servers(holds=True), servers()
+    engine = engine_of(dies, lives)
+    held(engine, dies, count=8)
+    dies.kill()
+    servers(port=dies.port)
+    made = until(engine, lambda: engine._fleet.lost == 1 and engine._fleet.ready == 2)
+    engine._fleet._loop.call_soon_threadsafe(late.set)
+    made += all_of(engine)
+    check_all(made, 8)
+    made = list(finished(engine, asked(6), SAMPLING))
+    check_all(made, 6)
+    assert (engine._fleet.lost, engine._fleet.ready) == (1, 2)
 
 
 def test_a_server_killed_in_the_middle_of_a_sync_loses_nothing(servers: Any, engine_of: Any) -> None:
