@@ -372,6 +372,45 @@ def test_a_defect_in_reading_an_answer_does_not_hang(
         until(engine, lambda: False)
 
 
+@pytest.mark.timeout(100)
+def test_an_abort_after_a_request_that_was_wrong_ends(servers: Any, engine_of: Any) -> None:
+    server = servers()
+    engine = engine_of(server)
+    server.status[GENERATE] = 400
+    engine.begin(SAMPLING)
+    engine.add(asked(1)[0])
+    last = time.monotonic() + 60
+    while engine._fleet.failures.empty() and time.monotonic() < last:
+        time.sleep(0.01)
+    with pytest.raises(RunFailed, match="a response cannot be generated"):
+        engine.abort()
+
+
+@pytest.mark.timeout(100)
+def test_it_closes_although_a_cancellation_is_swallowed(
+    base: str, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` of Python 3.11 does, if what it waits for is done at that moment."""
+    swallowed = []
+
+    async def deaf(*_: Any) -> None:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            swallowed.append(True)
+        await asyncio.sleep(1000)
+
+    engine = ServerEngine(spec_of(base, ServerSettings((servers().url,))))
+    monkeypatch.setattr(VllmServer, "generate", deaf)
+    engine.begin(SAMPLING)
+    engine.add(asked(1)[0])
+    until(engine, lambda: bool(engine._fleet.members[0].running))
+    engine.step()
+    engine.close()
+    assert swallowed == [True]
+    assert not engine._fleet._thread.is_alive()
+
+
 def test_a_slow_server_gets_fewer_responses(servers: Any, engine_of: Any) -> None:
     slow, quick = servers(holds=True), servers()
     engine = engine_of(slow, quick, max_concurrent=2)
