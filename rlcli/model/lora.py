@@ -43,13 +43,9 @@ class LoraSpec:
     targets: str = "all-linear"
 
 
-def split_targets(targets: str) -> list[str]:
-    return [name.strip() for name in targets.split(",") if name.strip()]
-
-
 def target_names(lm: nn.Module, targets: str) -> list[str]:
     """The comma-separated names in `targets`. `ModelError` for one that is not a linear layer of `lm`'s decoder."""
-    names = split_targets(targets)
+    names = [name.strip() for name in targets.split(",") if name.strip()]
     outside = {"lm_head", "embed_tokens"}.intersection(names)
     if outside:
         raise ModelError(
@@ -136,7 +132,7 @@ def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
     on_experts = {weight: (f"{name}.", module) for weight, name, module in adapters_on_experts(lm)}
     # Of a linear layer a rank has the same rows of the weight and of B; of experts it may need any of B.
     both = tuple(f"{name}lora_" for name, _ in on_experts.values())
-    needed = ((name, one) for name, one in named.items() if ".lora_A." in name or (both and name.startswith(both)))
+    needed = ((name, one) for name, one in named.items() if ".lora_A." in name or name.startswith(both))
     factors = dict(chain.from_iterable(buckets(needed, torch.float32)))
     for name, parameter in named.items():
         own = base_name(name)

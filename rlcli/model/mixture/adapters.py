@@ -7,7 +7,7 @@ takes another tensor of all experts' size for every layer; here tokens pass thro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers.integrations.moe import _grouped_linear  # chooses a kernel as the base does
 
-from rlcli.model.names import DOWN, UP
+from rlcli.model.names import DOWN, UP, base_name
 from rlcli.model.parallel.buckets import rows_of
 
 PARAMETERS = [UP.removeprefix("."), DOWN.removeprefix(".")]
@@ -34,7 +34,12 @@ def pass_through_factors(lm: nn.Module) -> None:
         wrapper.forward = partial(_inner, wrapper)
         adapters = {**vars(experts).get("adapters", {}), wrapper.parameter_name: wrapper}
         # Not an attribute that torch would register: the wrappers hold the experts.
-        vars(experts).update(adapters=adapters, compute=_adapted, forward=partial(_computed, experts))
+        vars(experts).update(adapters=adapters, forward=partial(_adapted, experts))
+
+
+def forward_of(experts: nn.Module) -> Callable[..., Tensor]:
+    """The forward pass of experts, of which it takes the module first, through their adapters if they have some."""
+    return _adapted if "adapters" in vars(experts) else type(experts).forward
 
 
 def factors_of(experts: nn.Module) -> list[nn.Parameter]:
@@ -46,11 +51,6 @@ def factors_of(experts: nn.Module) -> list[nn.Parameter]:
 def _inner(wrapper: ParamWrapper, *given: Tensor) -> Tensor:
     """One wrapper is around the other: only the experts inside both compute."""
     found: Tensor = wrapper.base_layer(*given)
-    return found
-
-
-def _computed(experts: Any, *given: Tensor) -> Tensor:
-    found: Tensor = experts.compute(experts, *given)
     return found
 
 
@@ -90,7 +90,7 @@ def adapters_on_experts(lm: nn.Module) -> Iterator[tuple[str, str, ParamWrapper]
     """Of each: the name of its weight in the base model, and its own name and module in `lm`."""
     for name, module in lm.named_modules():
         if isinstance(module, ParamWrapper):
-            yield f"{name.replace('base_layer.', '').removesuffix('.base_layer')}.{module.parameter_name}", name, module
+            yield base_name(f"{name}.{module.parameter_name}"), name, module
 
 
 def added(wrapper: ParamWrapper, base: Tensor, factors: tuple[Tensor, Tensor], scale: float) -> Tensor:

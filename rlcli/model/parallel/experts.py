@@ -18,7 +18,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rlcli.errors import ModelError
-from rlcli.model.mixture.adapters import factors_of
+from rlcli.model.mixture.adapters import factors_of, forward_of
+from rlcli.model.names import DOWN
 from rlcli.model.parallel.dims import BESIDE, EXPERT, REPLICATE
 from rlcli.model.parallel.exchange import exchange
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
     """The experts of each layer that has some, in their order: of each, all in one module."""
-    found = [module for name, module in model.named_modules() if name.endswith(".experts")]
-    return [getattr(module, "get_base_layer", lambda own=module: own)() for module in found]  # inside their adapters
+    name = DOWN.rpartition(".")[2]
+    return [module for module in model.modules() if name in module._parameters]  # elsewhere it is a layer
 
 
 def divide_experts(model: Decoder, mesh: DeviceMesh, world: int, precision: MixedPrecisionPolicy) -> None:
@@ -49,8 +50,7 @@ def divide_experts(model: Decoder, mesh: DeviceMesh, world: int, precision: Mixe
                 distribute_tensor(parameter.detach(), among, [Shard(0)], src_data_rank=None), parameter.requires_grad
             )
             setattr(experts, name, own)
-        compute = vars(experts).get("compute", type(experts).forward)
-        experts.forward = partial(_forward, experts, compute, among)
+        experts.forward = partial(_forward, experts, forward_of(experts), among)
         experts.num_experts //= among.size()
         experts.first = among.get_local_rank() * experts.num_experts
         fully_shard(experts, mesh=beside, mp_policy=precision)
