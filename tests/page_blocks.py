@@ -14,7 +14,7 @@ from tests.page_commands import FENCE, ROOT
 
 LANGUAGES = {"bash", "json", "mermaid", "python", "text", "toml"}
 FILES = {
-    "docs/environments.md": ("guess.py", "shop.py"),
+    "docs/environments.md": ("guess.py", "shop.py", "dots.py"),
     "docs/gateway.md": ("agent.py",),
     "docs/your_own_algorithm.md": ("mine.py", "test_mine.py"),
     "docs/your_own_verifier.md": ("last_word.py",),

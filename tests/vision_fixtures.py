@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,26 @@ import torch
 from PIL import Image
 
 from rlcli.images.rule import ImageRule
-from rlcli.model.io.tiny_vision import image_rule, vision_model
+from rlcli.model.io.tiny_vision import FAMILIES, image_rule, vision_model, vision_tokenizer
 
+TOOLS_TEMPLATE = """\
+{%- for tool in tools or [] -%}{{- 'Call tools: ' ~ tool.function.name ~ ' <tool_call>' -}}{%- endfor -%}
+{%- for message in messages -%}
+{{- '<|assistant|>' if message.role == 'assistant' else '<|user|>' -}}
+{%- if message.role == 'tool' -%}{{- message.name ~ ' gives ' -}}{%- endif -%}
+{%- if message.content is string -%}{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{{- 'PICTURE' if part.type == 'image' else part.text -}}
+{%- endfor -%}
+{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>' ~ {'name': call.function.name, 'arguments': call.function.arguments} | tojson ~ '</tool_call>' -}}
+{%- endfor -%}
+{%- if message.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+"""With tools, whose results may have pictures. PICTURE: as in the templates of `rlcli.model.io.tiny_vision`."""
 Seen = tuple[np.ndarray, int, tuple[np.ndarray, ...]]
 """Tokens, how many of them are the prompt, and its pictures."""
 
@@ -23,6 +42,20 @@ def seeing(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
             if "merger" in name or "projector" in name:
                 weight.mul_(4)
     return lm, image_rule(lm.config)
+
+
+def speaking(kind: str) -> Any:
+    """A tokenizer of such a model, whose template has tools."""
+    tokenizer = vision_tokenizer(kind)
+    tokenizer.chat_template = TOOLS_TEMPLATE.replace("PICTURE", FAMILIES[kind].picture)
+    return tokenizer
+
+
+def encoded(number: int, size: tuple[int, int] = (56, 84)) -> bytes:
+    """A PNG of noise. size: height and width."""
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, (*size, 3)).astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
 
 
 def pictures_for(rule: ImageRule, *sizes: tuple[int, int], seed: int = 0) -> list[np.ndarray]:

@@ -169,15 +169,15 @@ def write_samples(path: Path, step: int, rows: Sequence[dict[str, Any]]) -> None
     write_table(path, pa.Table.from_pylist([{"step": step, **row} for row in rows], schema=schema()))
 
 
-def write_table(path: Path, table: Any) -> None:
-    """Write a table of samples atomically; the file and its name are on disk when this returns. Raises RunFailed if it
-    cannot be written."""
+def write_table(path: Path, table: Any, group_rows: int | None = None) -> None:
+    """Write a table of samples atomically; the file and its name are on disk when this returns. group_rows: of a row
+    group, if they are large. Raises RunFailed if it cannot be written."""
     import pyarrow.parquet as pq
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
-            pq.write_table(table, beside)
+            pq.write_table(table, beside, row_group_size=group_rows)
             sync_file(beside)
         sync_folder(path.parent)
     except OSError as error:

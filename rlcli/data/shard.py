@@ -26,7 +26,8 @@ class SampleShard:
     where each row begins in these. stop_reasons: int8 `[rows]`, indexes into `STOP_REASONS`. routes, route_offsets: of
     the rows' first tokens, and int64 `[rows + 1]`; None if no row has any. pixels: uint8, of all pictures, one after
     another, each once however many rows it is in. picture_sizes: int64 `[pictures, 2]`, their height and width.
-    pictures, row_pictures: int64, which pictures the rows have, row after row, and `[rows + 1]`; None if none has any.
+    pictures, row_pictures: int64, which pictures the rows have, row after row, and `[rows + 1]`. span_pictures: int64
+    `[all spans]`, how many are in each. None if no row has any.
 
     >>> import numpy as np
     >>> builder = ShardBuilder()
@@ -53,6 +54,7 @@ class SampleShard:
     picture_sizes: Any = None
     pictures: Any = None
     row_pictures: Any = None
+    span_pictures: Any = None
 
     def __len__(self) -> int:
         return len(self.stop_reasons)
@@ -62,8 +64,8 @@ class SampleShard:
         at = slice(self.span_offsets[index], self.span_offsets[index + 1])
         columns = (column[at].tolist() for column in (self.span_ends, self.span_speakers, self.span_versions))
         spans, start = [], 0
-        for end, speaker, version in zip(*columns, strict=True):
-            spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version))
+        for end, speaker, version, pictures in zip(*columns, self._pictures_of_spans(index), strict=True):
+            spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version, pictures))
             start = end
         return Trajectory(
             self.tokens[self.offsets[index] : self.offsets[index + 1]],
@@ -73,6 +75,15 @@ class SampleShard:
             None if self.routes is None else self.routes[self.route_offsets[index] : self.route_offsets[index + 1]],
             self._pictures(index),
         )
+
+    def _pictures_of_spans(self, index: int) -> list[int]:
+        """Of a row: how many pictures each span has. Those of an older checkpoint are in the prompt."""
+        start, end = self.span_offsets[index], self.span_offsets[index + 1]
+        if self.span_pictures is None:
+            shown = 0 if self.pictures is None else int(self.row_pictures[index + 1] - self.row_pictures[index])
+            return [shown, *[0] * int(end - start - 1)]
+        found: list[int] = self.span_pictures[start:end].tolist()
+        return found
 
     def _pictures(self, index: int) -> tuple[Any, ...]:
         """Of a row: uint8 `[height, width, 3]`, views."""
@@ -147,4 +158,5 @@ class ShardBuilder:
             picture_sizes=np.array([picture.shape[:2] for picture in shown.values()], np.int64) if shown else None,
             pictures=np.array([place[identity(p)] for row in rows for p in row.pictures], np.int64) if shown else None,
             row_pictures=offsets([len(row.pictures) for row in rows]) if shown else None,
+            span_pictures=np.array([span.pictures for span in spans], np.int64) if shown else None,
         )

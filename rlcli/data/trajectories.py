@@ -23,12 +23,13 @@ messages."""
 @dataclass(frozen=True, slots=True)
 class Span:
     """The tokens from `start` to `end` (excluded), of one speaker. version: of the weights that drew them, as a number
-    of weight syncs; None if the policy did not draw them, or if it is unknown."""
+    of weight syncs; None if the policy did not draw them, or if it is unknown. pictures: how many they show."""
 
     speaker: Speaker
     start: int
     end: int
     version: int | None = None
+    pictures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Trajectory:
 
     tokens: int32 `[T]`. spans: consecutive, from 0 to T. log_probs: float32 `[D]`, the engine's, of the D drawn tokens
     in their order. stop_reason: why it ended; None if it has not. routes: of the first tokens, as far as they are
-    known and wanted (`rlcli.data.routes`). pictures: those of its prompt, as the model sees them
-    (`ImageRule.prepared`).
+    known and wanted (`rlcli.data.routes`). pictures: those of all its spans, in the order of their tokens, as the model
+    sees them (`ImageRule.prepared`).
 
     The policy draws two tokens, a tool answers with one, and the policy draws the last one with newer weights:
 
@@ -68,7 +69,7 @@ class Trajectory:
         """A prompt, without a response yet."""
         import numpy as np
 
-        spans = (Span("prompt", 0, len(tokens)),)
+        spans = (Span("prompt", 0, len(tokens), pictures=len(pictures)),)
         return cls(tokens, spans, np.zeros(0, np.float32), pictures=tuple(pictures))
 
     @classmethod
@@ -91,15 +92,16 @@ class Trajectory:
         log_probs: np.ndarray | None = None,
         version: int | None = None,
         stop_reason: FinishReason | None = None,
+        pictures: Sequence[np.ndarray] = (),
     ) -> Trajectory:
-        """This trajectory and the tokens that follow. log_probs, version: given for the policy's tokens alone. A
-        response that is continued with other weights has a span for each version."""
+        """This trajectory and the tokens that follow. log_probs, version: given for the policy's tokens alone;
+        pictures: never for these. A response that is continued with other weights has a span for each version."""
         import numpy as np
 
         drawn = 0 if log_probs is None else len(log_probs)
         assert drawn == (len(tokens) if speaker == "policy" else 0), "a log-prob for each drawn token, and for no other"
         last, end = self.spans[-1], len(self.tokens) + len(tokens)
-        spans = (*self.spans, Span(speaker, len(self.tokens), end, version))
+        spans = (*self.spans, Span(speaker, len(self.tokens), end, version, len(pictures)))
         if speaker == last.speaker == "policy" and (version == last.version or not len(tokens)):
             spans = (*self.spans[:-1], replace(last, end=end))
         return replace(
@@ -108,6 +110,7 @@ class Trajectory:
             spans=spans,
             log_probs=self.log_probs if log_probs is None else np.concatenate([self.log_probs, log_probs]),
             stop_reason=stop_reason,
+            pictures=(*self.pictures, *pictures),
         )
 
     @classmethod
@@ -134,6 +137,7 @@ class Trajectory:
             np.concatenate([branch.log_probs for branch in branches]),
             branches[-1].stop_reason,
             _routes_of(branches),
+            tuple(picture for branch in branches for picture in branch.pictures),
         )
 
     @property
@@ -148,21 +152,29 @@ class Trajectory:
         if len(first) == 1:
             return [self]
         found: list[Trajectory] = []
-        drawn = 0
+        drawn = shown = 0
         for place, after in pairwise([*first, len(self.spans)]):
             spans = self.spans[place:after]
             start, count = spans[0].start, sum(one.end - one.start for one in spans if one.speaker == "policy")
             moved = tuple(replace(one, start=one.start - start, end=one.end - start) for one in spans)
             routes = None if self.routes is None else self.routes[start : spans[-1].end]
             log_probs = self.log_probs[drawn : drawn + count]
-            found.append(Trajectory(self.tokens[start : spans[-1].end], moved, log_probs, routes=routes))
-            drawn += count
+            pictures = self.pictures[shown : shown + _pictures_in(spans)]
+            tokens = self.tokens[start : spans[-1].end]
+            found.append(Trajectory(tokens, moved, log_probs, routes=routes, pictures=pictures))
+            drawn, shown = drawn + count, shown + len(pictures)
         return [*found[:-1], replace(found[-1], stop_reason=self.stop_reason)]
 
     @property
     def branch(self) -> np.ndarray:
         """The tokens of the last branch, which the next one sees: int32 `[n]`."""
         return self.tokens[self.branch_starts[-1] :]
+
+    @property
+    def branch_pictures(self) -> tuple[np.ndarray, ...]:
+        """The pictures in the last branch."""
+        first = max(place for place, span in enumerate(self.spans) if span.speaker == "prompt")
+        return self.pictures[_pictures_in(self.spans[:first]) :]
 
     @property
     def drawn(self) -> np.ndarray:
@@ -209,7 +221,7 @@ class Trajectory:
                     drawn = sum(one.end - one.start for one in self.spans[:index] if one.speaker == "policy")
                     log_probs, routes = self.log_probs[:drawn], self._first_routes(span.start)
                     first = Trajectory(self.tokens[: span.start], self.spans[:index], log_probs, "stop", routes)
-                    return replace(first, pictures=self.pictures)
+                    return replace(first, pictures=self.pictures[: _pictures_in(first.spans)])
         return self
 
     def without_last(self, count: int) -> Trajectory:
@@ -293,6 +305,10 @@ class Trajectory:
     @property
     def _drawn_spans(self) -> list[Span]:
         return [span for span in self.spans if span.speaker == "policy"]
+
+
+def _pictures_in(spans: Sequence[Span]) -> int:
+    return sum(span.pictures for span in spans)
 
 
 def _routes_of(branches: Sequence[Trajectory]) -> np.ndarray | None:

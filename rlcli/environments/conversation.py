@@ -8,13 +8,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.calls import Parsed, parse
 from rlcli.environments.environment import Message, Opening, Reply
+from rlcli.environments.pictures import placed
 from rlcli.environments.turns import TurnTemplate
-from rlcli.types import Ended
+from rlcli.images.rule import ImageRule
+from rlcli.types import IMAGE, Ended, image_digest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Past = Literal["keep", "per_cycle"]
 """keep: the conversation is appended to. per_cycle: where a user's message follows, the chat template renders the past
@@ -45,9 +50,10 @@ class Conversation:
     """The state between two turns.
 
     `drew` takes a turn of the policy and returns the message for the environment; `replied` takes its reply. When
-    `ended` is set, nothing follows. past: what becomes of earlier turns once a user speaks again. trajectory: all
-    tokens. rewards: of each turn, with the index of its last drawn token. states: `state_of` what the environment wrote
-    before each turn. info: of the last reply. messages: all of them, for people to read.
+    `ended` is set, nothing follows. past: what becomes of earlier turns once a user speaks again. rule: how the model
+    sees pictures, if it does. trajectory: all tokens. rewards: of each turn, with the index of its last drawn token.
+    states: `state_of` what the environment wrote before each turn. info: of the last reply. messages: all of them, for
+    people to read; images: their pictures, by digest. pictures: of all messages, as the model sees them.
     """
 
     template: TurnTemplate
@@ -56,8 +62,11 @@ class Conversation:
     form: str
     opened: bool = False
     past: Past = "keep"
+    rule: ImageRule | None = None
     trajectory: Trajectory = field(init=False)
     messages: list[Message] = field(init=False)
+    images: dict[str, bytes] = field(default_factory=dict)
+    pictures: list[np.ndarray] = field(default_factory=list)
     rewards: list[tuple[int, float]] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     ended: Ended | None = None
@@ -69,7 +78,8 @@ class Conversation:
     def __post_init__(self) -> None:
         self.messages = list(self.opening.messages)
         self.states.append(state_of(self.opening.messages))
-        self.trajectory = Trajectory.of_prompt(_ids(self.template.first(self.opening.messages)))
+        self.trajectory = self._first(self.opening.messages, self.opening.pictures)
+        self._showed(self.opening)
         if len(self.trajectory.tokens) >= self.limits.tokens:
             self.ended = "tokens"
 
@@ -99,24 +109,35 @@ class Conversation:
         self.ended = self._end(reply)
         if self.ended:
             self.messages += messages
+            self._showed(reply)
             return
-        trajectory = self._followed(messages)
+        trajectory = self._followed(messages, reply.pictures)
         if _left(trajectory, self.limits) <= 0:
             self.ended = "tokens"  # what has no room is left out: the last turn drawn is the end
             return
         self.trajectory = trajectory
         self.messages += messages
+        self._showed(reply)
         self.states.append(state_of(messages))
 
-    def _followed(self, messages: list[Message]) -> Trajectory:
-        """The trajectory and what these messages add to it."""
+    def _first(self, messages: Sequence[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
+        return Trajectory.of_prompt(placed(self.template.first(messages), pictures, self.rule), pictures)
+
+    def _followed(self, messages: list[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
+        """The trajectory and what these messages, with these pictures, add to it."""
         whole = self.trajectory
         if self.past == "per_cycle" and any(message["role"] == "user" for message in messages):
             said = [*self.messages[len(self.opening.messages) :], *messages]
             past = [*self.opening.messages, *map(self.template.prepared, said)]
-            return whole.extended("prompt", _ids(self.template.first(past)))
+            first = self._first(past, [*self.pictures, *pictures])
+            return whole.extended("prompt", first.tokens, pictures=first.pictures)
         dropped, tokens = self.template.append(whole.last_turn.tolist(), messages)
-        return whole.without_last(dropped).extended("environment", _ids(tokens))
+        ids = placed(tokens, pictures, self.rule)
+        return whole.without_last(dropped).extended("environment", ids, pictures=pictures)
+
+    def _showed(self, answer: Opening | Reply) -> None:
+        self.pictures += answer.pictures
+        self.images |= {image_digest(image): image for image in answer.images}
 
     def _end(self, reply: Reply) -> Ended | None:
         limits, trajectory = self.limits, self.trajectory
@@ -133,7 +154,13 @@ class Conversation:
 
     def _shortened(self, message: Message) -> Message:
         text, most = message["content"], self.limits.reply_chars
-        return message if len(text) <= most else {**message, "content": shortened(text, most)}
+        if not message.get("images"):
+            return {**message, "content": shortened(text, most)}
+        texts = text.split(IMAGE)
+        if (length := sum(map(len, texts))) <= most:
+            return message
+        cut = [shortened(one, max(1, most * len(one) // length)) for one in texts]
+        return {**message, "content": IMAGE.join(cut)}
 
     def finished(self) -> Trajectory:
         """The trajectory, once it has ended: cut off at a limit of tokens, or stopped."""
@@ -151,9 +178,11 @@ def _left(trajectory: Trajectory, limits: Limits) -> int:
 
 
 def state_of(messages: Sequence[Message]) -> int:
-    """A hash of what an environment writes before a turn, 63 bits: equal for the same roles, names and texts."""
-    said = json.dumps([[message.get(key) for key in ("role", "name", "content")] for message in messages])
-    return _hashed(said.encode())
+    """A hash of what an environment writes before a turn, 63 bits: equal for the same roles, names, texts and
+    pictures."""
+    said = [[message.get(key) for key in ("role", "name", "content")] for message in messages]
+    shown = [image["digest"] for message in messages for image in message.get("images", ())]
+    return _hashed(json.dumps([*said, *([shown] if shown else [])]).encode())
 
 
 def states_of(trajectory: Trajectory) -> list[int]:
@@ -177,14 +206,10 @@ def _hashed(said: bytes) -> int:
 def shortened(text: str, most: int) -> str:
     """`text` with at most `most` characters: its beginning and its end, and a mark between them.
 
-    >>> shortened("abcdefghij", 5)
-    'ab…ij'
+    >>> shortened("abcdefghij", 5), shortened("abc", 5)
+    ('ab…ij', 'abc')
     """
+    if len(text) <= most:
+        return text
     kept = most - 1
     return text[: kept - kept // 2] + "…" + text[len(text) - kept // 2 :]
-
-
-def _ids(tokens: Sequence[int]) -> Any:
-    import numpy as np
-
-    return np.array(tokens, np.int32)

@@ -18,13 +18,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rlcli.environments.pictures import with_pictures
+from rlcli.images.rows import BadImage
 from rlcli.registry import Registry
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Message = Mapping[str, Any]
 """`role` and `content`; of an assistant also `reasoning_content` and `tool_calls`, of a tool `name` and
-`tool_call_id`."""
+`tool_call_id`. One that shows pictures has a marker for each in its content, and describes them in `images`."""
 
 
 class Environment(Protocol):
@@ -53,20 +58,24 @@ ENVIRONMENTS: Registry[type[Environment]] = Registry("environment", "rlcli.envir
 
 @dataclass(frozen=True)
 class Opening:
-    """What `reset` returned."""
+    """What `reset` returned. images: the encoded pictures of all messages; pictures: as the model sees them."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    images: tuple[bytes, ...] = field(default=(), repr=False)
+    pictures: tuple[np.ndarray, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What `step` returned."""
+    """What `step` returned. images, pictures: as in `Opening`."""
 
     messages: Sequence[Message]
     reward: float
     done: bool
     info: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[bytes, ...] = field(default=(), repr=False)
+    pictures: tuple[np.ndarray, ...] = field(default=(), repr=False)
 
 
 class Failure(StrEnum):
@@ -96,10 +105,10 @@ def opening_of(returned: Any) -> Opening:
     messages, tools = returned if pair else (returned, [])
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise _wrong("reset", "tools that are not a list of JSON schemas", tools)
-    found = _messages("reset", messages)
+    found, images = _messages("reset", messages)
     if not found:
         raise _wrong("reset", "no messages", returned)
-    return Opening(found, tools)
+    return Opening(found, tools, images)
 
 
 MOST_REWARD = 1e30
@@ -120,25 +129,33 @@ def reply_of(returned: Any) -> Reply:
         raise _wrong("step", "an info that is no mapping", info)
     if not isinstance(info.get("failed_calls", 0), int):
         raise _wrong("step", "an info whose failed_calls is no whole number", info)
-    found = _messages("step", messages)
+    found, images = _messages("step", messages)
     if not found and not done:
         raise _wrong("step", "no messages, and is not done", returned)
-    return Reply(found, float(reward), done, info)
+    return Reply(found, float(reward), done, info, images)
 
 
 ROLES = ("system", "user", "tool", "assistant")
 
 
-def _messages(method: str, messages: Any) -> list[Message]:
+def _messages(method: str, messages: Any) -> tuple[list[Message], tuple[bytes, ...]]:
+    """The messages, and the pictures that they have."""
     if not isinstance(messages, list):
         raise _wrong(method, "messages that are not a list", messages)
+    found, images = list[Message](), list[bytes]()
     for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise _wrong(method, "a message without a role and a text as its content", message)
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str | list):
+            raise _wrong(method, "a message without a role and a text or a list of parts as its content", message)
         allowed = ROLES if method == "reset" else ("user", "tool", "system")
         if message.get("role") not in allowed:
             raise _wrong(method, f"a message whose role is none of {', '.join(allowed)}", message)
-    return messages
+        try:
+            taken, shown = with_pictures(message)
+        except BadImage as error:
+            raise EnvironmentFailed(Failure.PROTOCOL, f"{method} returned what cannot be shown: {error}") from error
+        found.append(taken)
+        images += shown
+    return found, tuple(images)
 
 
 def _wrong(method: str, what: str, value: Any) -> EnvironmentFailed:

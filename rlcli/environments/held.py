@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlcli.data.trajectories import Trajectory
@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Turn:
     """What the engine does next for the sample `key`: continue `tokens`, int32 `[n]`, by at most `room`. number: of the
-    turn, from 0. begun: int32 `[m]`, what an earlier round drew of this turn; `room` includes it."""
+    turn, from 0. begun: int32 `[m]`, what an earlier round drew of this turn; `room` includes it. pictures: those in
+    `tokens`, as the model sees them."""
 
     key: int
     tokens: np.ndarray
     room: int
     number: int
     begun: np.ndarray | None = None
+    pictures: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)
 class Held:
     """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
-    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them."""
+    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them. images: digest →
+    encoded picture, of those that its messages show."""
 
     key: int
     whole: Trajectory
@@ -38,6 +41,7 @@ class Held:
     failure: Verdict | None = None
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[int, ...] = ()
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def ended(self) -> int:

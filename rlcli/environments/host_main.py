@@ -4,15 +4,18 @@
 
 TARGET: `module:Class` or `/path/to/file.py:Class`, or a function or a list of functions that are tools. MEMORY_BYTES:
 limit of its address space; 0: none. Requests and replies are lines of JSON on standard input and output; what
-environments print goes to standard error.
+environments print goes to standard error. A picture, a part `{"type": "image", "image": …}` of a message's content, is
+`bytes` for an environment, and `{"base64": …}` in JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib
 import importlib.util
 import inspect
+import io
 import json
 import os
 import sys
@@ -94,11 +97,53 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
+def sendable(found: Any) -> Any:
+    """What an environment returned, with its pictures as JSON."""
+    if isinstance(found, list | tuple):
+        return [sendable(one) for one in found]
+    if not isinstance(found, dict) or not isinstance(found.get("content"), list | tuple):
+        return found
+    return {**found, "content": [_part(part) for part in found["content"]]}
+
+
+def _part(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "image":
+        return part
+    return {"type": "image", "image": {"base64": base64.b64encode(_encoded_picture(part.get("image"))).decode()}}
+
+
+def _encoded_picture(image: Any) -> bytes:
+    """A picture as the bytes of a file: those, a struct of `bytes` as the hub's datasets have it, a picture of Pillow,
+    or an array of numpy `[height, width, 3]`."""
+    if isinstance(image, dict):
+        image = image.get("bytes")
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if hasattr(image, "__array_interface__") and not hasattr(image, "save"):
+        from PIL import Image
+
+        image = Image.fromarray(image)
+    if not hasattr(image, "save"):
+        raise TypeError(f"{type(image).__name__} is no picture: give its bytes, Pillow's or numpy's")
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def received(row: Any) -> Any:
+    """A row with the pictures in its messages as bytes."""
+    for message in row.get("messages", ()):
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] == "image":
+                part["image"] = base64.b64decode(part["image"]["base64"])
+    return row
+
+
 def encoded(request: int, found: Any) -> str:
     """The reply to a request: what was returned, else why it cannot be sent."""
     try:
-        return json.dumps({"id": request, "ok": found}, default=plain)
-    except (TypeError, ValueError, RecursionError) as error:
+        return json.dumps({"id": request, "ok": sendable(found)}, default=plain)
+    except (TypeError, ValueError, RecursionError, ImportError, OSError) as error:
         return json.dumps({"id": request, "unsendable": str(error)[:500]})
 
 
@@ -128,7 +173,7 @@ class Host:
         if do == "reset":
             options, row, seed = arguments
             self.sessions[session] = await self.run(self.make, **options)
-            return await self.run(self.sessions[session].reset, row, seed)
+            return await self.run(self.sessions[session].reset, received(row), seed)
         if do == "step":
             return await self.run(self.sessions[session].step, *arguments)
         environment = self.sessions.pop(session, None)

@@ -14,8 +14,11 @@ from rlcli.environments.calls import format_of
 from rlcli.environments.conversation import Conversation, Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening
 from rlcli.environments.host import EnvironmentHost, EnvironmentSpec, Session
+from rlcli.environments.pictures import messages_of_row
 from rlcli.environments.turns import TurnTemplate
 from rlcli.errors import ConfigError
+from rlcli.images.rows import BadImage
+from rlcli.images.sight import Sight
 from rlcli.types import Prompt
 
 CALL_ANSWERED = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
@@ -53,11 +56,11 @@ def limits_of(config: RunConfig) -> Limits:
     )
 
 
-def row_of(prompt: Prompt) -> dict[str, Any]:
-    """What `reset` gets of a row."""
+def row_of(prompt: Prompt, *, urls: bool = False) -> dict[str, Any]:
+    """What `reset` gets of a row. urls: with pictures as OpenAI's clients write them."""
     return {
         "id": prompt.id,
-        "messages": [dict(message) for message in prompt.messages],
+        "messages": messages_of_row(prompt, urls=urls),
         "ground_truth": prompt.ground_truth,
         "data_source": prompt.data_source,
         "ability": prompt.ability,
@@ -67,19 +70,27 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
 
 class Environments:
     """The environments `names`, each on processes of its own. tokenizer: with its chat template fixed. stops: the ids
-    that end a response. opened: a prompt ends within an open <think>. Raises `SetupError` if one does not load."""
+    that end a response. opened: a prompt ends within an open <think>. sight: of a model that sees pictures. Raises
+    `SetupError` if one does not load."""
 
     def __init__(
-        self, config: RunConfig, names: Iterable[str], tokenizer: Any, stops: Collection[int], *, opened: bool = False
+        self,
+        config: RunConfig,
+        names: Iterable[str],
+        tokenizer: Any,
+        stops: Collection[int],
+        *,
+        opened: bool = False,
+        sight: Sight | None = None,
     ) -> None:
-        self.section, self.limits = config.environment, limits_of(config)
+        self.section, self.limits, self._sight = config.environment, limits_of(config), sight
         self._tokenizer, self._stops, self._opened = tokenizer, frozenset(stops), opened
         self._past = config.environment.past
         self._templates: dict[str, TurnTemplate] = {}
         self._hosts: dict[str, EnvironmentHost] = {}
         try:
             for name in names:
-                self._hosts[name] = EnvironmentHost(spec_of(config, name))
+                self._hosts[name] = EnvironmentHost(spec_of(config, name), self._seen)
         except BaseException:
             self.close()
             raise
@@ -98,7 +109,8 @@ class Environments:
                 f"{self._tokenizer.name_or_path or 'the model'} describes no calls of tools that are known here",
                 "use a model whose template has tools, such as Qwen2.5, Qwen3 or Llama 3.1",
             )
-        found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self._past)
+        rule = None if self._sight is None else self._sight.rule
+        found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self._past, rule)
         if found.ended:
             length = len(found.trajectory.tokens)
             raise EnvironmentFailed(
@@ -137,6 +149,14 @@ class Environments:
         for host in self._hosts.values():
             with contextlib.suppress(OSError):
                 host.close()
+
+    def _seen(self, images: tuple[bytes, ...]) -> tuple[Any, ...]:
+        if self._sight is None:
+            raise EnvironmentFailed(Failure.PROTOCOL, "it showed a picture, and the model reads text alone")
+        try:
+            return self._sight.prepared(images, self.limits.tokens)
+        except BadImage as error:
+            raise EnvironmentFailed(Failure.PROTOCOL, f"it showed what cannot be seen: {error}") from error
 
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
         key = json.dumps(tools, sort_keys=True)

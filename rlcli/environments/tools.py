@@ -83,7 +83,10 @@ def _json_type(hint: Any, of: str) -> dict[str, Any]:
 
 class ToolEnvironment:
     """The row's own messages, and functions that the policy may call; it ends with a turn without a call. A call that
-    is wrong or raises is answered with the error, so that the policy can correct it."""
+    is wrong or raises is answered with the error, so that the policy can correct it.
+
+    A function returns a text, anything that JSON has, a picture of Pillow, or a list of texts and pictures, also as
+    parts of a message's content."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         self.functions = {function.__name__: function for function in functions}
@@ -95,14 +98,14 @@ class ToolEnvironment:
     def step(self, message: Mapping[str, Any]) -> Any:
         calls = message.get("tool_calls") or []
         results = [self._result(call) for call in calls]
-        failed = sum(content.startswith("error: ") for content in results)
+        failed = sum(isinstance(content, str) and content.startswith("error: ") for content in results)
         answers = [
             {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": content}
             for call, content in zip(calls, results, strict=True)
         ]
         return answers, 0.0, not calls, {"tool_calls": len(calls), "failed_calls": failed}
 
-    def _result(self, call: Mapping[str, Any]) -> str:
+    def _result(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         function = self.functions.get(name)
         if function is None:
@@ -115,4 +118,30 @@ class ToolEnvironment:
             returned = function(*bound.args, **bound.kwargs)
         except Exception as error:
             return f"error: {type(error).__name__}: {error}"
-        return returned if isinstance(returned, str) else json.dumps(returned, default=str)
+        return content_of(returned)
+
+
+def content_of(returned: Any) -> str | list[dict[str, Any]]:
+    """What a tool returned as a message's content: parts if it has pictures, else text.
+
+    >>> content_of([1, "two"]), content_of([{"type": "image", "image": b"..."}, "a cat"])
+    ('[1, "two"]', [{'type': 'image', 'image': b'...'}, {'type': 'text', 'text': 'a cat'}])
+    """
+    if isinstance(returned, str):
+        return returned
+    every = returned if isinstance(returned, list | tuple) else [returned]
+    if not any(_is_picture(one) for one in every):
+        return json.dumps(returned, default=str)
+    return [_content_part(one) for one in every]
+
+
+def _is_picture(value: Any) -> bool:
+    return callable(getattr(value, "save", None)) or (isinstance(value, dict) and value.get("type") == "image")
+
+
+def _content_part(value: Any) -> dict[str, Any]:
+    if _is_picture(value):
+        return value if isinstance(value, dict) else {"type": "image", "image": value}
+    if isinstance(value, dict) and value.get("type") == "text":
+        return value
+    return {"type": "text", "text": value if isinstance(value, str) else json.dumps(value, default=str)}

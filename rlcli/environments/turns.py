@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlcli.data.prompts import chat_template
+from rlcli.environments.pictures import in_parts
 from rlcli.errors import ModelError
 
 Messages = Sequence[Mapping[str, Any]]
@@ -127,19 +128,26 @@ class TurnTemplate:
 
     def _ids(self, messages: Messages, opened: bool) -> list[int]:
         roles = ", ".join(str(message["role"]) for message in messages)
+        shown = [in_parts(message) for message in messages]
         text = chat_template.render(
-            self._tokenizer, messages, what=f"a conversation of {roles}", opened=opened, tools=self._tools
+            self._tokenizer, shown, what=f"a conversation of {roles}", opened=opened, tools=self._tools
         )
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def harmless(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The message with a zero-width space in each marker that its text contains, such as `<|im_end|>`: written by
-        an environment, it must not end a turn or open another one."""
+        """The message as a template takes it, with a zero-width space in each marker that its text contains, such as
+        `<|im_end|>`: written by an environment, it must not end a turn, open another one, or stand for a picture."""
+        message = in_parts(message)
         content = message.get("content")
-        if not isinstance(content, str) or self._markers is None:
-            return message
-        return {**message, "content": self._markers.sub(lambda found: f"{found[0][0]}\u200b{found[0][1:]}", content)}
+        if isinstance(content, list):
+            return {**message, "content": [{**part, "text": self._broken(part.get("text"))} for part in content]}
+        return {**message, "content": self._broken(content)} if isinstance(content, str) else message
+
+    def _broken(self, text: str | None) -> str | None:
+        if text is None or self._markers is None:
+            return text
+        return self._markers.sub(lambda found: f"{found[0][0]}\u200b{found[0][1:]}", text)
 
 
 REASONING = ("z", "")

@@ -66,10 +66,12 @@ def worded_last(text: str, pictures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def worded_messages(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The messages with the pictures in words. The prompt's messages come first, and so do its markers."""
+    """The messages with their pictures in words. pictures: the prompt's, of messages that do not describe their own:
+    its messages come first, and so do its markers."""
+    every = [descriptions(message.get("images")) for message in messages]
     return [
         {**message, "content": worded(str(message.get("content") or ""), own)} if own else message
-        for message, own in zip(messages, shared_out(messages, pictures), strict=True)
+        for message, own in zip(messages, every if any(every) else shared_out(messages, pictures), strict=True)
     ]
 
 

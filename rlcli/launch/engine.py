@@ -97,9 +97,9 @@ def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> N
 def check_images(
     config: RunConfig, kind: str, rule: ImageRule | None, dtype: str, sets: Sequence[Sequence[Prompt]], *, train: bool
 ) -> int:
-    """The most pictures that a row has. Raises `RlcliError` for pictures or `model.freeze` with a model that sees none,
-    and for what cannot be done with one that does. kind: the model's `model_type`. rule: how it sees pictures, if it
-    does."""
+    """The most pictures that the engine gets with a prompt: of the rows, or as many as environments like. Raises
+    `RlcliError` for pictures or `model.freeze` with a model that sees none, and for what cannot be done with one that
+    does. kind: the model's `model_type`. rule: how it sees pictures, if it does."""
     most = max((int(pictures_of(some).max(initial=0)) for some in sets), default=0)
     if train:
         check_frozen(config, sees=rule is not None)
@@ -120,6 +120,8 @@ def check_images(
             f"lora.rank = {config.lora.rank} in {dtype}: vLLM computes no {kind} with an adapter beside its weights",
             "give model.dtype = float32, or train all weights",
         )
+    if config.environment.name:
+        most = config.max_length  # each has a token
     if not train:
         return most
     for key, value, plain in _unsupported(config):
@@ -145,7 +147,6 @@ def _unsupported(config: RunConfig) -> list[tuple[str, object, object]]:
     return [
         ("parallel.context", config.parallel.context, 1),
         ("model.compile", config.model.compile, False),
-        ("environment.name", config.environment.name, ""),
         ("data.response", config.data.response, ""),
         ("async.on_update", config.async_.on_update, "recompute"),
     ]

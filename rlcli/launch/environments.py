@@ -11,6 +11,8 @@ from rlcli.environments.environment import VERIFIER
 from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import OF_ROW, Environments, name_of
 from rlcli.errors import ConfigError
+from rlcli.images.rule import ImageRule
+from rlcli.images.sight import Sight
 from rlcli.scoring.expression import parse
 from rlcli.scoring.registry import of_row
 from rlcli.types import Prompt
@@ -38,10 +40,17 @@ def numbered_rows(config: RunConfig, *, evaluation: bool = False) -> list[Prompt
 
 
 def check_environments(
-    config: RunConfig, rows: Sequence[Prompt], tokenizer: Any, stops: Collection[int], *, opened: bool
+    config: RunConfig,
+    rows: Sequence[Prompt],
+    tokenizer: Any,
+    stops: Collection[int],
+    *,
+    opened: bool,
+    rule: ImageRule | None = None,
 ) -> tuple[str, ...]:
     """Open a conversation with each environment of the rows, and let the chat template append to it; of a command, let
-    it ask for a turn. Returns their names. Raises `RlcliError` with what is wrong."""
+    it ask for a turn. rule: how the model sees pictures, if it does. Returns their names. Raises `RlcliError` with what
+    is wrong."""
     section = config.environment
     if not section.name:
         used = next((v for v in verifiers_of(rows) if any(t.ref == VERIFIER for t in parse(v).terms)), "")
@@ -51,14 +60,15 @@ def check_environments(
                 "name the environment with --environment (rlcli env list)",
             )
         return ()
+    sight = None if rule is None else Sight(rule)
     if section.is_command:
-        with AgentPool(config, tokenizer, stops, opened=opened) as agents:
+        with AgentPool(config, tokenizer, stops, opened=opened, sight=sight) as agents:
             agents.check(rows[0])
         return (section.name,)
     every = rows if section.name == OF_ROW else rows[:1]
     first: dict[str, Prompt] = {}
     for prompt in every:
         first.setdefault(name_of(section, prompt), prompt)
-    with Environments(config, first, tokenizer, stops, opened=opened) as environments:
+    with Environments(config, first, tokenizer, stops, opened=opened, sight=sight) as environments:
         environments.check(first)
     return tuple(first)

@@ -103,7 +103,7 @@ def prepare(
     config, adapter = _located(with_model_folders(config, on_note), train)
     dtype = compute_dtype(config, device)
     check_adapter(config, dtype, device, adapter)
-    train_rows, test_rows = _rows(config, train)
+    train_rows, test_rows = sets = _rows(config, train)
     config, verifiers, sandbox = _scoring(config, train_rows, test_rows)
     _check_place(config.model.path, on_note)
     on_checked(config, device)
@@ -112,16 +112,16 @@ def prepare(
     served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
-    tokenizer, template_day = _tokenizer(config, day, [train_rows, test_rows], on_note)
+    tokenizer, template_day = _tokenizer(config, day, sets, on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
-    environments = check_environments(config, JoinedPrompts([train_rows, test_rows]), tokenizer, stops, opened=thinking)
+    environments = check_environments(config, JoinedPrompts(sets), tokenizer, stops, opened=thinking, rule=facts.images)
     ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=facts.images)
     return Prepared(
         config=config,
         device=device,
         dtype=dtype,
-        pictures=check_images(config, facts.kind, facts.images, dtype, [train_rows, test_rows], train=train),
+        pictures=check_images(config, facts.kind, facts.images, dtype, sets, train=train),
         prompts=ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation"),
         held_out=ready(test_rows, "evaluation") if train and test_rows else None,
         verifiers=verifiers,

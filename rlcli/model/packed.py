@@ -99,9 +99,10 @@ def pack(
     places = position if rule is None else _places(rule, rows, pictures)
     # From here on [Σ lengths] places; `first` marks those stored in the pack, `source` maps all places to the pack.
     in_prompt = position < prompts[sequence]
-    like = starts[alike := _first_alike(rows, prompts >= WORTH_SHARING * lengths, pictures)]
+    asked = _of_prompts(rule, rows, pictures)
+    like = starts[alike := _first_alike(rows, prompts >= WORTH_SHARING * lengths, asked)]
     first = ~in_prompt | (like == starts)[sequence]
-    stored = [one for row, own in enumerate(pictures) if alike[row] == row for one in own]
+    stored = [one for row, own in enumerate(pictures) for one in (own if alike[row] == row else own[len(asked[row]) :])]
     shown = {} if rule is None else rule.inputs(stored)
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
     mask = ~in_prompt if drawn is None else np.concatenate(drawn)
@@ -150,6 +151,18 @@ def _places(
     return found
 
 
+def _of_prompts(
+    rule: ImageRule | None, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
+) -> Sequence[Sequence[np.ndarray]]:
+    """The pictures that each row's prompt has: the first ones of the row's."""
+    if rule is None:
+        return [()] * len(rows)
+    return [
+        own[: sum(start < prompt for start in rule.starts(tokens, own))]
+        for (tokens, prompt), own in zip(rows, pictures, strict=True)
+    ]
+
+
 def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
     """[Σ lengths, layers, chosen] int16, -1 where unknown."""
     known = next(one for one in routes if one is not None)
@@ -162,12 +175,12 @@ def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> 
 
 
 def _first_alike(
-    rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, pictures: Sequence[Sequence[np.ndarray]] = ()
+    rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, asked: Sequence[Sequence[np.ndarray]]
 ) -> np.ndarray:
-    """[S]: for each row the first one with the same prompt, and the same pictures in it, among those (`worth`, [S]
-    bool) that may share it."""
+    """[S]: for each row the first one with the same prompt among those (`worth`, [S] bool) that may share it. asked:
+    the pictures in the prompts, which have to be the same too."""
     found: dict[tuple[bytes, tuple[Any, ...]], int] = {}
-    shown = [tuple(map(identity, own)) for own in pictures] or [()] * len(rows)
+    shown = [tuple(map(identity, own)) for own in asked]
     alike = [
         found.setdefault((tokens[:prompt].tobytes(), shown[row]), row) if worth[row] else row
         for row, (tokens, prompt) in enumerate(rows)

@@ -52,7 +52,7 @@ class Api:
             return self._slow(what, self.runs.index(run), lambda: signals_of(run))
         if what == "picture":  # it may be large: without the lock
             thumbnails = self._thumbnails[self.runs.index(self._run(given))]
-            return thumbnails.answer(given.get("digest", ""), given.get("prompt", ""), given.get("large") == "1")
+            return thumbnails.answer(given.get("digest", ""), given.get("where", ""), given.get("large") == "1")
         with self._lock:
             self.news += sum(run.refresh() for run in self.runs)
             if what == "index":

@@ -9,6 +9,7 @@ from typing import Any
 from rlcli.errors import RlcliError
 from rlcli.images.described import descriptions, shared_out
 from rlcli.report.source import Key, Kind, RunData, key_of
+from rlcli.runs.pictures import where_of
 
 EXCERPT = 280
 """Characters of a prompt or response in a list."""
@@ -43,7 +44,7 @@ def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | Non
     for row in rows:
         row["tokens"] = key_of(row) in tokens
         add_training(row, known)
-        asked, row["said"] = conversation(row)
+        asked, row["said"] = conversation(row, where_of(kind, step))
         found.setdefault("messages", asked)
         for name in ("messages", "prompt", "response", "images"):
             del row[name]
@@ -62,7 +63,7 @@ def sample(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | No
         raise RlcliError(f"step {step} has no sample {index} of the prompt {prompt_id:.100}", "choose another sample")
     add_training(row, advantages_of(run, kind, step))
     shorten_verdict(row)
-    row["messages"], row["said"] = conversation(row)
+    row["messages"], row["said"] = conversation(row, where_of(kind, step))
     del row["prompt"], row["response"], row["images"]
     columns = next((one for one in _tokens(run, kind, step) if key_of(one) == key_of(row)), None)
     others = sorted(int(one["sample"] or 0) for one in found)
@@ -85,18 +86,25 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def conversation(row: Mapping[str, Any], most: int = MOST_TEXT) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def conversation(
+    row: Mapping[str, Any], where: str, most: int = MOST_TEXT
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages of the prompt, and those that followed: the policy drew the last `turns` assistant messages. most:
-    characters of a message. Messages with pictures have `images`: their descriptions, each with a `prompt` by which
-    `RunPictures` finds it."""
+    characters of a message. Messages with pictures have `images`: their descriptions, each with the place, `where`, at
+    which `RunPictures` finds it: the prompt that has it, or the step in which an environment showed it (the argument
+    `where`)."""
     messages = messages_of(row)
     spoke = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     turns = max(1, int(row.get("turns") or 1))
     begin = spoke[-turns:][0] if spoke else len(messages)
-    shown = [one | {"prompt": row.get("prompt_id")} for one in descriptions(row.get("images"))]
-    for message, images in zip(messages[:begin], shared_out(messages[:begin], shown), strict=True):
-        if images:
-            message["images"] = images
+    shown = [one | {"where": row.get("prompt_id")} for one in descriptions(row.get("images"))]
+    if any("images" in message for message in messages):
+        own = {one["digest"] for one in shown}
+        for image in (image for message in messages for image in message.get("images", ())):
+            image["where"] = row.get("prompt_id") if image["digest"] in own else where
+    else:
+        for message, images in zip(messages[:begin], shared_out(messages[:begin], shown), strict=True):
+            message |= {"images": images} if images else {}
     for message in messages:
         _cut(message, "content", most)
     return messages[:begin], messages[begin:]
@@ -108,6 +116,7 @@ def _message(found: Mapping[str, Any]) -> dict[str, Any]:
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "\n".join(part for part in parts if isinstance(part, str))
     more = {name: found[name] for name in ("name", "tool_calls", "reasoning_content") if found.get(name)}
+    more |= {"images": images} if (images := descriptions(found.get("images"))) else {}
     return {"role": str(found.get("role", "")), "content": "" if content is None else str(content), **more}
 
 

@@ -1,4 +1,4 @@
-"""The pictures of prompts on the pages: thumbnails that are made here, never the bytes of the data."""
+"""The pictures of samples on the pages: thumbnails that are made here, never the bytes of the data."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Thumbnails:
         self._kept: OrderedDict[tuple[str, bool], str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def answer(self, digest: str, prompt: str, large: bool) -> dict[str, str]:
-        """`src`, the picture as a data URL, or the `problem` that prevents it. prompt: the id of one that has it."""
+    def answer(self, digest: str, where: str, large: bool) -> dict[str, str]:
+        """`src`, the picture as a data URL, or the `problem` that prevents it. where: as for `RunPictures.find`."""
         key = digest, large
         with self._lock:  # one at a time: decoding may take 16 bytes a pixel
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return {"src": self._kept[key]}
-            ((_, found),) = self._pictures.find({digest: prompt})
+            ((_, found),) = self._pictures.find({digest: where})
             try:
                 src = found if isinstance(found, str) else data_url(thumbnail(found, LARGE_SIDE if large else SIDE))
             except BadImage as error:
@@ -53,8 +53,8 @@ class Thumbnails:
 
 @dataclass
 class Album:
-    """The pictures of a run in a report. wanted: digest → a prompt that has it. pieces: digest → number of the piece.
-    problems: digest → why it is not shown."""
+    """The pictures of a run in a report. wanted: digest → where it is, as for `RunPictures.find`. pieces: digest →
+    number of the piece. problems: digest → why it is not shown."""
 
     wanted: dict[str, str] = field(default_factory=dict)
     pieces: dict[str, int] = field(default_factory=dict)
@@ -63,10 +63,13 @@ class Album:
     def add(self, groups: Iterable[Mapping[str, Any]]) -> None:
         """Want the pictures in these groups, as `static.groups_of` makes them."""
         for group in groups:
-            asked = [group["messages"], *(row["asked"] for row in group["rows"] if "asked" in row)]
-            for image in [one for messages in asked for message in messages for one in message.get("images", ())]:
+            every = [
+                group["messages"],
+                *(row[name] for row in group["rows"] for name in ("asked", "said") if name in row),
+            ]
+            for image in [one for messages in every for message in messages for one in message.get("images", ())]:
                 if image["digest"]:
-                    self.wanted.setdefault(image["digest"], image["prompt"])
+                    self.wanted.setdefault(image["digest"], image["where"])
 
     def write(self, run: Path, room: int, add_piece: Callable[[int, dict[str, str]], None]) -> None:
         """Add pieces, digest → data URL, until `room` bytes are used up. The rest are without a piece."""

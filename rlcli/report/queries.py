@@ -190,7 +190,7 @@ def _listed(run: RunData, wanted: Filter, step: int, places: Sequence[int]) -> l
     for row in taken(run, wanted.kind, step, (*KEYS, *LISTED, "prompt", "response", "images"), places):
         row["tokens"] = key_of(row) in tokens
         add_training(row, known)
-        row["images"] = [one | {"prompt": row["prompt_id"]} for one in descriptions(row["images"])]
+        row["images"] = [one | {"where": row["prompt_id"]} for one in descriptions(row["images"])]
         row["prompt"] = excerpt(worded_last(row["prompt"] or "", row["images"]), wanted.text)
         row["response"] = excerpt(row["response"], wanted.text)
         row["answer"], row["ground_truth"] = short(row["answer"]), short(row["ground_truth"])

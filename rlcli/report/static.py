@@ -22,6 +22,7 @@ from rlcli.report.api import Api, as_json, comparison_of, lanes_of, signals_of
 from rlcli.report.page import FILE, GENERATOR, PIECES, page
 from rlcli.report.pictures import Album
 from rlcli.report.source import Kind, RunData, key_of
+from rlcli.runs.pictures import where_of
 
 MB = 1_000_000
 MOST_BYTES = 50 * MB
@@ -193,7 +194,10 @@ def _of_run(
 
 
 def _has_pictures(run: RunData) -> bool:
-    tables = [run.table(step, ["images"], kind) for kind in KINDS for step in run.steps(kind)[-1:]]
+    last = [(kind, step) for kind in KINDS for step in run.steps(kind)[-1:]]
+    if any(run.files(step, "pictures-", kind) for kind, step in last):
+        return True
+    tables = [run.table(step, ["images"], kind) for kind, step in last]
     return any(table["images"].null_count < len(table) for table in tables)
 
 
@@ -274,7 +278,7 @@ def groups_of(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
         key = key_of(row)
         details.add_training(row, known)
         details.shorten_verdict(row)
-        asked, row["said"] = details.conversation(row, MOST_TEXT)
+        asked, row["said"] = details.conversation(row, where_of(kind, step), MOST_TEXT)
         for name in ("messages", "response", "prompt", "images"):
             del row[name]
         if key in tokens:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.data.messages import sample_seed
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.prompts import load_tokenizer
-from rlcli.errors import RlcliError
+from rlcli.errors import ModelError, RlcliError
 from rlcli.machine.device import gpu_available
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, Streaming, engine_named
 
@@ -30,9 +30,17 @@ class Reply:
 
 
 def local_engine(model: str, stops: Sequence[int], max_length: int, group_id: str) -> Engine:
-    """transformers with the weights of `model` (a folder or hub id), for one response at a time."""
+    """transformers with the weights of `model` (a folder or hub id), for one response at a time. Raises `RlcliError`,
+    also for a model that sees pictures."""
     from transformers.utils import logging
 
+    from rlcli.model.io.facts import check_model
+
+    if check_model(model).images is not None:
+        raise ModelError(
+            f"{model} sees pictures, and is asked in runs and evaluations alone",
+            "rlcli train … --steps 1, then rlcli view RUN, shows what it answers",
+        )
     logging.disable_progress_bar()  # of files, not of bytes
     on_gpu = gpu_available()
     return engine_named("transformers")(

@@ -1,7 +1,7 @@
-"""Finds the pictures of a run's prompts: in the data that it was started with, if that is there and unchanged.
+"""Finds the pictures of a run: those of prompts in the data that it was started with, if that is there and unchanged.
 
-A run saves no pictures, only their digests with its samples. So the pages ask the data for the row of a prompt, and
-show a picture of it only if its digest is the one that the run has seen.
+A run saves only the digests of these. So the pages ask the data for the row of a prompt, and show a picture of it only
+if its digest is the one that the run has seen. Of what environments showed, a step's folder has small copies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlcli.data import step_pictures
 from rlcli.data.prompts.image_columns import image_column
 from rlcli.data.prompts.table import find_file
 from rlcli.errors import DataError
@@ -22,9 +23,19 @@ from rlcli.types import image_digest
 
 _ID = re.compile(r":(train|test):(\d{1,15})\Z")
 """The end of a prompt's id: split and row."""
+_STEP = re.compile(r"(samples|evaluations)/step-\d{6,15}")
 ROWS_AT_ONCE = 16
 BUFFER = 1 << 20
 """Bytes that are read ahead; otherwise all pictures of a row group are."""
+
+
+def where_of(kind: str, step: int) -> str:
+    """The folder of a step's samples, within the run's.
+
+    >>> where_of("samples", 12)
+    'samples/step-000012'
+    """
+    return f"{kind}/step-{step:06d}"
 
 
 class RunPictures:
@@ -34,16 +45,23 @@ class RunPictures:
         self.run = run
 
     def find(self, wanted: Mapping[str, str]) -> Iterator[tuple[str, bytes | str]]:
-        """Of each picture in `wanted`, digest → a prompt that has it, the digest and the encoded picture: `bytes`, or
-        a `str` that says why it is not at hand. In any order."""
+        """Of each picture in `wanted`, digest → a prompt that has it, or the step in which an environment showed it
+        (`where_of`), the digest and the encoded picture: `bytes`, or a `str` that says why it is not at hand. In any
+        order."""
         rows: dict[str, dict[int, list[str]]] = {}
+        steps: dict[str, list[str]] = {}
         for digest, prompt in wanted.items():
-            if found := _ID.search(prompt, max(0, len(prompt) - 32)):
+            if _STEP.fullmatch(prompt):
+                steps.setdefault(prompt, []).append(digest)
+            elif found := _ID.search(prompt, max(0, len(prompt) - 32)):
                 rows.setdefault(found[1], {}).setdefault(int(found[2]), []).append(digest)
             else:
                 yield digest, f"the prompt {prompt:.100} is of no file"
         for split, of_split in rows.items():
             yield from self._of_split(split, of_split)
+        for step, digests in steps.items():
+            copies = dict(step_pictures.read_pictures(self.run / step, digests))
+            yield from ((digest, copies.get(digest, f"{step} has no copy of it")) for digest in digests)
 
     def _of_split(self, split: str, rows: Mapping[int, list[str]]) -> Iterator[tuple[str, bytes | str]]:
         """rows: row → digests. A run with several sets has them in any of its files."""

@@ -20,6 +20,7 @@ from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
 from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import Environments
+from rlcli.images.sight import Sight
 from rlcli.importing import trust_imports
 from rlcli.machine.device import GROUPS, capability
 from rlcli.model.parallel.dims import ParallelDims
@@ -446,7 +447,8 @@ class Worker(WeightSync):
         self._build_engine()
         if self.spec.adapter:
             self.engine.load_adapter(self.spec.adapter)
-        environments = self._environments(tokenizer) if leads and self.spec.environments else None
+        sight = None if self.spec.images is None else Sight(self.spec.images)
+        environments = self._environments(tokenizer, sight) if leads and self.spec.environments else None
         if scorer is not None:
             scorer.wait_ready()
         return RolloutRole(
@@ -458,15 +460,17 @@ class Worker(WeightSync):
             environments=environments,
             conversing=bool(self.spec.environments),
             ordered=self.config.train.deterministic or self.config.counts_steps,
+            sight=sight,
         )
 
-    def _environments(self, tokenizer: Any) -> Environments | AgentPool:
+    def _environments(self, tokenizer: Any, sight: Sight | None) -> Environments | AgentPool:
         """With the chat template as the driver has fixed it, for the same day."""
         spec, data = self.spec, self.config.data
         chat_template.fix(tokenizer, data.chat_template_kwargs, spec.day)
+        given = tokenizer, spec.stop_token_ids
         if self.config.environment.is_command:
-            return AgentPool(self.config, tokenizer, spec.stop_token_ids, opened=spec.thinking)
-        return Environments(self.config, spec.environments, tokenizer, spec.stop_token_ids, opened=spec.thinking)
+            return AgentPool(self.config, *given, opened=spec.thinking, sight=sight)
+        return Environments(self.config, spec.environments, *given, opened=spec.thinking, sight=sight)
 
     def _build_engine(self) -> None:
         engine = engine_named(self.config.rollout.engine)

@@ -54,8 +54,10 @@ def print_message(message: Mapping[str, Any]) -> None:
     """The role in its colour, then the text, and calls of tools as they are typed."""
     from rich.text import Text
 
+    from rlcli.images.described import worded_messages
     from rlcli.redact import printable
 
+    (message,) = worded_messages([message], ())
     lines = [message["content"]] if message.get("content") else []
     for call in message.get("tool_calls", ()):
         function = call["function"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli import completion, console
+from rlcli.cli import completion
 from rlcli.errors import ConfigError, RlcliError
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def chosen(
 ) -> tuple[RunConfig, Prompt]:
     """The settings and the row. Raises `RlcliError` for what a user can cause."""
     from rlcli.config.load import resolve
-    from rlcli.images.described import described, in_words
     from rlcli.launch.environments import numbered_rows
 
     flags = {"environment.name": name, "data.path": str(data) if data else None, "model.path": model}
@@ -97,8 +96,4 @@ def chosen(
         rows = numbered_rows(config)
     if row >= len(rows):
         raise ConfigError(f"--row {row}: there are {len(rows)} rows", f"give 0 to {len(rows) - 1}")
-    prompt = rows[row]
-    if prompt.images:
-        shown = " ".join(map(in_words, described(prompt.images)))
-        console.note(f"warning: the environment does not get the pictures of row {row}: {shown}")
-    return config, prompt
+    return config, rows[row]

@@ -19,8 +19,8 @@ class TrlEnvironment:
     """A class as TRL's `environment_factory` takes it.
 
     factory: `file.py:Class` or `module:Class`. Its public methods are tools; `reset` gets the row's fields, and the
-    text that it returns is appended to the last message; `get_reward` may be missing. tools: `file.py:LIST` of further
-    functions. options: of the constructor.
+    text, or the list of parts, that it returns is appended to the last message; `get_reward` may be missing. tools:
+    `file.py:LIST` of further functions. options: of the constructor.
 
     `get_reward` is asked after each turn, and the turn's reward is the change, so that the sum is the last one also
     where a limit ends the conversation."""
@@ -43,7 +43,7 @@ class TrlEnvironment:
         observation = _plain(reset)(**fields)
         messages = list(row["messages"]) or [{"role": "user", "content": ""}]
         if observation is not None:
-            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + observation}
+            messages[-1] = {**messages[-1], "content": _joined(messages[-1]["content"], observation)}
         self.reward = 0.0
         return messages, self.tools.schemas
 
@@ -53,6 +53,14 @@ class TrlEnvironment:
         if self.earned:
             self.reward = float(_plain(self.environment.get_reward)())
         return answers, self.reward - before, done, info
+
+
+def _joined(content: Any, observation: Any) -> Any:
+    """Two contents as one: of parts if one of them is."""
+    if isinstance(content, str) and isinstance(observation, str):
+        return content + observation
+    both = [[{"type": "text", "text": one}] if isinstance(one, str) else list(one) for one in (content, observation)]
+    return [*both[0], *both[1]]
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,11 +42,11 @@ class VerlTools:
                 response, earned, _ = await self.tools[name].execute(
                     self.session, call["function"]["arguments"], **named
                 )
-                text, reward = getattr(response, "text", response) or "", reward + float(earned or 0.0)
+                content, reward = _content(response), reward + float(earned or 0.0)
             except Exception as error:
-                text = f"error: there is no tool {name}" if name not in self.tools else f"error: {error!r}"
+                content = f"error: there is no tool {name}" if name not in self.tools else f"error: {error!r}"
                 failed += 1
-            answers.append({"role": "tool", "name": name, "tool_call_id": call["id"], "content": text})
+            answers.append({"role": "tool", "name": name, "tool_call_id": call["id"], "content": content})
         before = self.reward
         self.reward = sum([float(await tool.calc_reward(self.session) or 0.0) for tool in self.tools.values()])
         info = {"tool_calls": len(calls), "failed_calls": failed}
@@ -55,6 +55,14 @@ class VerlTools:
     async def close(self) -> None:
         for tool in self.tools.values():
             await tool.release(self.session)
+
+
+def _content(response: Any) -> Any:
+    """A tool's response as a message's content: of parts if it has pictures."""
+    text, pictures = getattr(response, "text", response) or "", getattr(response, "image", None) or []
+    if not pictures:
+        return text
+    return [*({"type": "image", "image": one} for one in pictures), {"type": "text", "text": text}]
 
 
 class VerlInteraction:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from rlcli.environments.environment import EnvironmentFailed, Failure
@@ -32,13 +32,14 @@ LOOPBACK = "127.0.0.1,localhost"
 class AgentRun:
     """What one process did. branches: trajectories of the same sample; the last one holds the last turn. reward: what
     it posted; None if it posted none. ended: the limit that refused its last request; None if none did. calls: of
-    tools, by the policy; failed_calls: those that cannot be read."""
+    tools, by the policy; failed_calls: those that cannot be read. images: that it showed, by digest."""
 
     branches: Sequence[Branch]
     reward: float | None
     ended: Ended | None
     calls: int = 0
     failed_calls: int = 0
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def run_agent(
@@ -83,7 +84,8 @@ class _Agent:
         if failure is not None:
             raise failure
         record = session.record
-        return AgentRun(session.branches, session.reward, session.ended, record.calls, record.failed_calls)
+        counts = record.calls, record.failed_calls
+        return AgentRun(session.branches, session.reward, session.ended, *counts, record.images)
 
     async def _status(self, environment: Mapping[str, str], errors: IO[bytes]) -> int | None:
         """Its exit status; None if it passed its deadline. Nothing of it is left."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from rlcli.environments.pictures import with_pictures
+from rlcli.images.rows import BadImage
+from rlcli.types import image_digest
 
 Message = dict[str, Any]
 
@@ -30,7 +34,8 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class ChatRequest:
     """A chat request. messages: with text as their content, and the arguments of calls as mappings where they are JSON
-    objects. max_tokens: None if it gives none. stop: texts at which a turn ends."""
+    objects; those with pictures describe them in `images`. images: digest → encoded picture. max_tokens: None if it
+    gives none. stop: texts at which a turn ends."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -40,6 +45,7 @@ class ChatRequest:
     include_usage: bool
     logprobs: bool
     model: str
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,9 @@ def read_chat(body: Any) -> ChatRequest:
     stop = body.get("stop") or []
     stop = (stop,) if isinstance(stop, str) else tuple(_list(stop, "stop"))
     _only(all(isinstance(text, str) and text for text in stop), "stop is neither a text nor a list of texts")
+    read = [read_message(message) for message in messages]
     return ChatRequest(
-        messages=[read_message(message) for message in messages],
+        messages=[message for message, _ in read],
         tools=[] if body.get("tool_choice") == "none" else tools,
         max_tokens=read_max_tokens(body, "max_completion_tokens", "max_tokens"),
         stop=stop,
@@ -81,6 +88,7 @@ def read_chat(body: Any) -> ChatRequest:
         include_usage=bool(options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
         model=str(body.get("model") or ""),
+        images={image_digest(image): image for _, images in read for image in images},
     )
 
 
@@ -91,26 +99,31 @@ def read_max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
     return most
 
 
-def read_message(message: Any) -> Message:
-    """A message as a chat template takes it. Raises `Refused`."""
+def read_message(message: Any) -> tuple[Message, tuple[bytes, ...]]:
+    """A message as a chat template takes it, and its pictures. Raises `Refused`."""
     _only(isinstance(message, dict), "a message is no JSON object")
     role = {"developer": "system"}.get(message.get("role"), message.get("role"))
     _only(role in ("system", "user", "assistant", "tool"), f"a message has the role {role!r:.40}, which is unknown")
-    found: Message = {"role": role, "content": _text(message.get("content"))}
+    content = message.get("content")
+    _only(content is None or isinstance(content, str | list), "a message's content is neither a text nor a list")
+    try:
+        found, images = with_pictures({"role": role, "content": content or ""})
+    except BadImage as error:
+        raise Refused(400, str(error)) from error
     if role == "tool":
         found |= {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if role == "assistant" and isinstance(reasoning, str):
         found["reasoning_content"] = reasoning
     calls = [_call(call) for call in _list(message.get("tool_calls"), "tool_calls")] if role == "assistant" else []
-    return found | ({"tool_calls": calls} if calls else {})
+    return found | ({"tool_calls": calls} if calls else {}), images
 
 
 def same(known: Message, sent: Message) -> bool:
     """Whether a client sent a message back that is known. An assistant's may differ in white space around its text and
     in its calls' JSON, in the calls' ids, and may lack its reasoning."""
     if known["role"] != "assistant" or sent["role"] != "assistant":
-        return (known["role"], known["content"]) == (sent["role"], sent["content"])
+        return all(known.get(name) == sent.get(name) for name in ("role", "content", "images"))
     calls = [[call["function"] for call in one.get("tool_calls", ())] for one in (known, sent)]
     thoughts = [one.get("reasoning_content", "").strip() for one in (known, sent)]
     said = known["content"].strip() == sent["content"].strip()
@@ -156,17 +169,6 @@ def _only(is_right: bool, message: str) -> None:
 def _list(value: Any, name: str) -> list[Any]:
     _only(value is None or isinstance(value, list), f"{name} is no list")
     return value or []
-
-
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = _list(content, "a message's content")
-    for part in parts:
-        is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        kind = part.get("type") if isinstance(part, dict) else part
-        _only(is_text, f"a message has a part of the type {kind!r:.40}: only text is supported")
-    return "".join(part["text"] for part in parts)
 
 
 def _tool(tool: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rlcli.environments.gateway.record import Generated
 from rlcli.environments.gateway.server import Gateway, GenerationAsk
 from rlcli.environments.pool import limits_of, row_of
 from rlcli.errors import ConfigError
+from rlcli.images.sight import Sight
 from rlcli.types import Prompt
 
 AT_ONCE = 32
@@ -39,14 +40,23 @@ class Over:
 class AgentPool:
     """Starts the programs of `environment.name`. What they do comes in `events`, with the id of their session.
     tokenizer: with its chat template fixed. stops: the ids that end a response. opened: a prompt ends within an open
-    <think>. at_once: how many may run. Raises `SetupError` if there is no such program."""
+    <think>. sight: of a model that sees pictures. at_once: how many may run. Raises `SetupError` if there is no such
+    program."""
 
-    def __init__(self, config: RunConfig, tokenizer: Any, stops: Collection[int], *, opened: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: Any,
+        stops: Collection[int],
+        *,
+        opened: bool = False,
+        sight: Sight | None = None,
+    ) -> None:
         self._section = config.environment
         self.at_once = self._section.processes or AT_ONCE
         self.events: queue.SimpleQueue[tuple[str, Asked | Over]] = queue.SimpleQueue()
         words_of(self._section.name)
-        self._gateway = Gateway(tokenizer, stops, limits_of(config), self._submit, opened=opened)
+        self._gateway = Gateway(tokenizer, stops, limits_of(config), self._submit, opened=opened, sight=sight)
 
     def start(self, prompt: Prompt, version: int) -> str:
         """Start a program on a row; returns the id of its session. version: of the weights."""
@@ -55,7 +65,7 @@ class AgentPool:
             self._gateway,
             session,
             section.name,
-            row_of(prompt),
+            row_of(prompt, urls=True),
             deadline_s=section.deadline_s,
             memory_bytes=section.memory_mb << 20,
         )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Limits
 from rlcli.environments.gateway.chat import Message, Refused, same
+from rlcli.environments.pictures import placed
 from rlcli.environments.turns import TurnTemplate
+from rlcli.images.rule import ImageRule
 from rlcli.types import Ended, FinishReason
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Generated(Protocol):
@@ -69,11 +70,14 @@ class Ask:
 
 @dataclass
 class Record:
-    """All that one session drew. version: of the weights. ended: the limit that refused the last request. calls: of
+    """All that one session drew. version: of the weights. rule: how the model sees pictures, if it does. images: those
+    that it was shown, by digest. ended: the limit that refused the last request. calls: of
     tools; failed_calls: those that cannot be read."""
 
     limits: Limits
     version: int = 0
+    rule: ImageRule | None = None
+    images: dict[str, bytes] = field(default_factory=dict)
     turns: list[Branch] = field(default_factory=list)
     ended: Ended | None = None
     calls: int = 0
@@ -85,18 +89,33 @@ class Record:
         """Those that nothing follows, in the order in which they ended. Every drawn token is drawn in one of them."""
         return [branch for branch in self.turns if branch.is_end]
 
-    def ask(self, messages: list[Message], offered: str, template: TurnTemplate, most: int | None) -> Ask:
+    def ask(
+        self,
+        messages: list[Message],
+        offered: str,
+        template: TurnTemplate,
+        most: int | None,
+        pictures: Mapping[str, np.ndarray] | None = None,
+    ) -> Ask:
         """The turn that follows `messages`: what is new is appended to the longest conversation that they continue;
-        without one they are rendered, and a branch begins. most: tokens. Raises `Refused` (400) at a limit, and
-        `ModelError` if the template fails."""
+        without one they are rendered, and a branch begins. most: tokens. pictures: digest → as the model sees it, of
+        those in the messages. Raises `Refused` (400) at a limit, and `ModelError` if the template fails."""
+        pictures = pictures or {}
+
+        def shown(some: list[Message]) -> list[np.ndarray]:
+            return [pictures[image["digest"]] for message in some for image in message.get("images", ())]
+
         known = [b for b in self.turns if b.offered == offered and b.messages and _continues(messages, b.messages)]
         follows = max(known, key=lambda branch: len(branch.messages), default=None)
         if follows is None:
-            tokens = template.first([template.prepared(message) for message in messages])
-            return self._ask(tokens, most, messages, offered)
+            ids = placed(
+                template.first([template.prepared(message) for message in messages]), shown(messages), self.rule
+            )
+            return self._ask(ids, shown(messages), most, messages, offered)
         past, new = follows.messages, messages[len(follows.messages) :]
         dropped, tokens = template.append(follows.trajectory.last_turn.tolist(), _named(new, past))
-        return self._ask(tokens, most, [*past, *new], offered, follows, dropped)
+        ids = placed(tokens, shown(new), self.rule)
+        return self._ask(ids, shown(new), most, [*past, *new], offered, follows, dropped)
 
     def ask_tokens(self, tokens: list[int], most: int | None) -> Ask:
         """The turn that follows `tokens`, which continue the longest branch that they begin with."""
@@ -104,7 +123,9 @@ class Record:
         known = [b for b in known if tokens[: len(b.trajectory.tokens)] == b.trajectory.tokens.tolist()]
         follows = max(known, key=lambda branch: len(branch.trajectory.tokens), default=None)
         new = tokens if follows is None else tokens[len(follows.trajectory.tokens) :]
-        return self._ask(new, most, [], "", follows)
+        if self.rule is not None and not set(self.rule.never).isdisjoint(new):
+            raise Refused(400, "token_ids has tokens that stand for pictures: ask for this turn in messages")
+        return self._ask(_ids(new), [], most, [], "", follows)
 
     def drew(self, ask: Ask, turn: Drawn, message: Message | None) -> None:
         """Record a turn. message: as the client gets it; None if it asked in tokens. A turn is cut off only at a limit
@@ -119,7 +140,8 @@ class Record:
 
     def _ask(
         self,
-        tokens: Sequence[int],
+        tokens: np.ndarray,
+        pictures: Sequence[np.ndarray],
         most: int | None,
         messages: list[Message],
         offered: str,
@@ -128,10 +150,12 @@ class Record:
     ) -> Ask:
         extends = follows if follows is not None and follows.is_end else None
         if extends is not None:
-            trajectory = extends.trajectory.without_last(dropped).extended("environment", _ids(tokens))
+            trajectory = extends.trajectory.without_last(dropped)
+            trajectory = trajectory.extended("environment", tokens, pictures=pictures)
         else:  # what another branch drew is context here
-            past = follows.trajectory.tokens.tolist() if follows is not None else []
-            trajectory = Trajectory.of_prompt(_ids([*past[: len(past) - dropped], *tokens]))
+            past = [follows.trajectory.without_last(dropped)] if follows is not None else []
+            every = np.concatenate([*(one.tokens for one in past), tokens])
+            trajectory = Trajectory.of_prompt(every, [*(p for one in past for p in one.pictures), *pictures])
         room = self._room(trajectory, extends)
         return Ask(trajectory, min(room, most or room), most is not None and most < room, messages, offered, extends)
 
@@ -173,6 +197,4 @@ def _named(messages: list[Message], past: list[Message]) -> list[Message]:
 
 
 def _ids(tokens: Sequence[int]) -> Any:
-    import numpy as np
-
     return np.array(tokens, np.int32)

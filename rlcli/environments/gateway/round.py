@@ -94,7 +94,8 @@ class AgentRound:
             if sample.asked is not None and key not in self._drawing:
                 asked = self._drawing[key] = sample.asked
                 sample.asked = None
-                yield Turn(key, asked.ask.prompt, asked.ask.max_tokens, asked.ask.turn)
+                ask = asked.ask
+                yield Turn(key, ask.prompt, ask.max_tokens, ask.turn, pictures=ask.pictures)
 
     def _fill(self) -> None:
         while self._queued and len(self._keys) < self._agents.at_once:
@@ -142,7 +143,7 @@ class AgentRound:
         import numpy as np
 
         empty: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32))
+        prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32), task.pictures)
         whole = prompt.extended("policy", *empty, self.version, "stop")
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
         return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, verdict)
@@ -159,7 +160,7 @@ def _held(key: int, run: AgentRun) -> Held:
     fields = {"conversation": [dict(message) for message in last.messages], "environment": facts}
     by_turn = [0.0] * (whole.turns - 1) + [run.reward or 0.0]  # a program posts its reward at the end
     credit = tuple(by_turn), tuple(states_of(whole))
-    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit)
+    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit, run.images)
 
 
 def _check_reward(run: AgentRun, verifier: str) -> None:

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +31,8 @@ from rlcli.environments.gateway.chat import (
 from rlcli.environments.gateway.record import Ask, Branch, Drawn, Generated, Record
 from rlcli.environments.turns import TurnTemplate
 from rlcli.errors import ModelError
+from rlcli.images.rows import BadImage
+from rlcli.images.sight import Sight
 from rlcli.types import Ended
 
 if TYPE_CHECKING:
@@ -44,12 +46,13 @@ MOST_BYTES = 64 << 20
 @dataclass(frozen=True)
 class GenerationAsk:
     """What the engine's side generates. session: its id. turn: of the session, from 0. prompt: int32 token ids.
-    max_tokens: of the response."""
+    max_tokens: of the response. pictures: those in the prompt, as the model sees them."""
 
     session: str
     turn: int
     prompt: np.ndarray
     max_tokens: int
+    pictures: tuple[np.ndarray, ...] = ()
 
 
 Submit = Callable[[GenerationAsk], "Future[Generated]"]
@@ -94,7 +97,7 @@ class Gateway:
             session.branches, session.reward
 
     tokenizer: with its chat template fixed. stops: the ids that end a response. opened: a prompt ends within an open
-    <think>. `open` and `close_session` are for any thread.
+    <think>. sight: of a model that sees pictures. `open` and `close_session` are for any thread.
     """
 
     def __init__(
@@ -106,10 +109,11 @@ class Gateway:
         *,
         opened: bool = False,
         model: str = "policy",
+        sight: Sight | None = None,
     ) -> None:
         # A tokenizer is not for two threads.
         self._tokenizer, self._stops, self._limits = copy.deepcopy(tokenizer), frozenset(stops), limits
-        self._submit, self._opened, self._model = submit, opened, model
+        self._submit, self._opened, self._model, self._sight = submit, opened, model, sight
         self._form = format_of(str(tokenizer.chat_template))
         self._templates: dict[str, TurnTemplate] = {}
         self._sessions: dict[str, GatewaySession] = {}
@@ -122,7 +126,8 @@ class Gateway:
     def open(self, version: int = 0) -> GatewaySession:
         """A new session. version: of the weights that draw."""
         name, token = secrets.token_hex(8), secrets.token_urlsafe(24)
-        session = GatewaySession(name, token, f"{self.url}/sessions/{name}/v1", Record(self._limits, version))
+        record = Record(self._limits, version, None if self._sight is None else self._sight.rule)
+        session = GatewaySession(name, token, f"{self.url}/sessions/{name}/v1", record)
         self._sessions[name] = session
         return session
 
@@ -270,7 +275,9 @@ class Gateway:
         if asked.tools and not self._form:
             raise Refused(400, "tools: the chat template of the model describes no calls of tools that are known here")
         offered, record = json.dumps(asked.tools, sort_keys=True), session.record
-        ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens)
+        pictures = await self._seen(asked.images) if asked.images else {}
+        ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens, pictures)
+        record.images |= asked.images
         turn, text = self._until(await self._drawn(session, ask), asked.stop)
         message, failed = parse(text, self._form if asked.tools else "", opened=self._opened)
         record.failed_calls += failed
@@ -282,6 +289,16 @@ class Gateway:
         counts = len(ask.trajectory.tokens), len(turn.tokens)
         return Answer(_turn_id(session), asked.model or self._model, message, reason, *counts, pairs)
 
+    async def _seen(self, images: Mapping[str, bytes]) -> dict[str, Any]:
+        """Pictures as the model sees them, by digest."""
+        if self._sight is None:
+            raise Refused(400, "a message has a picture, and the model reads text alone")
+        try:  # in a thread: other sessions go on
+            pictures = await asyncio.to_thread(self._sight.prepared, list(images.values()), self._limits.tokens)
+        except BadImage as error:
+            raise Refused(400, str(error)) from error
+        return dict(zip(images, pictures, strict=True))
+
     async def _token_turn(self, session: GatewaySession, tokens: list[int], most: int | None) -> Drawn:
         ask = session.record.ask_tokens(tokens, most)
         turn = await self._drawn(session, ask)
@@ -289,7 +306,8 @@ class Gateway:
         return turn
 
     async def _drawn(self, session: GatewaySession, ask: Ask) -> Drawn:
-        request = GenerationAsk(session.id, len(session.record.turns), ask.trajectory.tokens, ask.room)
+        number, before = len(session.record.turns), ask.trajectory
+        request = GenerationAsk(session.id, number, before.tokens, ask.room, before.pictures)
         try:
             generation = await asyncio.wrap_future(self._submit(request))
         except Exception as error:

@@ -25,8 +25,8 @@ R.seen = new IntersectionObserver((entries) => {
 R.picture = (image, { plain = false, place = 0, count = 1 } = {}) => {
   const name = R.pictureName(image);
   const box = R.h("span.picture", {}, R.h("span.faint", {}, name));
-  const alt = `picture${count > 1 ? ` ${place + 1} of ${count}` : ""} of the prompt${image.width ? `, ${image.width} x ${image.height} pixels` : ""}`;
-  const given = { digest: image.digest, prompt: image.prompt };
+  const alt = `picture${count > 1 ? ` ${place + 1} of ${count}` : ""}${image.width ? `, ${image.width} x ${image.height} pixels` : ""}`;
+  const given = { digest: image.digest, where: image.where };
   box.load = async () => {
     const found = image.digest ? await R.ask("picture", given).catch((error) => ({ problem: error.message })) : { problem: "the run saved no digest of it" };
     if (!found.src) return R.fill(box, R.h("span.faint.missing", {}, name, plain ? null : [" not shown: ", R.text(found.problem)]));

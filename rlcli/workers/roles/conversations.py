@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rlcli.data.messages import PromptTask, sample_seed
 from rlcli.data.trajectories import Trajectory
@@ -55,7 +57,7 @@ class Conversations:
         self._environments, self.version = environments, version
         self._talks: dict[int, _Talk] = {}
         self._replaying = False
-        self._openings: dict[int, list[int]] = {}
+        self._openings: dict[int, tuple[Trajectory, int]] = {}  # of a group: its prompt, and what `state_of` says of it
         self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
 
     @property
@@ -130,13 +132,14 @@ class Conversations:
         if conversation.ended:
             return [self._over(key, conversation)]
         whole = conversation.trajectory
-        return [Turn(key, whole.branch, conversation.room, whole.turns)]
+        return [Turn(key, whole.branch, conversation.room, whole.turns, pictures=whole.branch_pictures)]
 
     def _replayed(self, key: int, conversation: Conversation, record: Trajectory) -> list[Turn | Held]:
         """Say the next recorded turn again. After the last one, the policy goes on."""
         talk, now = self._talks[key], conversation.trajectory
         count, number = len(now.tokens), now.turns
         same = (record.tokens[:count] == now.tokens).all() if count <= len(record.tokens) else False
+        same = same and _same_pictures(record.pictures[: len(now.pictures)], now.pictures)
         if conversation.ended or not same or (record.drawn[:count] != now.drawn).any():
             talk.session.close()
             self._again(key)
@@ -148,7 +151,8 @@ class Conversations:
             message = conversation.drew(said, self._environments.text(said.last_turn.tolist()))
             self._expect(key, talk.session.step(message))
             return []
-        turn = Turn(key, now.branch, conversation.room, number, record.tokens[count:] if len(said.last_turn) else None)
+        begun = record.tokens[count:] if len(said.last_turn) else None
+        turn = Turn(key, now.branch, conversation.room, number, begun, now.branch_pictures)
         conversation.trajectory = record
         return [turn]
 
@@ -160,19 +164,24 @@ class Conversations:
         self._reset(key)
 
     def _taken(self, talk: _Talk, answer: Opening | Reply) -> Conversation:
-        if talk.conversation is None:
-            assert isinstance(answer, Opening), "reset is answered first"
-            talk.conversation = self._environments.conversation(answer)
-            tokens = talk.conversation.trajectory.tokens.tolist()
-            if self._openings.setdefault(talk.task.prompt, tokens) != tokens:
-                raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
-        else:
-            assert isinstance(answer, Reply), "step is answered later"
-            try:
+        try:
+            if talk.conversation is None:
+                assert isinstance(answer, Opening), "reset is answered first"
+                talk.conversation = self._environments.conversation(answer)
+                self._check_opening(talk.task.prompt, talk.conversation)
+            else:
+                assert isinstance(answer, Reply), "step is answered later"
                 talk.conversation.replied(answer)
-            except ModelError as error:
-                raise EnvironmentFailed(Failure.PROTOCOL, f"{error.message}; {error.hint}") from error
+        except ModelError as error:
+            raise EnvironmentFailed(Failure.PROTOCOL, f"{error.message}; {error.hint}") from error
         return talk.conversation
+
+    def _check_opening(self, prompt: int, conversation: Conversation) -> None:
+        """The samples of a group begin alike."""
+        opened = conversation.trajectory, conversation.states[0]
+        first = self._openings.setdefault(prompt, opened)
+        if first[1] != opened[1] or not np.array_equal(first[0].tokens, opened[0].tokens):
+            raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
 
     def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | Held]:
         """Try once more from the beginning, then give the sample up."""
@@ -187,8 +196,6 @@ class Conversations:
         return [self._over(key, talk.conversation, verdict)]
 
     def _over(self, key: int, conversation: Conversation | None, failure: Verdict | None = None) -> Held:
-        import numpy as np
-
         talk = self._talks.pop(key)
         talk.session.close()
         if conversation is not None and failure is None:
@@ -197,11 +204,16 @@ class Conversations:
             fields = {"conversation": [dict(m) for m in conversation.messages], "environment": facts}
             counts = conversation.calls, conversation.failed_calls
             by_turn = tuple(rewards), tuple(conversation.states)
-            return Held(key, conversation.finished(), fields, *counts, None, *by_turn)
+            return Held(key, conversation.finished(), fields, *counts, None, *by_turn, conversation.images)
         # What it drew is left out of everything, so that only the prompt stays.
-        prompt = Trajectory.of_prompt(np.array(self._openings.get(talk.task.prompt, talk.task.tokens), np.int32))
+        row = Trajectory.of_prompt(np.asarray(talk.task.tokens, np.int32), talk.task.pictures)
+        prompt, _ = self._openings.get(talk.task.prompt, (row, 0))
         whole = prompt.extended("policy", np.zeros(0, np.int32), np.zeros(0, np.float32), self.version, "stop")
         return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, failure)
+
+
+def _same_pictures(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return len(some) == len(others) and all(map(np.array_equal, some, others))
 
 
 def row_seed(prompt_id: str) -> int:

@@ -23,7 +23,7 @@ from rlcli.environments.gateway.round import AgentRound
 from rlcli.environments.held import Held, Turn
 from rlcli.environments.pool import Environments
 from rlcli.errors import RunFailed
-from rlcli.images.decoding import decode
+from rlcli.images.sight import Sight
 from rlcli.rollout.call import GREEDY, RolloutCall, Slice
 from rlcli.rollout.drawn import Drawn, InFlight
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest, Speculating
@@ -45,7 +45,7 @@ class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
     keeps the samples; the others only generate in lockstep. thinking: prompts end within an open <think>.
     stop_token_ids: those that end a response, and are not part of its text. conversing: samples are conversations with
-    `environments`, which the leader has. ordered: see `Conversations`."""
+    `environments`, which the leader has. ordered: see `Conversations`. sight: of a model that sees pictures."""
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class RolloutRole:
         environments: Environments | AgentPool | None = None,
         conversing: bool = False,
         ordered: bool = False,
+        sight: Sight | None = None,
     ) -> None:
-        self.rank = rank
+        self.rank, self.sight = rank, sight
         self.environments, self.conversing, self.ordered = environments, conversing, ordered
         self.thinking, self.stop_token_ids = thinking, frozenset(stop_token_ids)
         self.engine = engine
@@ -227,9 +228,8 @@ class RolloutRole:
         these."""
         if not task.source.images:
             return task
-        rule = self.engine.spec.images
-        assert rule is not None, "refused before the run starts"
-        return replace(task, pictures=tuple(rule.prepared(decode(one)) for one in task.source.images))
+        assert self.sight is not None, "refused before the run starts"
+        return replace(task, pictures=self.sight.prepared(task.source.images))
 
     def spare(self, trajectory: Trajectory) -> int:
         """How many of the last turn's last tokens are not text."""
@@ -343,9 +343,8 @@ class _Round:
         for turn in turns:
             task, sample = self._asked[turn.key]
             seed, greedy = turn_seed(self._seed(task, sample), turn.number), sample == GREEDY
-            self._in_flight.add(
-                GenerationRequest(turn.key, turn.tokens, seed, greedy, turn.begun, turn.room, conversation=turn.key)
-            )
+            given = turn.tokens, seed, greedy, turn.begun, turn.room
+            self._in_flight.add(GenerationRequest(turn.key, *given, conversation=turn.key, pictures=turn.pictures))
 
     def finish(self, generation: Generation) -> None:
         """Take a response from the engine, and send it to be verified, or to its environment."""

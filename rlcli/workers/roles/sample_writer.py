@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from rlcli.data.columns import TruncatedRule, exclusion
 from rlcli.data.messages import PromptTask
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.data.signature import tokens_digest
+from rlcli.data.step_pictures import NAME as PICTURES
+from rlcli.data.step_pictures import write_pictures
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.held import Held
 from rlcli.scoring.service.client import Scored
@@ -28,7 +30,7 @@ UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified
 class PendingSample:
     """A sample that waits for its verdict, and without its signature. source: its prompt. log_probs: of its drawn
     tokens. digest: of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept. checksum: of what
-    is verified, as in `Scored`. messages: of a conversation. whole: its trajectory, if that is kept."""
+    is verified, as in `Scored`. messages, images: of a conversation. whole: its trajectory, if that is kept."""
 
     source: Prompt
     sample: Sample
@@ -38,6 +40,7 @@ class PendingSample:
     checksum: int
     messages: Sequence[Mapping[str, Any]] = ()
     whole: Trajectory | None = None
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def sent(trajectory: Trajectory) -> bytes:
@@ -89,7 +92,14 @@ def pending(
     summary = LogProbSummary.of(whole.log_probs)
     messages = held.fields.get("conversation", ()) if held else ()
     checksum, kept = zlib.crc32(sent(whole)), whole if keep_tokens else None
-    return PendingSample(task.source, unverified, scored, summary, digest, checksum, messages, kept)
+    images = _shown(task.source, held) if held else {}
+    return PendingSample(task.source, unverified, scored, summary, digest, checksum, messages, kept, images)
+
+
+def _shown(source: Prompt, held: Held) -> Mapping[str, bytes]:
+    """What its environment showed beside the row's own pictures."""
+    own = frozenset(source.image_digests()) if held.images else frozenset()
+    return {digest: image for digest, image in held.images.items() if digest not in own}
 
 
 def awaited(scored: Future[Scored]) -> Scored:
@@ -131,9 +141,11 @@ class Saver:
     def __init__(self, save_as: str, rank: int, step: int, truncated: TruncatedRule | Literal[""] = "") -> None:
         path = save_as.replace("{rank}", str(rank))
         self.rows: list[dict[str, Any]] = []
+        self._images: dict[str, bytes] = {}
         self._step, self._truncated = step, truncated
         self._whole = "" if "{part}" in path else path
         self._parts = PartWriter(path, step) if "{part}" in path else None
+        self._pictures = Path(path).with_name(PICTURES.replace("{rank}", str(rank))) if self._whole else None
         self._waiting: list[PendingSample] = []
 
     def wait_for(self, item: PendingSample) -> None:
@@ -160,7 +172,8 @@ class Saver:
 
     def save_rest(self) -> None:
         """Wait for the missing verdicts, and save everything."""
-        new, self._waiting = [_record(item, self._truncated) for item in self._waiting], []
+        items, self._waiting = self._waiting, []
+        new = [_record(item, self._truncated) for item in items]
         if self._parts is not None:
             for row in new:
                 self._parts.add(row)
@@ -169,3 +182,7 @@ class Saver:
         self.rows += new
         if self._whole and new:
             write_samples(Path(self._whole), self._step, self.rows)
+        for item in items:
+            self._images |= item.images
+        if self._pictures is not None and any(item.images for item in items):
+            write_pictures(self._pictures, self._images)

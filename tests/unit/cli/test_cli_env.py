@@ -38,7 +38,7 @@ def rlcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's files."""
-    for name, text in zip(("guess.py", "shop.py"), blocks(PAGE, "python"), strict=True):
+    for name, text in zip(("guess.py", "shop.py", "dots.py"), blocks(PAGE, "python"), strict=True):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -126,6 +126,26 @@ def test_a_served_model_gets_no_data_with_pictures(run: Path, capsys: pytest.Cap
     assert "the data has pictures, and --endpoint sends text alone" in capsys.readouterr().err
 
 
-def test_an_environment_that_gets_no_pictures_is_warned_of(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["env", "show", "guess_number", "--data", "data", "--row", "1"]) == 0
-    assert f"does not get the pictures of row 1: {SHOWN} {SHOWN}" in capsys.readouterr().err
+def test_an_environment_gets_the_pictures_of_its_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("echo.py").write_text("""
+class Echo:
+    def reset(self, row, seed):
+        return row["messages"]
+    def step(self, message):
+        return [], 0.0, True
+""")
+    assert main(["env", "show", "echo.py:Echo", "--data", "data", "--row", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(SHOWN) == 2
+    assert "base64" not in out
+
+
+@pytest.mark.parametrize("words", [["chat"], ["env", "try", "guess_number", "--model"]])
+def test_a_model_that_sees_is_not_asked_here(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlcli.model.io.tiny_vision import save_vision_model, vision_model
+
+    save_vision_model(vision_model("qwen3_vl", layers=1), tmp_path / "seeing")
+    assert main([*words, str(tmp_path / "seeing")]) == 2
+    assert "sees pictures, and is asked in runs and evaluations alone" in capsys.readouterr().err

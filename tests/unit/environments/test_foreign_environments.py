@@ -6,12 +6,14 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlcli.environments.environment import ENVIRONMENTS, EnvironmentFailed, Opening, Reply
 from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
+from tests.vision_fixtures import encoded
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = '''
@@ -59,6 +61,19 @@ def nothing() -> None:
     """Does nothing."""
 
 MORE = [nothing]
+'''
+SEEING = '''
+class Look:
+    def reset(self):
+        return [{"type": "image", "image": PICTURE}, {"type": "text", "text": "Where?"}]
+
+    def look(self, at: int) -> list:
+        """Looks.
+
+        Args:
+            at: where
+        """
+        return [{"type": "image", "image": PICTURE}, {"type": "text", "text": f"at {at}"}]
 '''
 ROW = {
     "messages": [{"role": "user", "content": "Please."}],
@@ -126,6 +141,25 @@ def test_an_environment_of_trl_has_its_methods_as_tools(foreign: Path) -> None:
         [],
     ]
     assert [(reply.reward, reply.done) for reply in replies] == [(1.0, False), (0.0, False), (0.0, True)]
+
+
+def test_an_environment_of_trl_shows_pictures(foreign: Path, tmp_path: Path) -> None:
+    """Its `reset` and its tools return parts of a content, as TRL takes them."""
+    seeing = tmp_path / "seeing.py"
+    seeing.write_text(SEEING.replace("PICTURE", repr(encoded(1))))
+    with EnvironmentHost(EnvironmentSpec("trl", {"factory": f"{seeing}:Look"})) as host:
+        opening, replies = play(host, ROW, 0, said("", ("look", {"at": 2})))
+    assert opening.messages[0]["content"] == "Please.<image>Where?"
+    assert [one["width"] for one in opening.messages[0]["images"]] == [84]
+    assert opening.images == replies[0].images == (encoded(1),)
+    assert replies[0].messages[0]["content"] == "<image>at 2"
+
+
+def test_the_pictures_of_verls_tools_are_parts() -> None:
+    content = runpy.run_path(EnvironmentSpec("verl_tools", python=sys.executable).target.rpartition(":")[0])["_content"]
+    response = SimpleNamespace(text="two", image=["a", "b"], video=None)  # as its `ToolResponse`
+    assert [part.get("image") or part["text"] for part in content(response)] == ["a", "b", "two"]
+    assert content(SimpleNamespace(text="two", image=None)) == content("two") == "two"
 
 
 def test_the_rewards_of_trl_add_up_to_the_last_one(foreign: Path) -> None:

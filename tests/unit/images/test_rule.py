@@ -48,6 +48,24 @@ def test_ids_with_a_token_for_each_patch_and_back() -> None:
     assert RULE.collapsed(np.array(whole), pictures).tolist() == [1, 9, 2, 9]
 
 
+def test_a_shard_knows_which_span_shows_a_picture() -> None:
+    one, two, three = (np.full((28, 28, 3), value, np.uint8) for value in (1, 2, 3))
+    ids, drawn, log_probs = np.array([9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
+    whole = Trajectory.of_prompt(ids, [one]).extended("policy", drawn, log_probs, 0, "stop")
+    whole = whole.extended("environment", np.array([9, 9], np.int32), pictures=[two, three])
+    whole = whole.extended("policy", drawn, log_probs, 1, "stop").extended("prompt", ids, pictures=[three])
+    builder = ShardBuilder()
+    builder.add(Trajectory.of_prompt(ids))
+    builder.add(whole)
+    back = builder.build().row(1)
+    assert back.spans == whole.spans
+    assert [int(picture[0, 0, 0]) for picture in back.pictures] == [1, 2, 3, 3]
+    assert [[int(p[0, 0, 0]) for p in branch.pictures] for branch in back.branches] == [[1, 2, 3], [3]]
+    assert [int(picture[0, 0, 0]) for picture in back.branch_pictures] == [3]
+    assert len(back.until_turn(1).pictures) == 1
+    assert len(back.branches[0].without_last(1).pictures) == 3
+
+
 def test_a_shard_holds_a_picture_of_several_rows_once() -> None:
     one, other = (np.full((28, 56, 3), value, np.uint8) for value in (1, 2))
     builder = ShardBuilder()
@@ -57,7 +75,9 @@ def test_a_shard_holds_a_picture_of_several_rows_once() -> None:
     shard = builder.build()
     assert len(shard.pixels) == one.size + other.size
     arrays = {name: getattr(shard, name) for name in shard.__dataclass_fields__}
-    for held in (shard, SampleShard.of_arrays(arrays)):
+    older = {name: values for name, values in arrays.items() if name != "span_pictures"}
+    for held in (shard, SampleShard.of_arrays(arrays), SampleShard.of_arrays(older)):
+        assert [[span.pictures for span in held.row(row).spans] for row in range(4)] == [[1, 0], [0, 0], [2, 0], [1, 0]]
         rows = [held.row(row).pictures for row in range(4)]
         assert [[int(picture[0, 0, 0]) for picture in row] for row in rows] == [[1], [], [1, 2], [2]]
         assert rows[2][1].shape == other.shape

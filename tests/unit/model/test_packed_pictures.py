@@ -55,6 +55,32 @@ def test_packed_equals_padded_with_pictures_and_without(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_pictures_that_come_later_are_each_samples_own(kind: str) -> None:
+    """In a conversation: two samples share a prompt with a picture, and each is shown another one after its turn."""
+    lm, rule = seeing(kind)
+    asked, *later = pictures_for(rule, (2, 3), (1, 2), (1, 2), (2, 2))
+    rows: list[Seen] = []
+    masks = []
+    for shown in ((later[0],), (later[1], later[2]), ()):
+        tokens, prompt, _ = row_of(rule, (asked,), 3)
+        more = [row_of(rule, (picture,), 2)[0] for picture in shown]
+        whole = np.concatenate([tokens, *more])
+        mask: np.ndarray = np.zeros(len(whole), bool)
+        ends = np.cumsum([len(tokens), *map(len, more)])
+        for end, count in zip(ends, [3, *[2] * len(more)], strict=True):
+            mask[end - count : end] = True
+        rows.append((whole, prompt, (asked, *shown)))
+        masks.append(mask)
+    given = [(tokens, prompt) for tokens, prompt, _ in rows]
+    batch = pack(given, CPU, masks, pictures=[pictures for *_, pictures in rows], rule=rule)
+    assert batch.tokens == sum(map(len, masks)) - 2 * rows[0][1], "their prompt is stored once"
+    for name, values in rule.inputs([asked, *later]).items():
+        assert torch.equal(batch.shown[name], torch.tensor(values))
+    every = [padded_log_probs(lm, rule, [row])[mask[row[1] :]] for row, mask in zip(rows, masks, strict=True)]
+    torch.testing.assert_close(policy_of(lm)(batch).log_probs, torch.cat(every), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_another_picture_gives_other_log_probs(kind: str) -> None:
     lm, rule = seeing(kind)
     one, other = pictures_for(rule, (2, 3), (2, 3))

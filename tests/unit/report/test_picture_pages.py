@@ -43,7 +43,7 @@ def looked_through(visitor: Visitor, enlarged: list[int]) -> None:
     assert page.locator(".message.given").last.inner_text().split("\n")[-1] == "?"
     assert "<image>" not in page.locator(".message.given").last.inner_text()
     alt = page.eval_on_selector_all(".picture img", "all => all.map(one => one.alt)")
-    assert alt[0] == "picture 1 of 2 of the prompt, 900 x 300 pixels"
+    assert alt[0] == "picture 1 of 2, 900 x 300 pixels"
     assert not overflows(page)
     page.click(".picture button")
     page.wait_for_function("width => document.querySelector('dialog img').naturalWidth === width", arg=enlarged[0])

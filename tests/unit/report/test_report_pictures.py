@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.step_pictures import write_pictures
 from rlcli.errors import RlcliError
 from rlcli.images.decoding import size_of
+from rlcli.images.described import described
 from rlcli.report import pictures, static
 from rlcli.report.api import Api
 from rlcli.report.source import RunData
 from rlcli.report.static import MB, write_report
-from rlcli.types import image_digest
+from rlcli.tracking.samples import tracked_samples
+from rlcli.types import IMAGE, Outcome, Prompt, Verdict, image_digest
 from tests.picture_runs import drawing, encoded, noise, write_data, write_picture_run
 
 ROWS = [(drawing(0),), (noise(1, (600, 400)), drawing(2)), (), (noise(3)[:300],), (drawing(0),)]
@@ -36,8 +40,8 @@ def api_of(run: Path) -> Api:
     return Api([RunData(run)])
 
 
-def asked(api: Api, prompt: str, image: bytes, **more: str) -> dict[str, str]:
-    given = {"digest": image_digest(image), "prompt": prompt, **more}
+def asked(api: Api, where: str, image: bytes, **more: str) -> dict[str, str]:
+    given = {"digest": image_digest(image), "where": where, **more}
     return dict(api.answer("picture", given))
 
 
@@ -55,7 +59,7 @@ def test_messages_have_the_pictures_of_their_markers(run: Path) -> None:
     found = api_of(run).answer("group", {"step": "2", "prompt": "drawn:train:1"})
     system, user = found["messages"]
     assert "images" not in system
-    assert [(one["width"], one["height"], one["prompt"]) for one in user["images"]] == [
+    assert [(one["width"], one["height"], one["where"]) for one in user["images"]] == [
         (600, 400, "drawn:train:1"),
         (84, 56, "drawn:train:1"),
     ]
@@ -65,6 +69,48 @@ def test_messages_have_the_pictures_of_their_markers(run: Path) -> None:
     assert "images" not in sample
     without = api_of(run).answer("group", {"step": "2", "prompt": "drawn:train:2"})
     assert all("images" not in message for message in without["messages"])
+
+
+def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path) -> None:
+    """The row's own picture comes from the data, the others are kept; one that is gone has its reason."""
+    own, other, lost = drawing(0), noise(40, (600, 400)), noise(41)
+    prompt = Prompt("drawn:train:0", ({"role": "user", "content": IMAGE},), "", "", "", "", images=(own,))
+    said = [
+        {"role": "user", "content": f"{IMAGE}?", "images": described([own])},
+        {"role": "assistant", "content": IMAGE},
+        {"role": "tool", "name": "look", "content": f"{IMAGE} and {IMAGE}", "images": described([other, lost])},
+        {"role": "assistant", "content": "b"},
+    ]
+    row = sample_row(
+        prompt,
+        0,
+        "b",
+        Verdict(1.0, Outcome.OK),
+        prompt_tokens=5,
+        response_tokens=3,
+        finish_reason="stop",
+        turns=2,
+        messages=said,
+        group=0,
+    )
+    folder = run / "samples" / "step-000003"
+    write_samples(folder / "rank-0.parquet", 3, [row])
+    write_pictures(folder / "pictures-0.parquet", {image_digest(one): one for one in (other, b"broken")})
+    (folder / "pictures-1.parquet").write_bytes(b"damaged")
+    found = api_of(run).answer("group", {"step": "3", "prompt": "drawn:train:0"})
+    (told,) = found["rows"]
+    assert [one["where"] for one in found["messages"][0]["images"]] == ["drawn:train:0"]
+    assert [one["where"] for one in told["said"][1]["images"]] == ["samples/step-000003"] * 2
+    assert "images" not in told["said"][0]
+    api = api_of(run)
+    assert size_of(decoded(asked(api, "drawn:train:0", own)["src"])) == (84, 56)
+    assert size_of(decoded(asked(api, "samples/step-000003", other)["src"])) == (256, 171)
+    assert asked(api, "samples/step-000003", lost) == {"problem": "samples/step-000003 has no copy of it"}
+    assert "problem" in asked(api, "samples/step-000003/../..", lost)
+    written = write_report([RunData(run)], tmp_path / "out")
+    assert written.pictures == {"run": (5, 7)}
+    line = json.loads(json.dumps(tracked_samples(run / "samples", 3)[0].messages))[2]["content"]
+    assert line == "[image 600 x 400] and [image 84 x 56]"
 
 
 def test_a_list_names_the_pictures_and_not_what_a_model_wrote(run: Path) -> None:

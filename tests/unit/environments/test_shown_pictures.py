@@ -1,0 +1,351 @@
+"""Pictures that environments, tools and agents show: how they travel, and what becomes of those that nobody can see."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.trajectories import Trajectory
+from rlcli.environments.conversation import Conversation, Limits, state_of
+from rlcli.environments.environment import EnvironmentFailed, Reply, opening_of, reply_of
+from rlcli.environments.gateway.server import Gateway, GenerationAsk
+from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.pool import Environments, row_of
+from rlcli.images.rule import ImageRule
+from rlcli.images.sight import Sight
+from rlcli.model.io.tiny_vision import image_rule, vision_config
+from rlcli.rollout.engine import Generation
+from rlcli.types import Prompt
+from tests.pages import blocks
+from tests.vision_fixtures import TOOLS_TEMPLATE, encoded, speaking
+
+SHOWS = '''
+import base64
+from pathlib import Path
+
+def text(words):
+    return {"type": "text", "text": words}
+
+class Shows:
+    """Shows the row's own picture and others, in the ways that there are."""
+    def __init__(self, second, how="bytes"):
+        self.second, self.how = base64.b64decode(second), how
+    def reset(self, row, seed):
+        self.row = row
+        return row["messages"]
+    def step(self, message):
+        image = self.second
+        if self.how == "own":
+            image = self.row["messages"][-1]["content"][0]["image"]
+        if self.how == "struct":
+            image = {"bytes": image, "path": None}
+        if self.how in ("pillow", "array"):
+            import io
+            import numpy
+            from PIL import Image
+            image = Image.open(io.BytesIO(image))
+            image = image if self.how == "pillow" else numpy.asarray(image)
+        if self.how == "broken":
+            image = image[:200]
+        if self.how == "no picture":
+            image = 7
+        if self.how == "none":
+            image = None
+        if self.how == "many":
+            return [{"role": "user", "content": [{"type": "image", "image": image}] * 400}], 0.0, False
+        if self.how == "odd part":
+            return [{"role": "user", "content": [{"type": "sound"}]}], 0.0, False
+        return [{"role": "user", "content": [text("And <image>: "), {"type": "image", "image": image}]}], 1.0, False
+
+def look(place: int) -> object:
+    """Looks somewhere."""
+    return [{"type": "image", "image": PICTURE}, f"at {place}"]
+
+PICTURE = b""
+'''
+FIRST, SECOND = encoded(1), encoded(2, (60, 30))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shows")
+    (folder / "shows.py").write_text(SHOWS.replace('b""', repr(SECOND)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rule() -> ImageRule:
+    return image_rule(vision_config("qwen3_vl"))
+
+
+def config_of(folder: Path, name: str = "Shows", **options: Any) -> RunConfig:
+    if name == "Shows":
+        options = {"second": base64.b64encode(SECOND).decode(), **options}
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(folder)},
+            "data": {"max_prompt_tokens": 100},
+            "rollout": {"max_response_tokens": 200},
+            "environment": {"name": f"{folder}/shows.py:{name}", "options": options, "context_tokens": 200},
+        }
+    )
+
+
+ROW = Prompt("row", ({"role": "user", "content": "<image>What?"},), "", "", "", "", images=(FIRST,))
+SAID = {"role": "assistant", "content": "a"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return speaking("qwen3_vl")
+
+
+def opened(environments: Environments, row: Prompt = ROW) -> tuple[Conversation, Any]:
+    session = environments.session(row)
+    return environments.conversation(session.reset(row_of(row), 0).result(60)), session
+
+
+def speak(conversation: Conversation, tokenizer: Any, text: str = "a") -> None:
+    ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
+    drawn = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
+    conversation.drew(drawn, text)
+
+
+@pytest.mark.parametrize("how", ["bytes", "struct", "pillow", "array"])
+def test_each_form_of_a_picture_becomes_what_the_model_sees(
+    folder: Path, rule: ImageRule, tokenizer: Any, how: str
+) -> None:
+    sight = Sight(rule)
+    with Environments(
+        config_of(folder, how=how), [config_of(folder).environment.name], tokenizer, [1], sight=sight
+    ) as e:
+        conversation, session = opened(e)
+        speak(conversation, tokenizer)
+        reply = session.step(SAID).result(60)
+        conversation.replied(reply)
+    whole = conversation.trajectory
+    first, second = sight.prepared([FIRST]), sight.prepared([SECOND])
+    assert [np.array_equal(*both) for both in zip(whole.pictures, (*first, *second), strict=True)] == [True, True]
+    assert whole.pictures[0] is first[0], "equal pictures are one array"
+    assert [(span.speaker, span.pictures) for span in whole.spans] == [("prompt", 1), ("policy", 0), ("environment", 1)]
+    counts = [rule.tokens(one.shape[1], one.shape[0]) for one in whole.pictures]
+    assert (whole.tokens == rule.token).sum() == sum(counts)
+    assert rule.starts(whole.tokens, whole.pictures)[1] > whole.spans[1].end
+    text = tokenizer.decode(whole.tokens)
+    assert "And <\u200bimage>: " in text, "a text that names the marker shows nothing"
+    said = conversation.messages[-1]
+    assert (said["content"], said["images"][0]["width"]) == ("And <\u200bimage>: <image>", 30)
+    assert list(conversation.images) == [one["digest"] for m in conversation.messages for one in m.get("images", ())]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("broken", "the image is broken|a picture is broken"),
+        ("no picture", "int is no picture"),
+        ("none", "NoneType is no picture"),
+        ("many", r"its pictures have \d+ tokens, and a conversation has at most \d+"),
+        ("odd part", "neither text nor a picture"),
+    ],
+)
+def test_what_cannot_be_shown_is_a_failure_of_the_environment(
+    folder: Path, rule: ImageRule, tokenizer: Any, how: str, said: str
+) -> None:
+    with Environments(
+        config_of(folder, how=how), [config_of(folder).environment.name], tokenizer, [1], sight=Sight(rule)
+    ) as environments:
+        _, session = opened(environments)
+        with pytest.raises(EnvironmentFailed, match=said):
+            session.step(SAID).result(60)
+
+
+def test_a_model_of_text_is_shown_nothing(folder: Path, tokenizer: Any) -> None:
+    config = config_of(folder)
+    with (
+        Environments(config, [config.environment.name], tokenizer, [1]) as environments,
+        pytest.raises(EnvironmentFailed, match="the model reads text alone"),
+    ):
+        opened(environments)
+
+
+def test_a_template_that_leaves_a_picture_out_is_a_failure(folder: Path, rule: ImageRule) -> None:
+    from rlcli.errors import ModelError
+
+    blind, config = speaking("qwen3_vl"), config_of(folder)
+    blind.chat_template = TOOLS_TEMPLATE.replace("PICTURE", "")
+    with (
+        Environments(config, [config.environment.name], blind, [1], sight=Sight(rule)) as environments,
+        pytest.raises(ModelError, match="writes 0 placeholders for 1 pictures"),
+    ):
+        opened(environments)
+
+
+def test_a_tool_shows_a_picture(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    config = config_of(folder, "look")
+    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+        conversation, session = opened(environments)
+        text = '<tool_call>{"name": "look", "arguments": {"place": 3}}</tool_call>'
+        ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
+        drawn = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
+        conversation.replied(session.step(conversation.drew(drawn, text)).result(60))
+    assert conversation.ended is None
+    assert [span.pictures for span in conversation.trajectory.spans] == [1, 0, 1]
+    assert conversation.messages[-1]["content"] == "<image>at 3"
+    assert "look gives <|vision_start|>" in tokenizer.decode(conversation.trajectory.tokens)
+
+
+def test_the_pages_tool_shows_a_picture(tmp_path: Path, rule: ImageRule, tokenizer: Any) -> None:
+    (tmp_path / "dots.py").write_text(blocks("environments.md", "python")[2])
+    host = EnvironmentHost(EnvironmentSpec(f"{tmp_path}/dots.py:dots"), Sight(rule).prepared)
+    with host:
+        session = host.session()
+        assert session.reset(row_of(ROW), 0).result(60).images == (FIRST,)
+        call = {"id": "call00001", "type": "function", "function": {"name": "dots", "arguments": {"number": 3}}}
+        reply = session.step({"role": "assistant", "content": "", "tool_calls": [call]}).result(60)
+    assert reply.messages[0]["content"] == "<image>3 dots"
+    assert [picture.shape for picture in reply.pictures] == [(64, 128, 3)]
+    assert (reply.pictures[0] == 0).all(-1).any()
+
+
+def replied(images: tuple[bytes, ...], text: str, sight: Sight) -> Reply:
+    parts: list[Any] = [{"type": "image", "image": {"base64": base64.b64encode(one).decode()}} for one in images]
+    found = reply_of([[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], 0.0, False])
+    return Reply(found.messages, 0.0, False, {}, found.images, sight.prepared(found.images))
+
+
+def test_a_past_that_is_rendered_anew_shows_its_pictures_again(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    sight, config = Sight(rule), config_of(folder)
+    with Environments(config, [config.environment.name], tokenizer, [1], sight=sight) as environments:
+        conversation, _ = opened(environments)
+    conversation.past = "per_cycle"
+    speak(conversation, tokenizer)
+    conversation.replied(replied((SECOND,), "more", sight))
+    speak(conversation, tokenizer)
+    whole = conversation.trajectory
+    assert [len(branch.pictures) for branch in whole.branches] == [1, 2]
+    assert [id(one) for one in whole.branch_pictures] == [id(one) for one in sight.prepared([FIRST, SECOND])]
+    for branch in whole.branches:
+        rule.starts(branch.tokens, branch.pictures)  # as many tokens as they have
+    assert [id(one) for one in Trajectory.joined(whole.branches).pictures] == [id(one) for one in whole.pictures]
+    assert len(whole.until_turn(1).pictures) == 1
+
+
+def test_a_long_message_keeps_its_pictures_when_it_is_cut(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    sight, config = Sight(rule), config_of(folder)
+    with Environments(config, [config.environment.name], tokenizer, [1], sight=sight) as environments:
+        conversation, _ = opened(environments)
+    conversation.limits = replace(conversation.limits, reply_chars=20)
+    speak(conversation, tokenizer)
+    conversation.replied(replied((SECOND,), "x" * 90, sight))
+    assert conversation.messages[-1]["content"] == f"<image>{'x' * 10}…{'x' * 9}"
+    assert len(conversation.trajectory.pictures) == 2
+
+
+def test_pictures_without_room_end_the_conversation(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    sight, config = Sight(rule), config_of(folder)
+    with Environments(config, [config.environment.name], tokenizer, [1], sight=sight) as environments:
+        conversation, _ = opened(environments)
+    speak(conversation, tokenizer)
+    before = conversation.trajectory
+    conversation.limits = replace(conversation.limits, tokens=len(before.tokens) + 6)
+    conversation.replied(replied((SECOND,), "", sight))
+    assert conversation.ended == "tokens"
+    assert conversation.finished().tokens is before.tokens
+    assert len(conversation.finished().pictures) == 1
+
+
+def test_another_picture_is_another_state() -> None:
+    def state(image: bytes) -> int:
+        part = {"type": "image", "image": {"base64": base64.b64encode(image).decode()}}
+        return state_of(opening_of([{"role": "user", "content": [part]}]).messages)
+
+    assert state(FIRST) == state(FIRST) != state(SECOND)
+
+
+def url(image: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(image).decode()}"}}
+
+
+class Asked:
+    """An engine's side that answers each request with one token."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.asks: list[GenerationAsk] = []
+        self.tokens = np.array([*tokenizer("b")["input_ids"], tokenizer.eos_token_id], np.int32)
+
+    def submit(self, ask: GenerationAsk) -> Future[Any]:
+        self.asks.append(ask)
+        future: Future[Any] = Future()
+        future.set_result(Generation(ask.turn, self.tokens, np.zeros(len(self.tokens), np.float32), "stop"))
+        return future
+
+
+LIMITS = Limits(turns=8, turn_tokens=50, drawn_tokens=400, tokens=300)
+
+
+@pytest.fixture
+def asked(tokenizer: Any) -> Asked:
+    return Asked(tokenizer)
+
+
+@pytest.fixture
+def gateway(tokenizer: Any, rule: ImageRule, asked: Asked) -> Iterator[Gateway]:
+    with Gateway(tokenizer, [tokenizer.eos_token_id], LIMITS, asked.submit, sight=Sight(rule)) as gateway:
+        yield gateway
+
+
+def post(session: Any, messages: list[Any]) -> httpx.Response:
+    given = {"Authorization": f"Bearer {session.token}"}
+    return httpx.post(f"{session.url}/chat/completions", json={"messages": messages}, headers=given)
+
+
+def test_an_agents_pictures_are_in_its_trajectory(gateway: Gateway, rule: ImageRule, asked: Asked) -> None:
+    session = gateway.open()
+    messages: list[Any] = row_of(ROW, urls=True)["messages"]
+    answer = post(session, messages).json()["choices"][0]["message"]
+    messages += [answer, {"role": "user", "content": [url(SECOND), {"type": "text", "text": "?"}]}]
+    post(session, messages)
+    edited = [{"role": "user", "content": [url(SECOND), {"type": "text", "text": "What?"}]}, *messages[1:]]
+    post(session, edited)
+    first, second = (branch.trajectory for branch in session.branches)
+    assert [span.pictures for span in first.spans] == [1, 0, 1, 0]
+    assert [span.pictures for span in second.spans] == [2, 0], "another picture is another past"
+    for whole in (first, second):
+        rule.starts(whole.tokens, whole.pictures)
+    assert [len(ask.pictures) for ask in asked.asks] == [1, 2, 2]
+    assert len(session.record.images) == 2
+    tokens = {"token_ids": [rule.token], "sampling_params": {}}
+    given = {"Authorization": f"Bearer {session.token}"}
+    refused = httpx.post(f"{session.url[:-3]}/inference/v1/generate", json=tokens, headers=given)
+    assert (refused.status_code, "stand for pictures" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (url(b"no picture"), "a picture is broken"),
+        (url(FIRST[:100]), "broken"),
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "only data URLs"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}, "no base64"),
+        ({"type": "image_url"}, "no data"),
+        ({"type": "input_audio"}, "neither text nor a picture"),
+    ],
+)
+def test_an_agent_is_told_what_cannot_be_shown(gateway: Gateway, part: Any, said: str) -> None:
+    refused = post(gateway.open(), [{"role": "user", "content": [part]}])
+    assert (refused.status_code, said in refused.text) == (400, True)
+
+
+def test_an_agent_of_a_model_of_text_is_told(tokenizer: Any, asked: Asked) -> None:
+    with Gateway(tokenizer, [tokenizer.eos_token_id], LIMITS, asked.submit) as gateway:
+        refused = post(gateway.open(), [{"role": "user", "content": [url(FIRST)]}])
+    assert (refused.status_code, "reads text alone" in refused.text) == (400, True)
