@@ -147,9 +147,13 @@ def _logits(
     hidden: Tensor, weight: Tensor, temperature: float, chunk: int, dtype: torch.dtype, never: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
     """Chunk by chunk: which tokens, and their logits ÷ temperature in `dtype`, [chunk, V], for the caller to change."""
-    zero = hidden.new_zeros(())
     for start in range(0, len(hidden), chunk):
         part = slice(start, start + chunk)
-        # The division is part of the product; with beta = 0 the added tensor is not read.
-        logits = torch.addmm(zero, hidden[part], weight.t(), beta=0, alpha=1 / temperature).to(dtype)
-        yield part, logits if never is None else logits.index_fill_(1, never, FAR_BELOW)
+        # Without a name here, which would hold these logits until the next chunk's are there.
+        yield part, _projected(hidden[part], weight, temperature, dtype, never)
+
+
+def _projected(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype, never: Tensor | None) -> Tensor:
+    # The division is part of the product; with beta = 0 the added tensor is not read.
+    logits = torch.addmm(hidden.new_zeros(()), hidden, weight.t(), beta=0, alpha=1 / temperature).to(dtype)
+    return logits if never is None else logits.index_fill_(1, never, FAR_BELOW)

@@ -32,6 +32,7 @@ QUICK = [
     (300, 1, "bfloat16", True, 0),
     (300, 6, "float32", False, 8),
     (6000, 6, "bfloat16", False, 0),
+    (6000, 6, "float32", False, 0),
 ]
 """Where each of the things that can be the highest is."""
 
