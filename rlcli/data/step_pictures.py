@@ -1,6 +1,7 @@
 """Small copies of what environments showed in a step's conversations, beside its samples.
 
-The pictures of prompts are in the data; these are nowhere else. A sample's messages name each by its digest.
+The pictures of prompts are in the data; these are nowhere else. A sample's messages name each by its digest. The copies
+of `rank-0.parquet` are in `pictures-0.parquet`, and so on.
 """
 
 from __future__ import annotations
@@ -9,23 +10,28 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from rlcli.data.samples import write_table
-from rlcli.images.rows import BadImage
-from rlcli.images.thumbnails import thumbnail
 
-NAME = "pictures-{rank}.parquet"
+MOST = 1000
+"""Of a file; some tens of kilobytes each."""
 _ROWS = 64
 """Of a row group: a picture is read with its group."""
 
 
-def write_pictures(path: Path, images: Mapping[str, bytes]) -> None:
-    """Write small copies of encoded pictures, by digest. Raises `RunFailed` if the file cannot be written."""
+def beside(samples: Path) -> Path:
+    """Where the copies of a file of samples are.
+
+    >>> beside(Path("step-000001/rank-0.round-2.parquet")).name
+    'pictures-0.round-2.parquet'
+    """
+    return samples.with_name(samples.name.replace("rank-", "pictures-", 1))
+
+
+def write_pictures(path: Path, copies: Mapping[str, bytes]) -> None:
+    """Write small copies, by digest. Raises `RunFailed` if the file cannot be written."""
     import pyarrow as pa
 
-    copies = [(digest, copy) for digest, image in sorted(images.items()) if (copy := _copy(image))]
-    if copies:
-        digests, data = zip(*copies, strict=True)
-        table = pa.table({"digest": pa.array(digests, pa.string()), "image": pa.array(data, pa.binary())})
-        write_table(path, table, _ROWS)
+    columns = {"digest": pa.array(copies.keys(), pa.string()), "image": pa.array(copies.values(), pa.binary())}
+    write_table(path, pa.table(columns), _ROWS)
 
 
 def read_pictures(folder: Path, digests: Collection[str]) -> Iterator[tuple[str, bytes]]:
@@ -34,21 +40,14 @@ def read_pictures(folder: Path, digests: Collection[str]) -> Iterator[tuple[str,
     import pyarrow.parquet as pq
 
     left = set(digests)
-    for file in sorted(folder.glob(NAME.replace("{rank}", "*"))):
+    for file in sorted(folder.glob("pictures-*.parquet")):
         if not left:
             return
         try:
-            rows = pq.read_table(file, filters=[("digest", "in", left)]).to_pylist()
-        except (OSError, pa.ArrowException):
+            rows = pq.read_table(file, columns=["digest", "image"], filters=[("digest", "in", left)]).to_pylist()
+        except (OSError, ValueError, pa.ArrowException):
             continue
         for row in rows:
-            if row["digest"] in left and row["image"]:
+            if row.get("digest") in left and isinstance(row.get("image"), bytes):
                 left.discard(row["digest"])
                 yield row["digest"], row["image"]
-
-
-def _copy(image: bytes) -> bytes | None:
-    try:
-        return thumbnail(image)
-    except BadImage:
-        return None

@@ -16,7 +16,7 @@ from rlcli.environments.environment import Message, Opening, Reply
 from rlcli.environments.pictures import placed
 from rlcli.environments.turns import TurnTemplate
 from rlcli.images.rule import ImageRule
-from rlcli.types import IMAGE, Ended, image_digest
+from rlcli.types import IMAGE, Ended
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +53,7 @@ class Conversation:
     `ended` is set, nothing follows. past: what becomes of earlier turns once a user speaks again. rule: how the model
     sees pictures, if it does. trajectory: all tokens. rewards: of each turn, with the index of its last drawn token.
     states: `state_of` what the environment wrote before each turn. info: of the last reply. messages: all of them, for
-    people to read; images: their pictures, by digest. pictures: of all messages, as the model sees them.
+    people to read; copies: of their pictures, by digest. pictures: of all messages, as the model sees them.
     """
 
     template: TurnTemplate
@@ -65,7 +65,7 @@ class Conversation:
     rule: ImageRule | None = None
     trajectory: Trajectory = field(init=False)
     messages: list[Message] = field(init=False)
-    images: dict[str, bytes] = field(default_factory=dict)
+    copies: dict[str, bytes] = field(default_factory=dict)
     pictures: list[np.ndarray] = field(default_factory=list)
     rewards: list[tuple[int, float]] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
@@ -137,14 +137,14 @@ class Conversation:
 
     def _showed(self, answer: Opening | Reply) -> None:
         self.pictures += answer.pictures
-        self.images |= {image_digest(image): image for image in answer.images}
+        self.copies |= answer.copies
 
     def _end(self, reply: Reply) -> Ended | None:
         limits, trajectory = self.limits, self.trajectory
         reached: dict[Ended, bool] = {
             "done": reply.done,
             "drawn_tokens": trajectory.drawn_tokens >= limits.drawn_tokens,
-            "tokens": _left(trajectory, limits) <= 0,
+            "tokens": _left(trajectory, limits) <= 0 or not reply.fits,
             "turn_tokens": trajectory.stop_reason == "length",
             "turns": trajectory.turns >= limits.turns,
             "tool_calls": self.calls > limits.tool_calls,

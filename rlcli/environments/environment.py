@@ -58,17 +58,21 @@ ENVIRONMENTS: Registry[type[Environment]] = Registry("environment", "rlcli.envir
 
 @dataclass(frozen=True)
 class Opening:
-    """What `reset` returned. images: the encoded pictures of all messages; pictures: as the model sees them."""
+    """What `reset` returned. images: the encoded pictures of all messages. Once they are seen, these are empty;
+    pictures: as the model sees them; copies: digest → a small copy, for people; fits: whether a conversation has room
+    for them."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     images: tuple[bytes, ...] = field(default=(), repr=False)
     pictures: tuple[np.ndarray, ...] = field(default=(), repr=False)
+    copies: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    fits: bool = True
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What `step` returned. images, pictures: as in `Opening`."""
+    """What `step` returned. images, pictures, copies, fits: as in `Opening`."""
 
     messages: Sequence[Message]
     reward: float
@@ -76,6 +80,8 @@ class Reply:
     info: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[bytes, ...] = field(default=(), repr=False)
     pictures: tuple[np.ndarray, ...] = field(default=(), repr=False)
+    copies: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    fits: bool = True
 
 
 class Failure(StrEnum):

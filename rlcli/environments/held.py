@@ -30,8 +30,8 @@ class Turn:
 @dataclass(frozen=True)
 class Held:
     """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
-    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them. images: digest →
-    encoded picture, of those that its messages show."""
+    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them. copies: digest → a
+    small copy, of the pictures that its messages show."""
 
     key: int
     whole: Trajectory
@@ -41,7 +41,7 @@ class Held:
     failure: Verdict | None = None
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[int, ...] = ()
-    images: Mapping[str, bytes] = field(default_factory=dict)
+    copies: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def ended(self) -> int:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -74,29 +74,17 @@ class EnvironmentSpec:
         return f"{found.origin}:{attribute}" if found is not None else target
 
 
-Seen = Callable[[tuple[bytes, ...]], tuple[Any, ...]]
-"""Makes of encoded pictures what the model sees. Raises `EnvironmentFailed`."""
-
-
 class Session:
     """One conversation's environment. Its methods return at once; the futures raise `EnvironmentFailed`."""
 
-    def __init__(self, process: _Process, number: int, options: Mapping[str, Any], seen: Seen) -> None:
-        self._process, self._number, self._options, self._seen = process, number, options, seen
+    def __init__(self, process: _Process, number: int, options: Mapping[str, Any]) -> None:
+        self._process, self._number, self._options = process, number, options
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Future[Opening]:
-        return self._process.call(self._number, "reset", [self._options, row, seed], self._opening)
+        return self._process.call(self._number, "reset", [self._options, row, seed], opening_of)
 
     def step(self, message: Message) -> Future[Reply]:
-        return self._process.call(self._number, "step", [message], self._reply)
-
-    def _opening(self, returned: Any) -> Opening:
-        found = opening_of(returned)
-        return replace(found, pictures=self._seen(found.images)) if found.images else found
-
-    def _reply(self, returned: Any) -> Reply:
-        found = reply_of(returned)
-        return replace(found, pictures=self._seen(found.images)) if found.images else found
+        return self._process.call(self._number, "step", [message], reply_of)
 
     def close(self) -> None:
         """Harmless when repeated, and after a failure."""
@@ -115,11 +103,10 @@ class EnvironmentHost:
     What the environments print goes to this process's standard error, up to PRINTED_BYTES of each process of theirs. A
     call that does not end within its deadline fails (TIMEOUT) and ends its process; the other sessions of that
     process fail too (DIED), and a new process takes their place. Raises `SetupError` if the environment does not load.
-    seen: of the pictures in its messages.
     """
 
-    def __init__(self, spec: EnvironmentSpec, seen: Seen = lambda images: ()) -> None:
-        self.spec, self._seen = spec, seen
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        self.spec = spec
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
@@ -143,7 +130,7 @@ class EnvironmentHost:
             process = min(self._processes, key=lambda each: len(each.sessions))
             number = next(self._numbers)
             process.sessions.add(number)
-        return Session(process, number, self.spec.options, self._seen)
+        return Session(process, number, self.spec.options)
 
     def describe(self) -> Mapping[str, Any]:
         """`doc`, its docstring; `options`, of its constructor: `name`, `type`, `required` and `default`, all texts but

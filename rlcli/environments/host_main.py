@@ -152,6 +152,7 @@ class Host:
         self.make, self.write = make, write
         self.sessions: dict[int, Any] = {}
         self.threads = ThreadPoolExecutor(THREADS)
+        self.encoder = ThreadPoolExecutor(1)  # pictures take long, and calls may hold all of the threads
         self.began: ContextVar[int] = ContextVar("began")
         """The request that the current task answers."""
 
@@ -160,7 +161,7 @@ class Host:
         try:
             self.began.set(request["id"])
             found = await self.call(request["do"], request["session"], request.get("arguments", []))
-            text = encoded(request["id"], found)
+            text = await asyncio.get_running_loop().run_in_executor(self.encoder, encoded, request["id"], found)
         except BaseException as error:  # an environment may call sys.exit
             where = traceback.extract_tb(error.__traceback__)[-1]
             detail = f"{type(error).__name__}: {str(error)[:500]} ({os.path.basename(where.filename)}:{where.lineno})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,21 +24,20 @@ def taken(content: Sequence[Any]) -> tuple[str, tuple[bytes, ...]]:
     >>> taken([{"type": "text", "text": "See <image>: "}, {"type": "image", "image": {"base64": "iVBORw=="}}])
     ('See <\\u200bimage>: <image>', (b'\\x89PNG',))
     """
-    texts, images = list[str | None](), list[bytes]()
+    texts, images = [""], list[bytes]()
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
+            texts[-1] += part["text"]
         elif kind in ("image", "image_url"):
             images.append(_decoded(_base64_of(part.get(kind))))
-            texts.append(None)
+            texts.append("")
         else:
             raise BadImage(f"a content has a part that is neither text nor a picture: {part!r:.100}")
     if not images:
-        return "".join(text or "" for text in texts), ()
+        return texts[0], ()
     # A text that names the marker shows nothing.
-    marked = (IMAGE if text is None else text.replace(IMAGE, f"{IMAGE[0]}\u200b{IMAGE[1:]}") for text in texts)
-    return "".join(marked), tuple(images)
+    return IMAGE.join(text.replace(IMAGE, f"{IMAGE[0]}\u200b{IMAGE[1:]}") for text in texts), tuple(images)
 
 
 def with_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
@@ -121,5 +119,5 @@ def _decoded(text: Any) -> bytes:
         raise BadImage("a picture has no data")
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # also of text that is not ASCII
         raise BadImage("a picture's data is no base64") from error

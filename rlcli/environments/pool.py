@@ -13,11 +13,11 @@ from rlcli.config.schema import RunConfig
 from rlcli.environments.calls import format_of
 from rlcli.environments.conversation import Conversation, Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening
-from rlcli.environments.host import EnvironmentHost, EnvironmentSpec, Session
+from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
 from rlcli.environments.pictures import messages_of_row
+from rlcli.environments.seeing import Eyes, SeeingSession
 from rlcli.environments.turns import TurnTemplate
 from rlcli.errors import ConfigError
-from rlcli.images.rows import BadImage
 from rlcli.images.sight import Sight
 from rlcli.types import Prompt
 
@@ -83,21 +83,22 @@ class Environments:
         opened: bool = False,
         sight: Sight | None = None,
     ) -> None:
-        self.section, self.limits, self._sight = config.environment, limits_of(config), sight
+        self.section, self.limits = config.environment, limits_of(config)
+        self._eyes = Eyes(sight, self.limits.tokens)
         self._tokenizer, self._stops, self._opened = tokenizer, frozenset(stops), opened
         self._past = config.environment.past
         self._templates: dict[str, TurnTemplate] = {}
         self._hosts: dict[str, EnvironmentHost] = {}
         try:
             for name in names:
-                self._hosts[name] = EnvironmentHost(spec_of(config, name), self._seen)
+                self._hosts[name] = EnvironmentHost(spec_of(config, name))
         except BaseException:
             self.close()
             raise
 
-    def session(self, prompt: Prompt) -> Session:
+    def session(self, prompt: Prompt) -> SeeingSession:
         """A new session of the row's environment."""
-        return self._hosts[name_of(self.section, prompt)].session()
+        return self._eyes.session(self._hosts[name_of(self.section, prompt)].session())
 
     def conversation(self, opening: Opening) -> Conversation:
         """The conversation that an environment opened. Raises `EnvironmentFailed` if the first messages leave no room
@@ -109,7 +110,10 @@ class Environments:
                 f"{self._tokenizer.name_or_path or 'the model'} describes no calls of tools that are known here",
                 "use a model whose template has tools, such as Qwen2.5, Qwen3 or Llama 3.1",
             )
-        rule = None if self._sight is None else self._sight.rule
+        if not opening.fits:
+            most = self.limits.tokens
+            raise EnvironmentFailed(Failure.PROTOCOL, f"reset showed pictures of more than {most} tokens")
+        rule = None if self._eyes.sight is None else self._eyes.sight.rule
         found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self._past, rule)
         if found.ended:
             length = len(found.trajectory.tokens)
@@ -146,22 +150,16 @@ class Environments:
 
     def close(self) -> None:
         """End all processes. Harmless when repeated."""
+        self._eyes.close()
         for host in self._hosts.values():
             with contextlib.suppress(OSError):
                 host.close()
 
-    def _seen(self, images: tuple[bytes, ...]) -> tuple[Any, ...]:
-        if self._sight is None:
-            raise EnvironmentFailed(Failure.PROTOCOL, "it showed a picture, and the model reads text alone")
-        try:
-            return self._sight.prepared(images, self.limits.tokens)
-        except BadImage as error:
-            raise EnvironmentFailed(Failure.PROTOCOL, f"it showed what cannot be seen: {error}") from error
-
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
         key = json.dumps(tools, sort_keys=True)
         if key not in self._templates:
-            self._templates[key] = TurnTemplate(self._tokenizer, self._stops, tools)
+            never = () if self._eyes.sight is None else self._eyes.sight.rule.never
+            self._templates[key] = TurnTemplate(self._tokenizer, self._stops, tools, never)
         return self._templates[key]
 
     def __enter__(self) -> Self:

@@ -136,7 +136,9 @@ def content_of(returned: Any) -> str | list[dict[str, Any]]:
 
 
 def _is_picture(value: Any) -> bool:
-    return callable(getattr(value, "save", None)) or (isinstance(value, dict) and value.get("type") == "image")
+    if isinstance(value, dict):
+        return value.get("type") == "image" and "image" in value
+    return any(one.__module__.startswith("PIL.") for one in type(value).__mro__)
 
 
 def _content_part(value: Any) -> dict[str, Any]:

@@ -35,13 +35,21 @@ class Appended(NamedTuple):
 
 class TurnTemplate:
     """What a tokenizer's chat template writes between turns. stops: the ids that end a response
-    (`chat_template.stop_tokens`). tools: JSON schemas of the functions that the policy may call."""
+    (`chat_template.stop_tokens`). tools: JSON schemas of the functions that the policy may call. never: ids that stand
+    for pictures."""
 
-    def __init__(self, tokenizer: Any, stops: Collection[int], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Collection[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        never: Collection[int] = (),
+    ) -> None:
         self._tokenizer, self._tools = tokenizer, tools
         end = chat_template.end_of_turn(tokenizer)
         self._stops = frozenset(stops) if end is None else frozenset(stops) | {end}
         self._markers = _markers(tokenizer)
+        self._shown = _any_of([str(tokenizer.convert_ids_to_tokens(token)) for token in never])
         text = str(tokenizer.chat_template)
         self._written = {token for token in self._stops if str(tokenizer.convert_ids_to_tokens(token)) in text}
         self._special = frozenset(tokenizer.added_tokens_decoder)
@@ -63,9 +71,11 @@ class TurnTemplate:
 
     def prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A message of the past: what users and tools wrote cannot become control tokens, and the arguments of calls
-        are as the template takes them."""
+        are as the template takes them. What the policy has spelled stands for no picture."""
         if message["role"] in ("user", "tool"):
             return self.harmless(message)
+        if self._shown is not None:
+            message = _broken(message, self._shown)
         if not message.get("tool_calls") or not isinstance(self.arguments, str):
             return message
         calls = [
@@ -141,13 +151,8 @@ class TurnTemplate:
         message = in_parts(message)
         content = message.get("content")
         if isinstance(content, list):
-            return {**message, "content": [{**part, "text": self._broken(part.get("text"))} for part in content]}
-        return {**message, "content": self._broken(content)} if isinstance(content, str) else message
-
-    def _broken(self, text: str | None) -> str | None:
-        if text is None or self._markers is None:
-            return text
-        return self._markers.sub(lambda found: f"{found[0][0]}\u200b{found[0][1:]}", text)
+            return {**message, "content": [_broken(part, self._markers) for part in content]}
+        return _broken(message, self._markers) if isinstance(content, str) else message
 
 
 REASONING = ("z", "")
@@ -158,12 +163,28 @@ drop it then."""
 def _markers(tokenizer: Any) -> re.Pattern[str] | None:
     """Matches the tokens with a meaning of their own: special ones, and added ones that the chat template writes."""
     template = str(tokenizer.chat_template)
-    texts = [
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if len(token.content.strip()) > 1 and (token.special or token.content in template)
-    ]
+    return _any_of(
+        [
+            token.content
+            for token in tokenizer.added_tokens_decoder.values()
+            if len(token.content.strip()) > 1 and (token.special or token.content in template)
+        ]
+    )
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))) if texts else None
+
+
+def _broken(value: Any, markers: re.Pattern[str] | None) -> Any:
+    """A value of JSON with a zero-width space in each marker in its texts."""
+    if markers is None:
+        return value
+    if isinstance(value, str):
+        return markers.sub(lambda found: f"{found[0][0]}\u200b{found[0][1:]}", value)
+    if isinstance(value, Mapping):
+        return {key: _broken(one, markers) for key, one in value.items()}
+    return [_broken(one, markers) for one in value] if isinstance(value, list) else value
 
 
 def _prefix(new: Messages, reasoning: str, arguments: Mapping[str, Any] | str) -> list[Mapping[str, Any]]:

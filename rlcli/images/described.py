@@ -66,8 +66,8 @@ def worded_last(text: str, pictures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def worded_messages(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The messages with their pictures in words. pictures: the prompt's, of messages that do not describe their own:
-    its messages come first, and so do its markers."""
+    """The messages with their pictures in words. pictures: the prompt's, if the messages do not describe their own: its
+    messages come first, and so do its markers."""
     every = [descriptions(message.get("images")) for message in messages]
     return [
         {**message, "content": worded(str(message.get("content") or ""), own)} if own else message

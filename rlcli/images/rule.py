@@ -105,5 +105,5 @@ class ImageRule(ABC):
 
 
 def identity(picture: np.ndarray) -> tuple[int, ...]:
-    """Equal for views of one array. Samples of a group share their pictures, which so need not be compared."""
+    """Equal for views of one array. Samples of a group mostly share their pictures, which then need not be compared."""
     return picture.__array_interface__["data"][0], *picture.shape

@@ -21,9 +21,13 @@ QUALITY = 80
 def thumbnail(data: bytes, side: int = SIDE) -> bytes:
     """A copy of an encoded picture as PNG or JPEG, whichever is shorter, without metadata; its longer side has at most
     `side` pixels. Raises `BadImage` like `decode`."""
+    return small_copy(decode(data), side)
+
+
+def small_copy(picture: Image, side: int = SIDE) -> bytes:
+    """The same of a decoded picture, which is reduced in its place."""
     from PIL.Image import Resampling
 
-    picture = decode(data)
     picture.thumbnail((side, side), Resampling.LANCZOS)
     picture.info = {}  # a colour profile or a comment would be written too
     return min(_encoded(picture, "PNG"), _encoded(picture, "JPEG"), key=len)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts.table import verifiers_of
+from rlcli.data.prompts.table import JoinedPrompts, verifiers_of
 from rlcli.environments.environment import VERIFIER
 from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import OF_ROW, Environments, name_of
@@ -41,7 +41,7 @@ def numbered_rows(config: RunConfig, *, evaluation: bool = False) -> list[Prompt
 
 def check_environments(
     config: RunConfig,
-    rows: Sequence[Prompt],
+    sets: Sequence[Sequence[Prompt]],
     tokenizer: Any,
     stops: Collection[int],
     *,
@@ -49,9 +49,9 @@ def check_environments(
     rule: ImageRule | None = None,
 ) -> tuple[str, ...]:
     """Open a conversation with each environment of the rows, and let the chat template append to it; of a command, let
-    it ask for a turn. rule: how the model sees pictures, if it does. Returns their names. Raises `RlcliError` with what
-    is wrong."""
-    section = config.environment
+    it ask for a turn. sets: of rows. rule: how the model sees pictures, if it does. Returns their names. Raises
+    `RlcliError` with what is wrong."""
+    section, rows = config.environment, JoinedPrompts(sets)
     if not section.name:
         used = next((v for v in verifiers_of(rows) if any(t.ref == VERIFIER for t in parse(v).terms)), "")
         if used:

@@ -115,13 +115,13 @@ def prepare(
     tokenizer, template_day = _tokenizer(config, day, sets, on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
-    environments = check_environments(config, JoinedPrompts(sets), tokenizer, stops, opened=thinking, rule=facts.images)
+    pictures = check_images(config, facts.kind, facts.images, dtype, sets, train=train)
     ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=facts.images)
     return Prepared(
         config=config,
         device=device,
         dtype=dtype,
-        pictures=check_images(config, facts.kind, facts.images, dtype, sets, train=train),
+        pictures=pictures,
         prompts=ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation"),
         held_out=ready(test_rows, "evaluation") if train and test_rows else None,
         verifiers=verifiers,
@@ -134,7 +134,7 @@ def prepare(
         stop_tokens=stops,
         thinking=thinking,
         day=template_day,
-        environments=environments,
+        environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=facts.images),
         served=served,
         images=facts.images,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -179,11 +178,19 @@ def _first_alike(
 ) -> np.ndarray:
     """[S]: for each row the first one with the same prompt among those (`worth`, [S] bool) that may share it. asked:
     the pictures in the prompts, which have to be the same too."""
-    found: dict[tuple[bytes, tuple[Any, ...]], int] = {}
-    shown = [tuple(map(identity, own)) for own in asked]
-    alike = [
-        found.setdefault((tokens[:prompt].tobytes(), shown[row]), row) if worth[row] else row
-        for row, (tokens, prompt) in enumerate(rows)
-    ]
+    found: dict[bytes, list[int]] = {}
+
+    def like(row: int, prompt: bytes) -> int:
+        first = next((one for one in found.get(prompt, ()) if all(map(_same, asked[one], asked[row]))), None)
+        if first is None:
+            found.setdefault(prompt, []).append(row)
+        return row if first is None else first
+
+    alike = [like(row, tokens[:prompt].tobytes()) if worth[row] else row for row, (tokens, prompt) in enumerate(rows)]
     first: np.ndarray = np.asarray(alike)
     return first
+
+
+def _same(picture: np.ndarray, other: np.ndarray) -> bool:
+    """Samples of a group have views of one array, unless they were generated in several slices."""
+    return identity(picture) == identity(other) or np.array_equal(picture, other)

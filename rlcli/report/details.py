@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlcli.data.samples import is_conversation
 from rlcli.errors import RlcliError
 from rlcli.images.described import descriptions, shared_out
 from rlcli.report.source import Key, Kind, RunData, key_of
@@ -19,11 +20,11 @@ MOST_TEXT = 200_000
 """Characters of one text in an answer; the rest is left out and counted."""
 LISTED = ("score", "outcome", "answer", "response_tokens", "finish_reason", "turns", "left_out", "ground_truth")
 KEYS = ("prompt_id", "group", "sample")
-OF_GROUP = (*KEYS, *LISTED, "prompt", "response", "parts", "detail", "messages", "images")
+OF_GROUP = (*KEYS, *LISTED, "prompt", "response", "parts", "detail", "messages", "images", "ended")
 OF_SAMPLE = (
     *OF_GROUP,
     *("prompt_tokens", "verify_s", "version", "newest_version"),
-    *("mean_log_prob", "min_log_prob", "perplexity", "ended", "turn_rewards"),
+    *("mean_log_prob", "min_log_prob", "perplexity", "turn_rewards"),
 )
 
 
@@ -98,7 +99,7 @@ def conversation(
     turns = max(1, int(row.get("turns") or 1))
     begin = spoke[-turns:][0] if spoke else len(messages)
     shown = [one | {"where": row.get("prompt_id")} for one in descriptions(row.get("images"))]
-    if any("images" in message for message in messages):
+    if is_conversation(row):
         own = {one["digest"] for one in shown}
         for image in (image for message in messages for image in message.get("images", ())):
             image["where"] = row.get("prompt_id") if image["digest"] in own else where

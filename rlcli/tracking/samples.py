@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.samples import sample_files
+from rlcli.data.samples import is_conversation, sample_files
 from rlcli.images.described import descriptions, worded_messages
 from rlcli.redact import printable, redacted
 from rlcli.tracking.tracker import TrackedSample
@@ -58,7 +58,7 @@ def _spread(items: list[Any], most: int) -> list[Any]:
 def _tracked(row: Mapping[str, Any]) -> TrackedSample:
     question = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
     messages = json.loads(row["messages"]) if row.get("messages") else question
-    messages = worded_messages(messages, descriptions(row.get("images")))
+    messages = worded_messages(messages, () if is_conversation(row) else descriptions(row.get("images")))
     return TrackedSample(
         prompt_id=row["prompt_id"],
         sample=row["sample"],

@@ -240,8 +240,8 @@ def _encoded(
     rule: ImageRule | None = None,
     measured: Measured = decoded_size,
 ) -> tuple[Ragged, Ragged]:
-    """The token ids of all prompts, none for one whose pictures cannot be shown, and of the responses if they are
-    requested."""
+    """The token ids of all prompts, none for one whose pictures cannot be shown or whose text spells the token of one,
+    and of the responses if they are requested."""
     if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
@@ -265,10 +265,21 @@ def _encode_some(
         render(tokenizer, messages, what=f"prompt {prompt.id}") for prompt, messages in zip(some, shown, strict=True)
     ]
     ids = _encode(tokenizer, texts)
-    if rule is not None and any(prompt.images for prompt in some):
-        ids = Ragged.of([_seen(rule, measured, prompt, ids.row(row)) for row, prompt in enumerate(some)])
+    if rule is not None:
+        spelled = [str(tokenizer.convert_ids_to_tokens(token)) for token in rule.never]
+        ids = Ragged.of(
+            [
+                [] if _spells(prompt, spelled) else _seen(rule, measured, prompt, ids.row(row))
+                for row, prompt in enumerate(some)
+            ]
+        )
     answers = [_response(prompt, response) for prompt in some] if response else []
     return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
+
+
+def _spells(prompt: Prompt, tokens: Sequence[str]) -> bool:
+    """Whether its text has one of these, which stand for pictures."""
+    return any(token in message["content"] for message in prompt.messages for token in tokens)
 
 
 def _seen(rule: ImageRule, measured: Measured, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
@@ -295,7 +306,7 @@ def _first_bad(prompts: Sequence[Prompt]) -> str:
                 decode(one)
             except BadImage as error:
                 return f"{prompt.id}: {error}"
-    return ""
+    return "their texts have tokens that stand for pictures"
 
 
 def _written(prompts: Sequence[Prompt]) -> bytes:

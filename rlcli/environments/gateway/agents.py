@@ -32,14 +32,15 @@ LOOPBACK = "127.0.0.1,localhost"
 class AgentRun:
     """What one process did. branches: trajectories of the same sample; the last one holds the last turn. reward: what
     it posted; None if it posted none. ended: the limit that refused its last request; None if none did. calls: of
-    tools, by the policy; failed_calls: those that cannot be read. images: that it showed, by digest."""
+    tools, by the policy; failed_calls: those that cannot be read. copies: of the pictures
+    that it showed, by digest."""
 
     branches: Sequence[Branch]
     reward: float | None
     ended: Ended | None
     calls: int = 0
     failed_calls: int = 0
-    images: Mapping[str, bytes] = field(default_factory=dict)
+    copies: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def run_agent(
@@ -85,7 +86,7 @@ class _Agent:
             raise failure
         record = session.record
         counts = record.calls, record.failed_calls
-        return AgentRun(session.branches, session.reward, session.ended, *counts, record.images)
+        return AgentRun(session.branches, session.reward, session.ended, *counts, record.copies)
 
     async def _status(self, environment: Mapping[str, str], errors: IO[bytes]) -> int | None:
         """Its exit status; None if it passed its deadline. Nothing of it is left."""

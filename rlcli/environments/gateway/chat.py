@@ -126,7 +126,7 @@ def same(known: Message, sent: Message) -> bool:
         return all(known.get(name) == sent.get(name) for name in ("role", "content", "images"))
     calls = [[call["function"] for call in one.get("tool_calls", ())] for one in (known, sent)]
     thoughts = [one.get("reasoning_content", "").strip() for one in (known, sent)]
-    said = known["content"].strip() == sent["content"].strip()
+    said = known["content"].strip() == sent["content"].strip() and known.get("images") == sent.get("images")
     found: bool = said and calls[0] == calls[1] and thoughts[1] in ("", thoughts[0])
     return found
 

@@ -17,6 +17,9 @@ from rlcli.environments.turns import TurnTemplate
 from rlcli.images.rule import ImageRule
 from rlcli.types import Ended, FinishReason
 
+OUT_OF_CONTEXT = "context_length_exceeded"
+"""OpenAI's code for a conversation that has become too long."""
+
 
 class Generated(Protocol):
     """What the engine's side returns, as `rlcli.rollout.engine.Generation` has it."""
@@ -70,14 +73,14 @@ class Ask:
 
 @dataclass
 class Record:
-    """All that one session drew. version: of the weights. rule: how the model sees pictures, if it does. images: those
-    that it was shown, by digest. ended: the limit that refused the last request. calls: of
+    """All that one session drew. version: of the weights. rule: how the model sees pictures, if it does. copies: of
+    those that it was shown, by digest. ended: the limit that refused the last request. calls: of
     tools; failed_calls: those that cannot be read."""
 
     limits: Limits
     version: int = 0
     rule: ImageRule | None = None
-    images: dict[str, bytes] = field(default_factory=dict)
+    copies: dict[str, bytes] = field(default_factory=dict)
     turns: list[Branch] = field(default_factory=list)
     ended: Ended | None = None
     calls: int = 0
@@ -172,7 +175,7 @@ class Record:
         }
         self.ended = next((reason for reason, room in left.items() if room <= 0), None)
         if self.ended is not None:
-            code = "context_length_exceeded" if self.ended == "tokens" else f"limit_{self.ended}"
+            code = OUT_OF_CONTEXT if self.ended == "tokens" else f"limit_{self.ended}"
             most, all_of = getattr(limits, self.ended), ""
             if self.ended == "tokens" and within[1] < within[0]:
                 most, all_of = limits.sample_tokens, ", all its branches together"

@@ -160,7 +160,7 @@ def _held(key: int, run: AgentRun) -> Held:
     fields = {"conversation": [dict(message) for message in last.messages], "environment": facts}
     by_turn = [0.0] * (whole.turns - 1) + [run.reward or 0.0]  # a program posts its reward at the end
     credit = tuple(by_turn), tuple(states_of(whole))
-    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit, run.images)
+    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit, run.copies)
 
 
 def _check_reward(run: AgentRun, verifier: str) -> None:

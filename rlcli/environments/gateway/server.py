@@ -28,11 +28,11 @@ from rlcli.environments.gateway.chat import (
     read_chat,
     read_max_tokens,
 )
-from rlcli.environments.gateway.record import Ask, Branch, Drawn, Generated, Record
+from rlcli.environments.gateway.record import OUT_OF_CONTEXT, Ask, Branch, Drawn, Generated, Record
 from rlcli.environments.turns import TurnTemplate
 from rlcli.errors import ModelError
 from rlcli.images.rows import BadImage
-from rlcli.images.sight import Sight
+from rlcli.images.sight import NoRoom, Sight
 from rlcli.types import Ended
 
 if TYPE_CHECKING:
@@ -275,9 +275,8 @@ class Gateway:
         if asked.tools and not self._form:
             raise Refused(400, "tools: the chat template of the model describes no calls of tools that are known here")
         offered, record = json.dumps(asked.tools, sort_keys=True), session.record
-        pictures = await self._seen(asked.images) if asked.images else {}
+        pictures = await self._seen(record, asked.images) if asked.images else {}
         ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens, pictures)
-        record.images |= asked.images
         turn, text = self._until(await self._drawn(session, ask), asked.stop)
         message, failed = parse(text, self._form if asked.tools else "", opened=self._opened)
         record.failed_calls += failed
@@ -289,15 +288,19 @@ class Gateway:
         counts = len(ask.trajectory.tokens), len(turn.tokens)
         return Answer(_turn_id(session), asked.model or self._model, message, reason, *counts, pairs)
 
-    async def _seen(self, images: Mapping[str, bytes]) -> dict[str, Any]:
+    async def _seen(self, record: Record, images: Mapping[str, bytes]) -> dict[str, Any]:
         """Pictures as the model sees them, by digest."""
         if self._sight is None:
             raise Refused(400, "a message has a picture, and the model reads text alone")
         try:  # in a thread: other sessions go on
-            pictures = await asyncio.to_thread(self._sight.prepared, list(images.values()), self._limits.tokens)
+            shown = await asyncio.to_thread(self._sight.shown, list(images.values()), self._limits.tokens)
+        except NoRoom as error:
+            record.ended = "tokens"
+            raise Refused(400, str(error), OUT_OF_CONTEXT) from error
         except BadImage as error:
             raise Refused(400, str(error)) from error
-        return dict(zip(images, pictures, strict=True))
+        record.copies |= shown.copies
+        return dict(zip(images, shown.pictures, strict=True))
 
     async def _token_turn(self, session: GatewaySession, tokens: list[int], most: int | None) -> Drawn:
         ask = session.record.ask_tokens(tokens, most)
@@ -342,7 +345,8 @@ class Gateway:
 
     def _template(self, offered: str, tools: Sequence[Any]) -> TurnTemplate:
         if offered not in self._templates:
-            self._templates[offered] = TurnTemplate(self._tokenizer, self._stops, tools)
+            never = () if self._sight is None else self._sight.rule.never
+            self._templates[offered] = TurnTemplate(self._tokenizer, self._stops, tools, never)
         return self._templates[offered]
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlcli.data.samples import is_conversation
 from rlcli.images.described import descriptions, worded_messages
 from rlcli.redact import printable
 
@@ -41,8 +42,8 @@ def messages_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def worded_messages_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """`messages_of` with the prompt's pictures in words."""
-    return worded_messages(messages_of(row), descriptions(row.get("images")))
+    """`messages_of` with the pictures in words."""
+    return worded_messages(messages_of(row), () if is_conversation(row) else descriptions(row.get("images")))
 
 
 def shortened(text: str, most: int) -> str:

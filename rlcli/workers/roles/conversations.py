@@ -7,7 +7,7 @@ import queue
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening, Reply
 from rlcli.environments.held import Held, Turn
-from rlcli.environments.host import Session
 from rlcli.environments.pool import Environments, row_of
+from rlcli.environments.seeing import SeeingSession
 from rlcli.errors import ModelError
 from rlcli.types import Outcome, Verdict
 
@@ -34,12 +34,22 @@ one's fault."""
 @dataclass
 class _Talk:
     task: PromptTask
-    session: Session
+    session: SeeingSession
     record: Trajectory | None = None
     """What an earlier round drew, and the answers to it: set until all of it has been said again."""
     conversation: Conversation | None = None
     failures: Counter[bool] = field(default_factory=Counter)
     """Whether it was the process that died → how often."""
+
+
+@dataclass
+class _Group:
+    """The samples of a prompt that converse. prompt, state: of the first one that was opened: its prompt, and what
+    `state_of` says of it."""
+
+    talks: int = 0
+    prompt: Trajectory | None = None
+    state: int = 0
 
 
 class Conversations:
@@ -57,7 +67,7 @@ class Conversations:
         self._environments, self.version = environments, version
         self._talks: dict[int, _Talk] = {}
         self._replaying = False
-        self._openings: dict[int, tuple[Trajectory, int]] = {}  # of a group: its prompt, and what `state_of` says of it
+        self._groups: dict[int, _Group] = {}
         self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
 
     @property
@@ -74,6 +84,7 @@ class Conversations:
     def open(self, key: int, task: PromptTask, record: Trajectory | None = None) -> None:
         """Begin the conversation of the sample `key`, or go on with what `so_far` returned of it."""
         self._talks[key] = _Talk(task, self._environments.session(task.source), record)
+        self._groups.setdefault(task.prompt, _Group()).talks += 1
         self._replaying = self._replaying or record is not None
         self._reset(key)
 
@@ -112,6 +123,7 @@ class Conversations:
         for talk in self._talks.values():
             talk.session.close()
         self._talks.clear()
+        self._groups.clear()
 
     def _reset(self, key: int) -> None:
         talk = self._talks[key]
@@ -144,6 +156,7 @@ class Conversations:
             talk.session.close()
             self._again(key)
             return []
+        record = replace(record, pictures=now.pictures)  # equal ones, which the other samples share
         said = record.until_turn(number + 1)
         if len(said.tokens) == len(record.tokens):
             talk.record = None
@@ -178,9 +191,10 @@ class Conversations:
 
     def _check_opening(self, prompt: int, conversation: Conversation) -> None:
         """The samples of a group begin alike."""
-        opened = conversation.trajectory, conversation.states[0]
-        first = self._openings.setdefault(prompt, opened)
-        if first[1] != opened[1] or not np.array_equal(first[0].tokens, opened[0].tokens):
+        group, prompt_of = self._groups[prompt], conversation.trajectory
+        if group.prompt is None:
+            group.prompt, group.state = prompt_of, conversation.states[0]
+        if group.state != conversation.states[0] or not np.array_equal(group.prompt.tokens, prompt_of.tokens):
             raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
 
     def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | Held]:
@@ -198,17 +212,21 @@ class Conversations:
     def _over(self, key: int, conversation: Conversation | None, failure: Verdict | None = None) -> Held:
         talk = self._talks.pop(key)
         talk.session.close()
+        group = self._groups[talk.task.prompt]
+        group.talks -= 1
+        if not group.talks:  # what it showed may be large
+            del self._groups[talk.task.prompt]
         if conversation is not None and failure is None:
             rewards = [reward for _, reward in conversation.rewards]
             facts = {"rewards": rewards, "ended": conversation.ended, "info": dict(conversation.info)}
             fields = {"conversation": [dict(m) for m in conversation.messages], "environment": facts}
             counts = conversation.calls, conversation.failed_calls
             by_turn = tuple(rewards), tuple(conversation.states)
-            return Held(key, conversation.finished(), fields, *counts, None, *by_turn, conversation.images)
+            return Held(key, conversation.finished(), fields, *counts, None, *by_turn, conversation.copies)
         # What it drew is left out of everything, so that only the prompt stays.
         row = Trajectory.of_prompt(np.asarray(talk.task.tokens, np.int32), talk.task.pictures)
-        prompt, _ = self._openings.get(talk.task.prompt, (row, 0))
-        whole = prompt.extended("policy", np.zeros(0, np.int32), np.zeros(0, np.float32), self.version, "stop")
+        nothing: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        whole = (group.prompt or row).extended("policy", *nothing, self.version, "stop")
         return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, failure)
 
 

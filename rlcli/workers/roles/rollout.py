@@ -392,6 +392,7 @@ class _Round:
                 keep_tokens=self.call.keep_tokens,
                 saved_group=self.call.first_group + task.prompt,
                 held=held,
+                keep_copies=self.saver.keeps_copies,
             )
             self._pending.append(item)
             self.saver.wait_for(item)

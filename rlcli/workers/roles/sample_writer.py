@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,7 @@ from rlcli.data.columns import TruncatedRule, exclusion
 from rlcli.data.messages import PromptTask
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.data.signature import tokens_digest
-from rlcli.data.step_pictures import NAME as PICTURES
-from rlcli.data.step_pictures import write_pictures
+from rlcli.data.step_pictures import MOST, beside, write_pictures
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.held import Held
 from rlcli.scoring.service.client import Scored
@@ -30,7 +30,7 @@ UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified
 class PendingSample:
     """A sample that waits for its verdict, and without its signature. source: its prompt. log_probs: of its drawn
     tokens. digest: of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept. checksum: of what
-    is verified, as in `Scored`. messages, images: of a conversation. whole: its trajectory, if that is kept."""
+    is verified, as in `Scored`. messages, copies: of a conversation. whole: its trajectory, if that is kept."""
 
     source: Prompt
     sample: Sample
@@ -40,7 +40,7 @@ class PendingSample:
     checksum: int
     messages: Sequence[Mapping[str, Any]] = ()
     whole: Trajectory | None = None
-    images: Mapping[str, bytes] = field(default_factory=dict)
+    copies: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def sent(trajectory: Trajectory) -> bytes:
@@ -59,9 +59,10 @@ def pending(
     keep_tokens: bool = True,
     saved_group: int = 0,
     held: Held | None = None,
+    keep_copies: bool = False,
 ) -> PendingSample:
     """keep_tokens: false in an evaluation, which generates more of them than fit in a worker's memory. saved_group: as
-    in `Sample`. held: of a conversation."""
+    in `Sample`. held: of a conversation. keep_copies: of the pictures that its environment showed."""
     assert whole.stop_reason is not None, "the response is not finished"
     versions = [version for version in whole.versions if version is not None]
     oldest, newest = min(versions), max(versions)
@@ -92,14 +93,14 @@ def pending(
     summary = LogProbSummary.of(whole.log_probs)
     messages = held.fields.get("conversation", ()) if held else ()
     checksum, kept = zlib.crc32(sent(whole)), whole if keep_tokens else None
-    images = _shown(task.source, held) if held else {}
-    return PendingSample(task.source, unverified, scored, summary, digest, checksum, messages, kept, images)
+    copies = _copies(task.source, held) if held and keep_copies else {}
+    return PendingSample(task.source, unverified, scored, summary, digest, checksum, messages, kept, copies)
 
 
-def _shown(source: Prompt, held: Held) -> Mapping[str, bytes]:
-    """What its environment showed beside the row's own pictures."""
-    own = frozenset(source.image_digests()) if held.images else frozenset()
-    return {digest: image for digest, image in held.images.items() if digest not in own}
+def _copies(source: Prompt, held: Held) -> Mapping[str, bytes]:
+    """Of what its environment showed beside the row's own pictures."""
+    own = frozenset(source.image_digests()) if held.copies else frozenset()
+    return {digest: copy for digest, copy in held.copies.items() if digest not in own}
 
 
 def awaited(scored: Future[Scored]) -> Scored:
@@ -141,12 +142,16 @@ class Saver:
     def __init__(self, save_as: str, rank: int, step: int, truncated: TruncatedRule | Literal[""] = "") -> None:
         path = save_as.replace("{rank}", str(rank))
         self.rows: list[dict[str, Any]] = []
-        self._images: dict[str, bytes] = {}
+        self._copies: dict[str, bytes] = {}
         self._step, self._truncated = step, truncated
         self._whole = "" if "{part}" in path else path
         self._parts = PartWriter(path, step) if "{part}" in path else None
-        self._pictures = Path(path).with_name(PICTURES.replace("{rank}", str(rank))) if self._whole else None
         self._waiting: list[PendingSample] = []
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether it writes copies of pictures: not in parts."""
+        return bool(self._whole)
 
     def wait_for(self, item: PendingSample) -> None:
         """Write it once it has a verdict, if samples are written in parts."""
@@ -182,7 +187,7 @@ class Saver:
         self.rows += new
         if self._whole and new:
             write_samples(Path(self._whole), self._step, self.rows)
-        for item in items:
-            self._images |= item.images
-        if self._pictures is not None and any(item.images for item in items):
-            write_pictures(self._pictures, self._images)
+        copies = {digest: copy for item in items for digest, copy in item.copies.items() if digest not in self._copies}
+        if copies and len(self._copies) < MOST:
+            self._copies |= islice(copies.items(), MOST - len(self._copies))
+            write_pictures(beside(Path(self._whole)), self._copies)

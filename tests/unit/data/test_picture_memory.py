@@ -18,8 +18,10 @@ from rlcli.data.prompts import image_columns, prompts, table
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.schema import IMAGE_ROWS, image_column, write_prompts
 from rlcli.data.prompts.table import PromptTable, read_prompts
+from rlcli.errors import DataError
 from rlcli.images import decoding
-from rlcli.model.io.tiny_vision import image_rule, vision_model, vision_tokenizer
+from rlcli.images.kinds import KINDS
+from rlcli.model.io.tiny_vision import image_rule, vision_config, vision_model, vision_tokenizer
 from rlcli.types import Prompt
 
 COUNT, SIDE = 100, 96
@@ -127,3 +129,20 @@ def test_one_picture_at_a_time_is_decoded(data: Path, monkeypatch: pytest.Monkey
     assert most[0] <= 2
     assert max(chunks) == prompts.PICTURED_AT_ONCE
     assert most[1] == 2 * COUNT, "each row is read once to check it, and once to tokenize it"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_spells_the_token_of_a_picture_is_left_out(kind: str) -> None:
+    """It would stand for a picture that is not there, or take the place of one that is."""
+    tokenizer, rule = vision_tokenizer(kind), image_rule(vision_config(kind))
+    (spelled, *_) = tokenizer.convert_ids_to_tokens(list(rule.never))
+
+    def row(number: int, text: str, *images: bytes) -> Prompt:
+        return Prompt(f"row:{number}", ({"role": "user", "content": text},), "", "", "", "", images=images)
+
+    rows = [row(0, "plain"), row(1, f"see {spelled}"), row(2, f"<image>{spelled}", png(0)), row(3, "<image>", png(1))]
+    found = TokenizedPrompts.tokenize(rows, tokenizer, max_prompt_tokens=4000, rule=rule)
+    assert [prompt.id for prompt in found.prompts] == ["row:0", "row:3"]
+    assert found.bad_images == 2
+    with pytest.raises(DataError, match="their texts have tokens that stand for pictures"):
+        TokenizedPrompts.tokenize(rows[1:2], tokenizer, max_prompt_tokens=4000, rule=rule)

@@ -21,12 +21,13 @@ from rlcli.data.messages import PartialRollout, PromptTask
 from rlcli.data.packer import plan_batches
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import tokens_digest
+from rlcli.data.step_pictures import read_pictures
 from rlcli.data.trajectories import Span, Trajectory
 from rlcli.model.packed import pack
 from rlcli.orchestrator.groups import Group, PartialGroup, as_groups, as_plain
 from rlcli.scoring.service.client import Scored
 from rlcli.trainer.metrics import sample_metrics
-from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.types import Outcome, Prompt, Sample, Verdict, image_digest
 from rlcli.workers.roles.conversations import Held
 from rlcli.workers.roles.rollout import started
 from rlcli.workers.roles.sample_writer import Saver, pending
@@ -201,6 +202,32 @@ def test_a_plan_forwards_all_tokens_and_divides_by_the_drawn_ones() -> None:
     (mini,) = plan.minibatches
     assert (mini.tokens, mini.sequences, sum(mini.rank_tokens)) == (9, 4, 27)
     assert (0,) in mini.ranks[0]
+
+
+def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: Path) -> None:
+    """Of each round, without the row's own pictures, and only where samples are written whole."""
+    source = replace(SOURCE, images=(b"own",))
+    task = PromptTask(0, ids(1, 2, 3), source, 2)
+    whole = Trajectory.single(ids(1, 2, 3), ids(4), log_probs(-3.0))
+    scored: Future[Scored] = Future()
+    scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
+    for name, copies in (
+        ("rank-{rank}", {"a": b"1"}),
+        ("rank-{rank}.round-2", {"b": b"2"}),
+        ("rank-{rank}.{part}", {}),
+    ):
+        saver = Saver(str(tmp_path / f"{name}.parquet"), 3, 1)
+        shown = {**copies, image_digest(b"own"): b"3"}
+        held = Held(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
+        item = pending(task, 0, whole, scored, shard=0, seed=0, held=held, keep_copies=saver.keeps_copies)
+        assert item.copies == copies
+        saver.add([item])
+        saver.save_rest()
+    assert sorted(path.name for path in tmp_path.glob("pictures-*")) == [
+        "pictures-3.parquet",
+        "pictures-3.round-2.parquet",
+    ]
+    assert dict(read_pictures(tmp_path, ["a", "b", "c"])) == {"a": b"1", "b": b"2"}
 
 
 def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,7 +20,12 @@ from rlcli.environments.conversation import Conversation, Limits, state_of
 from rlcli.environments.environment import EnvironmentFailed, Reply, opening_of, reply_of
 from rlcli.environments.gateway.server import Gateway, GenerationAsk
 from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.pictures import taken
 from rlcli.environments.pool import Environments, row_of
+from rlcli.environments.turns import TurnTemplate
+from rlcli.images import sight as sight_module
+from rlcli.images.decoding import size_of
+from rlcli.images.kinds import KINDS
 from rlcli.images.rule import ImageRule
 from rlcli.images.sight import Sight
 from rlcli.model.io.tiny_vision import image_rule, vision_config
@@ -30,6 +36,7 @@ from tests.vision_fixtures import TOOLS_TEMPLATE, encoded, speaking
 
 SHOWS = '''
 import base64
+import time
 from pathlib import Path
 
 def text(words):
@@ -62,6 +69,8 @@ class Shows:
             image = None
         if self.how == "many":
             return [{"role": "user", "content": [{"type": "image", "image": image}] * 400}], 0.0, False
+        if self.how == "last":
+            return [{"role": "user", "content": [{"type": "image", "image": image[:200]}]}], 0.5, True
         if self.how == "odd part":
             return [{"role": "user", "content": [{"type": "sound"}]}], 0.0, False
         return [{"role": "user", "content": [text("And <image>: "), {"type": "image", "image": image}]}], 1.0, False
@@ -144,7 +153,9 @@ def test_each_form_of_a_picture_becomes_what_the_model_sees(
     assert "And <\u200bimage>: " in text, "a text that names the marker shows nothing"
     said = conversation.messages[-1]
     assert (said["content"], said["images"][0]["width"]) == ("And <\u200bimage>: <image>", 30)
-    assert list(conversation.images) == [one["digest"] for m in conversation.messages for one in m.get("images", ())]
+    digests = [one["digest"] for m in conversation.messages for one in m.get("images", ())]
+    assert list(conversation.copies) == digests
+    assert [size_of(copy) for copy in conversation.copies.values()] == [(84, 56), (30, 60)]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +164,6 @@ def test_each_form_of_a_picture_becomes_what_the_model_sees(
         ("broken", "the image is broken|a picture is broken"),
         ("no picture", "int is no picture"),
         ("none", "NoneType is no picture"),
-        ("many", r"its pictures have \d+ tokens, and a conversation has at most \d+"),
         ("odd part", "neither text nor a picture"),
     ],
 )
@@ -166,6 +176,48 @@ def test_what_cannot_be_shown_is_a_failure_of_the_environment(
         _, session = opened(environments)
         with pytest.raises(EnvironmentFailed, match=said):
             session.step(SAID).result(60)
+
+
+def test_pictures_that_no_conversation_has_room_for_end_it(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    config = config_of(folder, how="many")
+    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+        conversation, session = opened(environments)
+        speak(conversation, tokenizer)
+        conversation.replied(session.step(SAID).result(60))
+        assert (conversation.ended, len(conversation.trajectory.pictures)) == ("tokens", 1)
+        images = tuple(encoded(number, (800, 800)) for number in range(3, 6))
+        large = replace(ROW, messages=({"role": "user", "content": "<image>" * 3},), images=images)
+        with pytest.raises(EnvironmentFailed, match=r"reset showed pictures of more than \d+ tokens"):
+            opened(environments, large)
+
+
+def test_the_last_picture_is_seen_by_nobody_and_may_be_broken(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    config = config_of(folder, how="last")
+    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+        conversation, session = opened(environments)
+        speak(conversation, tokenizer)
+        conversation.replied(session.step(SAID).result(60))
+    assert (conversation.ended, conversation.reward) == ("done", 0.5)
+
+
+def test_slow_pictures_are_not_the_environments_fault(
+    folder: Path, rule: ImageRule, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = sight_module.decode
+
+    def slow(image: bytes) -> Any:
+        time.sleep(0.15)
+        return decoding(image)
+
+    monkeypatch.setattr(sight_module, "decode", slow)
+    config = config_of(folder)
+    config = config.model_copy(update={"environment": config.environment.model_copy(update={"deadline_s": 1.5})})
+    rows = [replace(ROW, id=str(n), images=(encoded(n),)) for n in range(16)]
+    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+        pids = environments.pids
+        asked = [environments.session(row).reset(row_of(row), 0) for row in rows]
+        assert all(one.result(60).pictures for one in asked)
+        assert environments.pids == pids
 
 
 def test_a_model_of_text_is_shown_nothing(folder: Path, tokenizer: Any) -> None:
@@ -205,21 +257,21 @@ def test_a_tool_shows_a_picture(folder: Path, rule: ImageRule, tokenizer: Any) -
 
 def test_the_pages_tool_shows_a_picture(tmp_path: Path, rule: ImageRule, tokenizer: Any) -> None:
     (tmp_path / "dots.py").write_text(blocks("environments.md", "python")[2])
-    host = EnvironmentHost(EnvironmentSpec(f"{tmp_path}/dots.py:dots"), Sight(rule).prepared)
-    with host:
+    with EnvironmentHost(EnvironmentSpec(f"{tmp_path}/dots.py:dots")) as host:
         session = host.session()
         assert session.reset(row_of(ROW), 0).result(60).images == (FIRST,)
         call = {"id": "call00001", "type": "function", "function": {"name": "dots", "arguments": {"number": 3}}}
         reply = session.step({"role": "assistant", "content": "", "tool_calls": [call]}).result(60)
     assert reply.messages[0]["content"] == "<image>3 dots"
-    assert [picture.shape for picture in reply.pictures] == [(64, 128, 3)]
-    assert (reply.pictures[0] == 0).all(-1).any()
+    (picture,) = Sight(rule).prepared(reply.images)
+    assert picture.shape == (64, 128, 3)
+    assert (picture == 0).all(-1).any()
 
 
 def replied(images: tuple[bytes, ...], text: str, sight: Sight) -> Reply:
     parts: list[Any] = [{"type": "image", "image": {"base64": base64.b64encode(one).decode()}} for one in images]
     found = reply_of([[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], 0.0, False])
-    return Reply(found.messages, 0.0, False, {}, found.images, sight.prepared(found.images))
+    return replace(found, images=(), pictures=sight.prepared(found.images))
 
 
 def test_a_past_that_is_rendered_anew_shows_its_pictures_again(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
@@ -322,7 +374,7 @@ def test_an_agents_pictures_are_in_its_trajectory(gateway: Gateway, rule: ImageR
     for whole in (first, second):
         rule.starts(whole.tokens, whole.pictures)
     assert [len(ask.pictures) for ask in asked.asks] == [1, 2, 2]
-    assert len(session.record.images) == 2
+    assert len(session.record.copies) == 2
     tokens = {"token_ids": [rule.token], "sampling_params": {}}
     given = {"Authorization": f"Bearer {session.token}"}
     refused = httpx.post(f"{session.url[:-3]}/inference/v1/generate", json=tokens, headers=given)
@@ -337,12 +389,49 @@ def test_an_agents_pictures_are_in_its_trajectory(gateway: Gateway, rule: ImageR
         ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "only data URLs"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}, "no base64"),
         ({"type": "image_url"}, "no data"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,ä"}}, "no base64"),
         ({"type": "input_audio"}, "neither text nor a picture"),
     ],
 )
 def test_an_agent_is_told_what_cannot_be_shown(gateway: Gateway, part: Any, said: str) -> None:
     refused = post(gateway.open(), [{"role": "user", "content": [part]}])
     assert (refused.status_code, said in refused.text) == (400, True)
+
+
+def test_an_agents_pictures_may_be_too_many_tokens(gateway: Gateway) -> None:
+    session = gateway.open()
+    refused = post(session, [{"role": "user", "content": [url(encoded(n, (640, 640))) for n in (4, 5)]}])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert session.ended == "tokens", "a limit, and no failure of the agent"
+
+
+def test_another_picture_in_a_turn_that_was_not_drawn_is_another_past(gateway: Gateway, asked: Asked) -> None:
+    session = gateway.open()
+    for image in (FIRST, SECOND):
+        shown = {"role": "assistant", "content": [url(image), {"type": "text", "text": "like so"}]}
+        post(session, [{"role": "user", "content": "?"}, shown, {"role": "user", "content": "And?"}])
+    assert [branch.trajectory.turns for branch in session.branches] == [1, 1]
+    assert asked.asks[0].pictures[0].shape != asked.asks[1].pictures[0].shape
+
+
+def test_a_marker_in_pieces_shows_nothing() -> None:
+    parts = [{"type": "text", "text": "<ima"}, {"type": "text", "text": "ge>"}]
+    picture = {"type": "image", "image": {"base64": base64.b64encode(FIRST).decode()}}
+    text, images = taken([*parts, picture])
+    assert (text.count("<image>"), len(images)) == (1, 1)
+    assert taken(parts) == ("<image>", ())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_policy_spells_is_no_picture(kind: str) -> None:
+    own, seen = speaking(kind), image_rule(vision_config(kind))
+    template = TurnTemplate(own, [own.eos_token_id], never=seen.never)
+    spelled = "".join(own.convert_ids_to_tokens(list(seen.never)))
+    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"at": [spelled]}}}
+    said = {"role": "assistant", "content": spelled, "tool_calls": [call]}
+    ids = template.first([template.prepared(message) for message in ({"role": "user", "content": spelled}, said)])
+    assert set(seen.never).isdisjoint(ids)
+    assert "\u200b" in own.decode(ids)
 
 
 def test_an_agent_of_a_model_of_text_is_told(tokenizer: Any, asked: Asked) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
+from PIL import Image
 
 from rlcli.environments.environment import opening_of, reply_of
-from rlcli.environments.tools import NoSchema, ToolEnvironment, schema_of
+from rlcli.environments.tools import NoSchema, ToolEnvironment, content_of, schema_of
 
 
 def add(a: int, b: float = 0.5, *, note: str | None = None) -> float:
@@ -49,6 +50,14 @@ def no_names(*numbers: int) -> None:
 
 def no_such_annotation(a: Unheard) -> None:  # type: ignore[name-defined] # noqa: F821
     """Has an annotation of nothing."""
+
+
+def test_only_pictures_make_parts() -> None:
+    picture = Image.new("RGB", (2, 2))
+    assert content_of([picture, "two"]) == [{"type": "image", "image": picture}, {"type": "text", "text": "two"}]
+    assert content_of([{"type": "image", "title": "cat"}]) == '[{"type": "image", "title": "cat"}]'
+    savable = type("Savable", (), {"save": lambda self: None, "__str__": lambda self: "saved"})()
+    assert content_of(savable) == '"saved"'
 
 
 def test_a_schema_comes_from_the_signature_and_the_docstring() -> None:

@@ -10,14 +10,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from rlcli.data.samples import sample_row, write_samples
-from rlcli.data.step_pictures import write_pictures
+from rlcli.data.step_pictures import beside, write_pictures
 from rlcli.errors import RlcliError
 from rlcli.images.decoding import size_of
 from rlcli.images.described import described
+from rlcli.images.thumbnails import thumbnail
 from rlcli.report import pictures, static
 from rlcli.report.api import Api
 from rlcli.report.source import RunData
@@ -95,8 +98,11 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
     )
     folder = run / "samples" / "step-000003"
     write_samples(folder / "rank-0.parquet", 3, [row])
-    write_pictures(folder / "pictures-0.parquet", {image_digest(one): one for one in (other, b"broken")})
+    copies = {image_digest(other): thumbnail(other), image_digest(b"broken"): b"broken"}
+    write_pictures(beside(folder / "rank-0.parquet"), copies)
     (folder / "pictures-1.parquet").write_bytes(b"damaged")
+    pq.write_table(pa.table({"digest": [image_digest(lost)], "image": ["text"]}), folder / "pictures-2.parquet")
+    pq.write_table(pa.table({"other": [1]}), folder / "pictures-3.parquet")
     found = api_of(run).answer("group", {"step": "3", "prompt": "drawn:train:0"})
     (told,) = found["rows"]
     assert [one["where"] for one in found["messages"][0]["images"]] == ["drawn:train:0"]
@@ -111,6 +117,18 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
     assert written.pictures == {"run": (5, 7)}
     line = json.loads(json.dumps(tracked_samples(run / "samples", 3)[0].messages))[2]["content"]
     assert line == "[image 600 x 400] and [image 84 x 56]"
+
+
+def test_a_conversation_shows_only_what_its_environment_did(run: Path) -> None:
+    """Not the row's own picture, which no message has."""
+    prompt = Prompt("drawn:train:0", ({"role": "user", "content": IMAGE},), "", "", "", "", images=(drawing(0),))
+    said = [{"role": "user", "content": "Ready?"}, {"role": "assistant", "content": "b"}]
+    facts: Any = {"prompt_tokens": 5, "response_tokens": 3, "finish_reason": "stop", "ended": "done"}
+    row = sample_row(prompt, 0, "b", Verdict(1.0, Outcome.OK), messages=said, group=0, **facts)
+    write_samples(run / "samples" / "step-000003" / "rank-0.parquet", 3, [row])
+    found = api_of(run).answer("group", {"step": "3", "prompt": "drawn:train:0"})
+    assert found["messages"] == [{"role": "user", "content": "Ready?"}]
+    assert tracked_samples(run / "samples", 3)[0].messages[0]["content"] == "Ready?"
 
 
 def test_a_list_names_the_pictures_and_not_what_a_model_wrote(run: Path) -> None:

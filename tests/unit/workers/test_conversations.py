@@ -15,13 +15,16 @@ from rlcli.data.messages import Collected, PromptTask
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.prompts import load_tokenizer
 from rlcli.data.trajectories import Trajectory
+from rlcli.environments.held import Turn
 from rlcli.environments.pool import Environments
 from rlcli.errors import ConfigError
 from rlcli.model.io.tiny import make_tiny_model
 from rlcli.rollout.call import RolloutCall
+from rlcli.rollout.drawn import Drawn, Part
 from rlcli.rollout.engine import EngineSpec, Sampling
 from rlcli.rollout.transformers_engine import TransformersEngine
 from rlcli.types import ENDED, Outcome, Prompt
+from rlcli.workers.roles.conversations import Conversations
 from rlcli.workers.roles.rollout import RolloutRole
 from tests.unit.workers.scorers import Scorer
 
@@ -236,6 +239,25 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     assert saved.verdict.outcome == Outcome.OK
     assert [row for row, _, _ in scorer.asked] == ["once"]
     assert report.samples.sorted().excluded("keep").tolist()[1] == 0 < report.samples.sorted().excluded("keep")[0]
+
+
+def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, model: Path) -> None:
+    """Its prompt may have pictures, and a generation in slices lasts as long as the run."""
+    stops, config = engine.spec.stop_token_ids, config_of(model)
+    with Environments(config, [config.environment.name], load_tokenizer(str(model)), stops) as environments:
+        conversations = Conversations(environments, 0, ordered=True)
+        source = Prompt("a", ({"role": "user", "content": "x"},), "", "", "", "")
+        for key in range(2):
+            conversations.open(key, PromptTask(0, np.zeros(1, np.int32), source, 2))
+        turns = conversations.poll()
+        assert [conversations._groups[0].talks, len(turns)] == [2, 2]
+        ids, log_probs = np.array([70], np.int32), np.zeros(1, np.float32)
+        while turns:
+            for turn in turns:
+                conversations.drew(turn.key, Drawn(turn.key, [Part(ids, log_probs, 0)], "stop"))
+            turns = [one for one in conversations.poll() if isinstance(one, Turn)]
+        assert not conversations._groups
+        assert not conversations._talks
 
 
 def test_a_group_whose_resets_differ_is_no_group(engine: TransformersEngine, model: Path, tmp_path: Path) -> None:
