@@ -59,7 +59,9 @@ def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
         windowed = changes.get("sliding_window") is not None
         own = {"layer_types": ["sliding_attention", *layers[1:]] if windowed else layers}
         changes = changes if windowed else {**changes, "sliding_window": 64}
-    return AutoConfig.for_model(kind, **{**SIZES, **own, "tie_word_embeddings": True, **changes})
+    return AutoConfig.for_model(
+        kind, **{**SIZES, **own, "tie_word_embeddings": kind != "glm4_moe", **changes}
+    )  # as published
 
 
 def tiny_lm(kind: str = "qwen2", seed: int = 0, **changes: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlcli.errors import RunFailed
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -17,6 +19,21 @@ def route_type(experts: int) -> Any:
     import numpy as np
 
     return np.uint8 if experts <= np.iinfo(np.uint8).max else np.uint16
+
+
+def check_routes(routes: np.ndarray, layers: int, chosen: int, experts: int) -> None:
+    """Raise `RunFailed` unless these are routes through so many layers, of so many experts each, of which so many are
+    chosen for a token: others would be replayed in part, or through other experts, without a word."""
+    import numpy as np
+
+    others = routes[routes != np.iinfo(routes.dtype).max] if routes.ndim == 3 else routes
+    if routes.shape[1:] != (layers, chosen) or (others >= experts).any():
+        largest = f", up to expert {others.max()}" if others.size else ""
+        raise RunFailed(
+            f"the engine recorded routes [tokens, {', '.join(map(str, routes.shape[1:]))}]{largest}: the model has "
+            f"{layers} layers of {experts} experts, and {chosen} of them for a token",
+            "leave rollout.replay_routes out, or use a release of vLLM that rlcli supports (rlcli doctor)",
+        )
 
 
 def unknown(tokens: int, like: np.ndarray) -> np.ndarray:

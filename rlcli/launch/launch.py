@@ -19,6 +19,7 @@ from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.process import startup
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, policy_pool
+from rlcli.cluster.same_code import check_same_code
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
@@ -169,11 +170,14 @@ def _held(
 ) -> Iterator[tuple[WorkerSpec, Pool, dict[str, Any]]]:
     """Each pool, the spec of its workers, and the arguments of `start_group` for its reserved places: reserved for all
     pools before the first one starts. servers: those that the workers' verifiers ask. wait_s: as of `reserve`."""
-    first = pools[0][1]
+    first_spec, first = pools[0]
     placed = early.take(first)
     there = [first] if placed is not None else []
     left = [pool for _, pool in pools[len(there) :]]
-    places = iter(reserve(left, there, wait_s) if left else [])
+    reserved = reserve(left, there, wait_s) if left else []
+    if cluster_address(first_spec.config.cluster.address):
+        check_same_code(reserved)
+    places = iter(reserved)
     for own, pool in pools:
         taken = own.name == POLICY and placed is not None
         own = replace(own, served=servers.addresses, served_key=servers.key)

@@ -108,7 +108,7 @@ def prepare(
     _check_place(config.model.path, on_note)
     on_checked(config, device)
     facts = check_model(config.model.path)
-    _check_half(dtype, facts.kind)
+    check_half(dtype, facts.kind)
     served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
@@ -209,7 +209,7 @@ NEVER_HALF = ("gemma3_text", "glm4")
 """Kinds of models that vLLM does not run in float16."""
 
 
-def _check_half(dtype: str, kind: str) -> None:
+def check_half(dtype: str, kind: str) -> None:
     if dtype == "float16" and kind in NEVER_HALF:
         raise ConfigError(
             f"model.dtype = float16: activations of '{kind}' models exceed its range, and vLLM refuses them",
@@ -231,12 +231,7 @@ def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> in
             f"rollout.tensor_parallel = {shared} does not divide the {heads} attention heads of {config.model.path}",
             "give a divisor of it",
         )
-    if config.parallel.context > heads:
-        raise ConfigError(
-            f"parallel.context = {config.parallel.context} is more than the {heads} attention heads of "
-            f"{config.model.path}, which it divides",
-            f"give at most {heads}",
-        )
+    _check_heads(config, config.model.path, heads)
     divided = config.parallel.expert
     if divided > 1 and not experts:
         raise ConfigError(f"parallel.expert = {divided}: {config.model.path} has no experts to divide", "leave it out")
@@ -246,13 +241,23 @@ def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> in
     return length
 
 
+def _check_heads(config: RunConfig, path: str, heads: int) -> None:
+    """Raise `ConfigError` if the model at `path` has too few attention heads to be divided."""
+    if config.parallel.context > heads:
+        raise ConfigError(
+            f"parallel.context = {config.parallel.context} is more than the {heads} attention heads of {path}, which "
+            "it divides",
+            f"give at most {heads}",
+        )
+
+
 def _check_experts(config: RunConfig, path: str, experts: int) -> None:
     """Raise `ConfigError` if the experts of each layer of the model at `path` cannot be divided as they are to be."""
     divided = config.parallel.expert
     if experts % divided:
         raise ConfigError(
             f"parallel.expert = {divided} does not divide the {experts} experts of each layer of {path}",
-            f"give {nearest_divisors(experts, divided)}",
+            f"give {nearest_divisors(math.gcd(experts, config.cluster.workers // config.parallel.replicate), divided)}",
         )
 
 
@@ -330,11 +335,13 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
         roles.add("engine")
     critic = config.critic.path or config.model.path
     if algorithm.needs_critic:
-        experts = check_value_model(critic, policy.tokenizer_size)
+        heads, experts = check_value_model(critic, policy.tokenizer_size)
+        _check_heads(config, critic, heads)
         _check_experts(config, critic, 0 if config.critic.workers else experts)
         roles |= set() if config.critic.workers else {"critic"}
     if algorithm.needs_process_rewards:
         process = check_model(critic, key="critic.path")
+        _check_heads(config, critic, process.heads)
         _check_experts(config, critic, process.experts)
         if process.vocab_size < policy.tokenizer_size:  # it reads the policy's tokens
             raise ModelError(

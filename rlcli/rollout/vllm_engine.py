@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlcli.data.routes import route_type
+from rlcli.data.routes import check_routes, route_type
 from rlcli.errors import SetupError
 from rlcli.model.io.config import dense_layers
 from rlcli.rollout import sampling as own_sampling
@@ -364,6 +364,10 @@ class VllmEngine:
             config = self._engine.vllm_config.model_config
             if routes is not None:  # vLLM's have no place for unknown ones, and zeros for layers without experts
                 routes = routes[:, dense_layers(config.hf_text_config) :].astype(route_type(config.get_num_experts()))
+        if routes is not None:
+            config = self._engine.vllm_config.model_config
+            text, experts = config.hf_text_config, config.get_num_experts()
+            check_routes(routes, text.num_hidden_layers - dense_layers(text), text.num_experts_per_tok, experts)
         return Generation(
             key=self._keys[name],
             tokens=np.asarray(output.token_ids, dtype=np.int32),

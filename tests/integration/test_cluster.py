@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlcli.cluster.dispatch import Shared
-from rlcli.cluster.placement import Pool, start_group
+from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.process import malloc
 from rlcli.cluster.ray_session import ray_session
+from rlcli.cluster.same_code import check_same_code
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import DataError, RunFailed, SetupError
 
@@ -69,8 +73,18 @@ def toy() -> type:
     return Toy
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+COMPARES = """
+import sys
+from rlcli.cluster.placement import Pool, reserve
+from rlcli.cluster.ray_session import ray_session
+from rlcli.cluster.same_code import check_same_code
+with ray_session(sys.argv[1], 2):
+    check_same_code(reserve([Pool(workers=2, device="cpu", threads=1)]))
+"""
+
+
+@contextmanager
+def owned(**environment: str) -> Iterator[str]:
     """The address of a Ray cluster that someone else runs."""
     code = (
         "import ray, sys\n"
@@ -82,7 +96,7 @@ def cluster() -> Iterator[str]:
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code],
-        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"} | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -93,6 +107,12 @@ def cluster() -> Iterator[str]:
         yield next(line.strip() for line in owner.stdout if re.fullmatch(r"[\d.]+:\d+\s*", line))
     finally:
         owner.communicate("", timeout=60)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    with owned() as address:
+        yield address
 
 
 @pytest.fixture
@@ -125,6 +145,26 @@ def test_a_cpu_worker_starts_with_our_heap_unless_the_user_set_another(
     assert mapped == [not own] * 2
     expected = malloc.GLIBC | {"MALLOC_TRIM_THRESHOLD_": "4096"} if own else malloc.JEMALLOC
     assert [{name: one.get(name) for name in expected} for one in begun_with] == [expected] * 2
+
+
+def test_the_machines_of_a_cluster_have_to_have_this_rlcli(cluster: str, tmp_path: Path) -> None:
+    with ray_session(cluster, 2):
+        check_same_code(reserve([TWO]))
+    found = importlib.util.find_spec("rlcli")
+    assert found is not None
+    assert found.origin is not None
+    shutil.copytree(Path(found.origin).parent, tmp_path / "rlcli", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "rlcli" / "algorithms" / "kl.py").open("a") as changed:
+        changed.write("# another version\n")
+    with owned(PYTHONPATH=str(tmp_path)) as address:
+        # Ray's workers also look where its driver does, which here is not in the folder of this project.
+        done = subprocess.run(
+            [sys.executable, "-c", COMPARES, address], cwd=tmp_path.parent, capture_output=True, text=True, check=False
+        )
+    assert re.search(r"has another rlcli: 1 of \d+ files differ, such as rlcli/algorithms/kl.py", done.stderr), (
+        done.stderr
+    )
+    assert "install the same rlcli on all machines" in done.stderr
 
 
 def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, tmp_path: Path) -> None:

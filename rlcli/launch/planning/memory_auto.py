@@ -28,7 +28,7 @@ from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
 from rlcli.launch.engine import check_frozen
 from rlcli.launch.planning.measured import lengths_like, of_prompts
-from rlcli.launch.preflight import Prepared, check_device, check_fit, compute_dtype, kv_cache_bytes
+from rlcli.launch.preflight import Prepared, check_device, check_fit, check_half, compute_dtype, kv_cache_bytes
 from rlcli.model.io.config import check_place
 from rlcli.model.io.facts import image_rule
 from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus, with_rates
@@ -74,6 +74,7 @@ def planned(
             check_place(path, key)
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
+    check_half(compute_dtype(config, kind), shape.kind)
     longest = check_fit(config, shape.positions, shape.heads, shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
         there = [linear.name for linear in shape.linears] + ["experts"] * bool(shape.experts)

@@ -18,6 +18,8 @@ SUPPORTED = (
     *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
 )
 """`model_type`s whose packed log-probs are tested against their own padded forward pass; `SEEING` are others."""
+SEPARATE_HEAD = ("glm4_moe",)
+"""Models whose head is never their embedding in vLLM."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
 """Those whose windows are tested, too."""
 
@@ -146,6 +148,8 @@ def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
     if not experts:
         return
     chosen, groups = config.num_experts_per_tok, getattr(config, "n_group", 1)
+    if config.model_type in SEPARATE_HEAD and config.tie_word_embeddings:
+        refuse("its head is its embedding (tie_word_embeddings), which vLLM does not load for this architecture")
     if experts % groups:
         refuse(f"its {experts} experts are not divisible into {groups} groups (n_group)", THEIR_CONFIG)
     at_most = experts // groups * (config.topk_group if groups > 1 else 1)

@@ -82,9 +82,9 @@ def _image_rule(path: str, config: Any) -> ImageRule | None:
         ) from error
 
 
-def check_value_model(path: str, tokenizer_size: int) -> int:
-    """The experts of each layer of the model at `path` (folder or hub id), 0 in a dense one. Raises `ModelError` if a
-    value model could not start from it; reads no weights.
+def check_value_model(path: str, tokenizer_size: int) -> tuple[int, int]:
+    """The attention heads, and the experts of each layer, of the model at `path` (folder or hub id); 0 experts in a
+    dense one. Raises `ModelError` if a value model could not start from it; reads no weights.
 
     tokenizer_size: one more than the largest id of the policy's tokenizer. The value model reads the policy's tokens,
     so it needs no own tokenizer.
@@ -98,10 +98,10 @@ def check_value_model(path: str, tokenizer_size: int) -> int:
             f"{config.vocab_size - 1}",
             "give a value model of the policy's family, or leave critic.path out",
         )
-    experts = expert_count(config)
+    sizes = int(config.num_attention_heads), expert_count(config)
     shapes = _local_shapes(Path(path)) if Path(path).is_dir() else None
     if shapes is None:
-        return experts
+        return sizes
     wanted = _parameters(value_class(config), config)
     # If no name matches, the file's names differ from the model's, and loading it reports errors.
     for name, shape in shapes.items() if wanted.keys() & shapes.keys() else ():
@@ -110,7 +110,7 @@ def check_value_model(path: str, tokenizer_size: int) -> int:
     if not has_head(config) and f"{HEAD}.weight" not in shapes:
         del wanted[f"{HEAD}.weight"]  # it is newly created
     _check_shapes(path, wanted, shapes, config.model_type)
-    return experts
+    return sizes
 
 
 def check_teacher(path: str, model: str, positions: int, context: int) -> ModelFacts:

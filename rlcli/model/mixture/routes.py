@@ -61,6 +61,7 @@ class Replay:
         if self.routes is None:
             self._count(own, own, own.new_zeros(len(own), 1, dtype=torch.bool))
             return found
+        assert self.routes.shape[-1] == own.shape[-1], "checked where the engine recorded them"
         routes = self.routes[:, layer].long()
         known = (routes >= 0).all(-1, keepdim=True)
         chosen = torch.where(known, routes, own)

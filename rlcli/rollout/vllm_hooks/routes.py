@@ -58,6 +58,7 @@ class Recorder:
         if not mappings:  # no request, as when vLLM measures its memory
             return
         places = next(iter(mappings.values())).cpu().numpy()[: len(chosen)]
+        assert chosen.shape[1] == self._routes.shape[2], "as many experts for each token as the model's config says"
         self._routes[places[places >= 0], layer] = chosen.cpu().numpy()[: len(places)][places >= 0]
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.data.routes import continued, padded, route_type
+from rlcli.data.routes import check_routes, continued, padded, route_type
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
+from rlcli.errors import RunFailed
 from rlcli.model.packed import pack
 from rlcli.rollout.drawn import Drawn, Part
 
@@ -31,6 +32,28 @@ def experts(found: np.ndarray | None) -> list[int]:
 
 def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> Drawn:
     return Drawn(0, [Part(IDS[:tokens], np.zeros(tokens, np.float32), version)], "stop", of_all)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expert", "said"),
+    [
+        ((3, 1, 2), 5, "routes [tokens, 1, 2], up to expert 5: the model has 2 layers of 6 experts, and 2 of them"),
+        ((3, 3, 2), 5, "routes [tokens, 3, 2]"),
+        ((3, 2, 1), 5, "routes [tokens, 2, 1]"),
+        ((3, 4), 5, "routes [tokens, 4]"),
+        ((3, 2, 2), 6, "up to expert 6"),
+    ],
+)
+def test_routes_of_another_model_are_refused(shape: tuple[int, ...], expert: int, said: str) -> None:
+    with pytest.raises(RunFailed) as refused:
+        check_routes(np.full(shape, expert, np.uint8), 2, 2, 6)
+    assert said in refused.value.message
+    for right in (
+        np.full((3, 2, 2), 5, np.uint8),
+        np.full((3, 2, 2), UNKNOWN, np.uint8),
+        np.zeros((0, 2, 2), np.uint8),
+    ):
+        check_routes(right, 2, 2, 6)
 
 
 def test_a_turn_adds_the_routes_of_what_it_saw_and_drew() -> None:

@@ -20,6 +20,7 @@ from rlcli.data.prompts.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.preflight import check_machine, prepare
+from rlcli.model.io.tiny import make_tiny_model
 from tests.model_fixtures import save_tiny
 
 
@@ -166,6 +167,7 @@ def test_what_is_said_of_a_critic_that_there_is_not_is_refused(keys: list[str], 
     ("kind", "sets", "says"),
     [
         ("qwen3_moe", ["parallel.expert=4", "cluster.workers=4"], "does not divide the 6 experts of each layer of "),
+        ("qwen3_moe", ["parallel.expert=4", "cluster.workers=4"], "; give 2"),
         ("qwen2", ["parallel.expert=2", "cluster.workers=2"], "has no experts to divide; leave it out"),
         ("glm4", ["model.dtype=float16"], "activations of 'glm4' models exceed its range"),
     ],
@@ -179,3 +181,15 @@ def test_what_the_model_does_not_allow_is_refused(
     config = resolve("grpo", {"model.path": str(model), "data.path": str(rows)}, [*short, *sets]).config
     with pytest.raises(ConfigError, match=re.escape(says)):
         prepare(config)
+
+
+def test_a_critic_with_fewer_heads_than_workers_that_divide_them_is_refused(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcli.launch.preflight.check_machine", lambda config: "cpu")
+    model, critic = save_tiny(tmp_path / "model", "qwen2"), tmp_path / "critic"
+    make_tiny_model(critic, hidden=64, layers=1, heads=1, kv_heads=1)
+    sets = ["data.max_prompt_tokens=64", "rollout.max_response_tokens=64", "parallel.context=2", "cluster.workers=2"]
+    flags = {"model.path": str(model), "data.path": str(rows), "critic.path": str(critic)}
+    with pytest.raises(ConfigError, match=rf"more than the 1 attention heads of {critic}, .*; give at most 1"):
+        prepare(resolve("ppo", flags, sets).config)

@@ -238,6 +238,7 @@ def test_without_its_adapters_a_mixture_is_its_base() -> None:
         ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size = 0"),
         ("mixtral", {"num_experts_per_tok": 7}, "7 of 6 experts cannot be chosen"),
         ("mixtral", {"sliding_window": 16}, "attention is not full in every layer"),
+        ("glm4_moe", {"tie_word_embeddings": True}, "its head is its embedding"),
         ("glm4_moe", {"n_group": 4}, "6 experts are not divisible into 4 groups"),
         ("glm4_moe", {"n_group": 6}, "2 of 1 experts cannot be chosen"),
         ("glm4_moe", {"first_k_dense_replace": 3}, "none of its layers has experts"),
