@@ -14,6 +14,9 @@ CONNECT_S = 10.0
 UNIX = "unix:"
 """Prefix of the address of a server on a Unix socket."""
 MOST_TEXT = 200
+KEPT_S = 2.0
+"""How long an idle connection is used again: uvicorn, which serves vLLM, closes one after 5 s, and a request that meets
+the close gets no answer."""
 
 
 class ServerFault(Exception):
@@ -40,7 +43,7 @@ class Link:
         self._key = os.environ.get(ENGINE_KEY, "").strip()
         headers = {"Authorization": f"Bearer {self._key}"} if self._key and not url.startswith(UNIX) else {}
         uds = url.removeprefix(UNIX) if url.startswith(UNIX) else None
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_S)
         self._http = httpx.AsyncClient(
             base_url="http://server" if uds else url,
             transport=httpx.AsyncHTTPTransport(uds=uds, limits=limits, trust_env=False),

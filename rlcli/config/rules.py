@@ -182,6 +182,10 @@ def _sampling(config: RunConfig) -> list[Rule]:
             "leave it out, or give 0",
         ),
         (
+            r.engine != "server" or r.servers != (),
+            "rollout.servers is an empty list; give a URL, or how many servers each engine's worker starts",
+        ),
+        (
             r.engine != "server" or not r.server_urls or len(set(r.server_urls)) >= engines,
             f"rollout.servers has {len(set(r.server_urls))} URLs for {engines} engines ({pool}.workers): give each its "
             "own server, or rollout.workers = 1, whose engine uses all of them",
@@ -244,7 +248,7 @@ def _older_policies(config: RunConfig) -> list[Rule]:
             "for it; give rollout.workers = 1 or more, or on_update = recompute",
         ),
         (
-            not staleness or corrected,
+            not staleness or corrected or bool(config.data.response),
             f"async.staleness = {staleness} trains on samples of an earlier policy, {biased}; "
             "give staleness = 0 or a correction",
         ),

@@ -23,6 +23,7 @@ from rlcli.orchestrator.sample_filter import rewarded
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder
+from rlcli.runs.lost_engines import LostEngines
 from rlcli.runs.measure import measure_of
 from rlcli.runs.records import RunResult, course_of, evaluations_of, metrics_of, rewind
 from rlcli.tracking import Trackers
@@ -124,16 +125,23 @@ class Trainer:
         self.invariants = Invariants()
         faults = config.fault_tolerance
         self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
+        self.lost_engines = LostEngines(folder.path)
         self.source = source_of(
             config,
             prompts,
             self.engines.workers,
             folder.samples,
             greedy=self.algorithm.needs_baselines,
-            on_progress=lambda done, total: view.progress(done, total) if self.prefetcher.waited_for else None,
+            on_progress=self._progressed,
         )
         beside = bool(config.async_.staleness and config.rollout.workers)
         self.prefetcher = Prefetcher(self.source, beside, config.train.steps, self.engines.workers.kill)
+
+    def _progressed(self, done: int, total: int) -> None:
+        for text in self.lost_engines.new():
+            self.view.note(text)
+        if self.prefetcher.waited_for:
+            self.view.progress(done, total)
 
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
         """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""

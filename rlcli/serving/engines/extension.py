@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIGURED = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers")
+CONFIGURED = (
+    *("architectures", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "tie_word_embeddings"),
+)
 """Fields of a model's configuration that servers and run must have in common."""
 
 

@@ -42,6 +42,8 @@ START_S = 600.0
 """Longest time for a server of this run to start."""
 STARTS = 3
 """Starts in a row without an answer, after which a server of this run is given up."""
+REFUSED_S = 30.0
+"""How long servers that all refuse are asked again: others may be starting in their place."""
 TRIES = 3
 """Servers that may be lost while they generate the same response."""
 ABORT_S = 0.1
@@ -51,7 +53,8 @@ ABORT_S = 0.1
 @dataclass
 class Member:
     """A server and its state: starting, ready, lost, gone (it left, or was given up). socket: of one that this run
-    starts. running: name → what it generates. finished, lost: how many responses it generated, and how often it was
+    starts. refused_at: since when it refuses whatever it is asked to attach; None: it does not. running: name → what it
+    generates. finished, lost: how many responses it generated, and how often it was
     lost. version: of its weights."""
 
     url: str
@@ -65,6 +68,7 @@ class Member:
     finished: int = 0
     lost: int = 0
     failed_starts: int = 0
+    refused_at: float | None = None
     version: int = 0
     leaves: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -216,11 +220,13 @@ class Fleet:
                 await self._fill(member)
             except Exception as error:  # whatever it is, the engine must not wait for this server
                 member.why, member.state = _reason(error), "lost"
+                refuses = isinstance(error, Refused)
+                member.refused_at = (member.refused_at or time.monotonic()) if refuses else None
                 member.failed_starts += member.socket is not None
                 await self._detach(member)
                 await asyncio.sleep(RETRY_S)
                 continue
-            member.state, member.why, member.failed_starts = "ready", "", 0
+            member.state, member.why, member.failed_starts, member.refused_at = "ready", "", 0, None
             self._dispatch()
             await self._watch(member)
             await self._detach(member)
@@ -430,7 +436,7 @@ class Fleet:
             if found:
                 return found
             if members and all(isinstance(result, Refused) for result in results):
-                raise RunFailed(f"all servers refuse: {results[0]}", "see their logs")
+                raise RunFailed(f"all servers refuse: {results[0]}", "serve the run's own model; their logs say more")
             self._check_hope()
             await asyncio.sleep(LOOK_S)
 
@@ -442,7 +448,7 @@ class Fleet:
         waited, limit_s = time.monotonic() - self._ready_at, self.spec.servers.answer_s
         if any(member.socket is not None for member in self.members):
             limit_s += START_S
-        if all(member.state == "gone" for member in self.members) or waited > limit_s:
+        if waited > limit_s or all(member.state == "gone" or _refuses(member) for member in self.members):
             reasons = "; ".join(dict.fromkeys(f"{one.url}: {one.why}" for one in self.members if one.why))
             raise RunFailed(
                 f"no server generates any more: {reasons or 'all have left'}",
@@ -480,6 +486,11 @@ class Fleet:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ServerFault) else f"{type(error).__name__}: {error}"
+
+
+def _refuses(member: Member) -> bool:
+    """Whether it is there, and has long refused what the run asks."""
+    return member.refused_at is not None and time.monotonic() - member.refused_at > REFUSED_S
 
 
 async def _within(work: Coroutine[Any, Any, Any], seconds: float) -> None:

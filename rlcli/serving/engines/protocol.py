@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,12 +88,26 @@ class ServerKind(Protocol):
         ...
 
 
-def checked_answer(link: Link, path: str, ids: Any, log_probs: Any, reason: str | None, **more: Any) -> Answer:
-    """The answer, if it has ids and a log-prob for each. Raises `Refused`."""
+ROUNDING = 1e-3
+"""Of a log-prob in 16 bits, which may so be above 0."""
+
+
+def checked_answer(
+    link: Link, path: str, ask: Ask, vocabulary: int, ids: Any, log_probs: Any, reason: str | None, **more: Any
+) -> Answer:
+    """The answer, if it has ids of the model's vocabulary, no more than were asked for, and a log-prob for each. Raises
+    `Refused`."""
     if not isinstance(ids, list) or not all(type(one) is int for one in ids):
         raise link.out_of_protocol(path, "it has no token ids")
     if not isinstance(log_probs, list) or not all(isinstance(one, float | int) for one in log_probs):
         raise link.out_of_protocol(path, "it has no log-probs")
+    if any(not 0 <= one < vocabulary for one in ids):
+        raise link.out_of_protocol(path, f"the model has no token {next(i for i in ids if not 0 <= i < vocabulary)}")
+    if len(ids) > ask.most:
+        raise link.out_of_protocol(path, f"{len(ids)} tokens where {ask.most} were asked for")
+    if any(not -math.inf < one <= ROUNDING for one in log_probs):
+        wrong = next(one for one in log_probs if not -math.inf < one <= ROUNDING)
+        raise link.out_of_protocol(path, f"{wrong} is no log-prob")
     if len(ids) != len(log_probs):
         raise link.out_of_protocol(path, f"{len(ids)} tokens with {len(log_probs)} log-probs")
     if reason not in ("stop", "length", None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlcli.link import Link, Refused, ServerFault
@@ -66,7 +67,14 @@ class SglangServer:
         if ids is not None and log_probs is not None and [pair[1] for pair in pairs] != ids:
             raise self._link.out_of_protocol(GENERATE, "its log-probs are of other tokens than its ids")
         reason = None if reason == "abort" else reason
-        return checked_answer(self._link, GENERATE, ids, log_probs, reason, cached=cached, prompt_log_probs=prompt)
+        more = {"cached": cached, "prompt_log_probs": prompt}
+        return checked_answer(self._link, GENERATE, ask, self._vocabulary, ids, log_probs, reason, **more)
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        from rlcli.model.io.config import read_config
+
+        return int(read_config(self._spec.model).get_text_config().vocab_size)
 
     async def abort(self, names: Sequence[str], timeout_s: float) -> None:
         for name in names:

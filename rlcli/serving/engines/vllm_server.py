@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,9 +103,10 @@ class VllmServer:
             raise self._link.out_of_protocol(GENERATE, json.dumps(found)) from None
         if reason == "abort" and ids is None:
             ids, log_probs = [], []
-        more = {"cached": int(details.get("cached_tokens") or 0), "prompt_log_probs": asked}
+        more: dict[str, Any] = {"cached": int(details.get("cached_tokens") or 0), "prompt_log_probs": asked}
         reason = None if reason == "abort" else reason
-        return checked_answer(self._link, GENERATE, ids, log_probs if ids else [], reason, **more)
+        given = ids, log_probs if ids else [], reason
+        return checked_answer(self._link, GENERATE, ask, self._config.get_text_config().vocab_size, *given, **more)
 
     async def abort(self, names: Sequence[str], timeout_s: float) -> None:
         known = [f"generate-tokens-{name}" for name in names]  # as the server calls them
@@ -143,10 +145,15 @@ class VllmServer:
             return {"seed": int(own_sampling.draw_keys(np.array([ask.seed]), np.array([ask.position]))[0])}
         return {"seed": ask.seed}
 
-    def _check_model(self, configured: Mapping[str, Any]) -> None:
+    @cached_property
+    def _config(self) -> Any:
+        """Of the run's model."""
         from rlcli.model.io.config import read_config
 
-        config = read_config(self._spec.model)
+        return read_config(self._spec.model)
+
+    def _check_model(self, configured: Mapping[str, Any]) -> None:
+        config = self._config
         text = config.get_text_config()
         for name in CONFIGURED:
             ours, theirs = getattr(config if name == "architectures" else text, name, None), configured.get(name)

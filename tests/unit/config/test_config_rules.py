@@ -68,6 +68,7 @@ WRONG = [
         ["async.staleness=1", "async.on_update=keep"],
         "on_update = keep: engines that share the trainer's devices",
     ),
+    ("grpo", ["rollout.engine=server", "rollout.servers=[]"], "rollout.servers is an empty list; give a URL"),
     ("sft", ["async.staleness=1"], "async.staleness = 1: nothing is sampled if responses are given"),
     (
         "grpo",

@@ -183,7 +183,7 @@ def test_what_the_model_does_not_allow_is_refused(
         prepare(config)
 
 
-def test_a_critic_with_fewer_heads_than_workers_that_divide_them_is_refused(
+def test_a_critic_with_fewer_heads_than_workers_is_refused(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlcli.launch.preflight.check_machine", lambda config: "cpu")

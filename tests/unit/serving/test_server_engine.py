@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,8 +23,10 @@ from rlcli.link import ServerFault, checked_url
 from rlcli.model.io.config import read_config
 from rlcli.model.weight_check.checksum import Checksums
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, ServerSettings, finished
+from rlcli.runs.lost_engines import LostEngines
 from rlcli.serving.engines import fleet, record
 from rlcli.serving.engines.engine import ServerEngine
+from rlcli.serving.engines.extension import CONFIGURED
 from rlcli.serving.engines.vllm_server import VllmServer
 
 PROMPT = np.arange(5, 9, dtype=np.int32)
@@ -45,7 +48,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def servers(base: str) -> Iterator[Callable[..., FakeServer]]:
     """Makes servers of the tiny model."""
     config = read_config(base)
-    configured = {name: getattr(config, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    configured = {name: getattr(config, name) for name in CONFIGURED if name != "architectures"}
     with ExitStack() as stack:
         yield lambda **more: stack.enter_context(
             FakeServer({"architectures": config.architectures, **configured}, **more)
@@ -174,8 +177,24 @@ WRONG = {
     "no log-probs": (lambda answer: _without(answer, "logprobs"), "it has no log-probs"),
     "fewer log-probs": (lambda answer: _shorter(answer), "1 tokens with 0 log-probs"),
     "other form": (lambda answer: ["what?"], "out of protocol"),
+    "no number": (lambda answer: _logged(answer, math.nan), "nan is no log-prob"),
+    "above 0": (lambda answer: _logged(answer, 5.0), "5.0 is no log-prob"),
+    "other vocabulary": (lambda answer: _drew(answer, [100_000]), "the model has no token 100000"),
+    "below 0": (lambda answer: _drew(answer, [-5]), "the model has no token -5"),
+    "longer": (lambda answer: _drew(answer, [3] * 800), "800 tokens where 1 were asked for"),
     "no JSON": (lambda answer: b"<html>hello</html>", "<html>hello</html>"),
 }
+
+
+def _logged(answer: Any, value: float) -> Any:
+    answer["choices"][0]["logprobs"]["content"][-1]["logprob"] = value
+    return answer
+
+
+def _drew(answer: Any, ids: list[int]) -> Any:
+    (choice,) = answer["choices"]
+    choice["token_ids"], choice["logprobs"]["content"] = ids, choice["logprobs"]["content"][:1] * len(ids)
+    return answer
 
 
 def _without(answer: Any, name: str) -> Any:
@@ -199,9 +218,11 @@ def test_a_server_that_answers_something_else_is_refused(servers: Any, engine_of
 
 def test_a_server_of_another_model_or_vocabulary_is_refused(servers: Any, engine_of: Any) -> None:
     server = servers()
-    server.configured["vocab_size"] += 1
-    with pytest.raises(SetupError, match="serves another model: its vocab_size is"):
-        engine_of(server)
+    for name in ("vocab_size", "intermediate_size", "num_key_value_heads"):
+        server.configured[name] += 1
+        with pytest.raises(SetupError, match=f"serves another model: its {name} is"):
+            engine_of(server)
+        server.configured[name] -= 1
     with pytest.raises(SetupError, match="sequences of 32 tokens, the run needs 64: start it with --max-model-len 64"):
         engine_of(servers(longest=32))
 
@@ -334,6 +355,24 @@ def test_the_last_server_that_is_lost_for_good_stops_the_run(servers: Any, engin
     with pytest.raises(RunFailed, match=r"no server generates any more: .*cannot be reached") as error:
         until(engine, lambda: False)
     assert error.value.retry
+
+
+def test_servers_that_all_refuse_are_not_waited_for(
+    servers: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are there, and answer something else than they did: that does not mend itself."""
+    monkeypatch.setattr(fleet, "REFUSED_S", 0.2)
+    monkeypatch.setattr(fleet, "RETRY_S", 0.05)
+    server, watched = servers(), LostEngines(tmp_path / "run")
+    engine = engine_of(server, answer_s=300.0)
+    server.change[GENERATE] = WRONG["text"][0]
+    for request in asked(2):
+        engine.add(request)
+    with pytest.raises(RunFailed, match=r"no server generates any more: .*it has no token ids"):
+        all_of(engine)
+    (line,) = watched.new()
+    assert line.startswith(f"server {server.url} is lost, and asked again until it answers: ")
+    assert not list(watched.new())
 
 
 def test_a_response_that_ends_every_server_stops_the_run(servers: Any, engine_of: Any) -> None:
