@@ -1,4 +1,4 @@
-"""Whether the machines of a cluster have this rlcli: another one would compute something else without a word.
+"""Whether the machines of a cluster have this rlcli: with another one they would compute something else.
 
 `code_here` is sent to each machine by its source, so it runs there whatever rlcli that has, or none. It needs the
 standard library alone.

@@ -23,7 +23,7 @@ def route_type(experts: int) -> Any:
 
 def check_routes(routes: np.ndarray, layers: int, chosen: int, experts: int) -> None:
     """Raise `RunFailed` unless these are routes through so many layers, of so many experts each, of which so many are
-    chosen for a token: others would be replayed in part, or through other experts, without a word."""
+    chosen for a token: others would be replayed in part, or through other experts."""
     import numpy as np
 
     others = routes[routes != np.iinfo(routes.dtype).max] if routes.ndim == 3 else routes

@@ -360,7 +360,7 @@ def test_the_last_server_that_is_lost_for_good_stops_the_run(servers: Any, engin
 def test_servers_that_all_refuse_are_not_waited_for(
     servers: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They are there, and answer something else than they did: that does not mend itself."""
+    """They are there, and answer something else than they did."""
     monkeypatch.setattr(fleet, "REFUSED_S", 0.2)
     monkeypatch.setattr(fleet, "RETRY_S", 0.05)
     server, watched = servers(), LostEngines(tmp_path / "run")
