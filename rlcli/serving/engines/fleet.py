@@ -78,6 +78,11 @@ class Member:
         return self.state == "ready"
 
     @property
+    def refuses(self) -> bool:
+        """Whether it is there, and has long refused what the run asks."""
+        return self.refused_at is not None and time.monotonic() - self.refused_at > REFUSED_S
+
+    @property
     def speaks(self) -> ServerKind:
         assert self.server is not None, "it is attached"
         return self.server
@@ -220,8 +225,7 @@ class Fleet:
                 await self._fill(member)
             except Exception as error:  # whatever it is, the engine must not wait for this server
                 member.why, member.state = _reason(error), "lost"
-                refuses = isinstance(error, Refused)
-                member.refused_at = (member.refused_at or time.monotonic()) if refuses else None
+                member.refused_at = (member.refused_at or time.monotonic()) if isinstance(error, Refused) else None
                 member.failed_starts += member.socket is not None
                 await self._detach(member)
                 await asyncio.sleep(RETRY_S)
@@ -252,11 +256,9 @@ class Fleet:
         while time.monotonic() < until:
             if process.exit_status is not None:
                 raise ServerFault(f"it ended with exit status {process.exit_status}: {process.tail()}")
-            try:
+            with contextlib.suppress(ServerFault):  # not yet
                 if await link.status("/health", PING_S) == 200:
                     return
-            except ServerFault:
-                pass  # not yet
             await asyncio.sleep(LOOK_S)
         raise ServerFault(f"it did not start in {START_S:g} s: {process.tail()}")
 
@@ -448,7 +450,7 @@ class Fleet:
         waited, limit_s = time.monotonic() - self._ready_at, self.spec.servers.answer_s
         if any(member.socket is not None for member in self.members):
             limit_s += START_S
-        if waited > limit_s or all(member.state == "gone" or _refuses(member) for member in self.members):
+        if waited > limit_s or all(member.state == "gone" or member.refuses for member in self.members):
             reasons = "; ".join(dict.fromkeys(f"{one.url}: {one.why}" for one in self.members if one.why))
             raise RunFailed(
                 f"no server generates any more: {reasons or 'all have left'}",
@@ -486,11 +488,6 @@ class Fleet:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ServerFault) else f"{type(error).__name__}: {error}"
-
-
-def _refuses(member: Member) -> bool:
-    """Whether it is there, and has long refused what the run asks."""
-    return member.refused_at is not None and time.monotonic() - member.refused_at > REFUSED_S
 
 
 async def _within(work: Coroutine[Any, Any, Any], seconds: float) -> None:
