@@ -9,8 +9,9 @@ in its group, so that all runs generate the same. `shared`: both train and gener
 Runs with each staleness take turns on the same workers. Measured is the mean time of a step once the pipeline is full.
 Predicted are the steps of an engine and a trainer of known speeds: the seconds of an engine step by the number of its
 responses and new tokens, and those of an update and a sync, and the lengths in the order drawn. `alone`: speeds of a
-run without staleness, in which engine and trainer take turns, which is all that the planner knows. `busy`: of a run
-with staleness 1, where they slow each other down, as two threads of one core do; for staleness 1, 2 and 4.
+run without staleness, in which engine and trainer take turns, which is all that the planner knows. `beside`: the same,
+and by how much engine and trainer slow each other down, as two threads of one core do: measured with staleness 1, and
+with 2 and 4 in proportion to the share of its time that the other one works.
 
 --learns: the quickstart's task from its warm start, once with each staleness: steps and seconds until the held-out
 accuracy is 0.9. --simulate: what the planner says of larger models on 8 to 256 GPUs; nothing is measured.
@@ -25,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -43,6 +45,8 @@ from rlcli.types import ConvertOptions
 STALENESS = (0, 1, 2, 4)
 LAYOUTS = {"shared": ("cluster.workers=2",), "1 + 1": ("cluster.workers=1", "rollout.workers=1")}
 WARM_UP = 1
+ROUNDS = 8
+"""Of a prediction, until the shares of the time in which engine and trainer work are those that it assumes."""
 PAUSE = 20
 """An engine step that takes so many times the median had an update or the end of a slice in it."""
 PROMPT_TOKENS = 40
@@ -56,6 +60,28 @@ SIMULATED = {
     "7B": (QWEN_7B, ["model.gradient_checkpointing=true", "train.offload=all"]),
     "32B": (QWEN_32B, ["model.gradient_checkpointing=true", "train.offload=all", "rollout.tensor_parallel=4"]),
 }
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """engine, trainer: by which factors they are slower beside each other than alone, in a run in which they work these
+    shares of the time."""
+
+    engine: float
+    trainer: float
+    engine_works: float
+    trainer_works: float
+
+    def speeds(self, alone: Any, engine_works: float, trainer_works: float) -> Any:
+        """Of an engine and a trainer that work these shares of the time."""
+        engine = 1 + (self.engine - 1) * trainer_works / self.trainer_works
+        trainer = 1 + (self.trainer - 1) * engine_works / self.engine_works
+        return dataclasses.replace(
+            alone,
+            decode=lambda running, tokens: engine * alone.decode(running, tokens),
+            prefill=engine * alone.prefill,
+            update=trainer * alone.update,
+        )
 
 
 class RecordingView(View):
@@ -227,19 +253,24 @@ class Contest:
 
         return ray.get([one.__ray_call__.remote(recorded) for one in self.actors])
 
-    def speeds(self, staleness: int) -> Any:
-        """What the last run with this staleness measured, since engine steps were read last."""
+    def engine_steps(self) -> NDArray[np.float64]:
+        """`[steps, 4]`, as `recorded`: of all engines, without those that something came between."""
+        steps = np.array([step for one in self.recorded() for step in one], np.float64)
+        return steps[steps[:, 3] < PAUSE * np.median(steps[:, 3])]
+
+    def update_s(self, staleness: int) -> float:
+        """Mean seconds of an update in the last run with this staleness."""
+        waits = ("time/generate_s", "time/wait_for_rollout_s", "time/sync_s")
+        return mean(one["time/step_s"] - sum(one[name] for name in waits) for one in self.seen[staleness])
+
+    def speeds(self) -> Any:
+        """What the last run without staleness measured, since engine steps were read last."""
         from rlcli.planner.asynchrony.simulate import Speeds
 
-        found = self.recorded()
-        steps = np.array([step for one in found for step in one], np.float64)
-        steps = steps[steps[:, 3] < PAUSE * np.median(steps[:, 3])]
+        steps = self.engine_steps()
         known = np.column_stack([np.ones(len(steps)), steps[:, :3]])
         whole, each, read, prefill = np.linalg.lstsq(known, steps[:, 3], rcond=None)[0]
-        seen = self.seen[staleness]
-        waits = ("time/generate_s", "time/wait_for_rollout_s", "time/sync_s")
-        update = mean(one["time/step_s"] - sum(one[name] for name in waits) for one in seen)
-        sync = mean(one["time/sync_s"] for one in seen)
+        update, sync = self.update_s(0), mean(one["time/sync_s"] for one in self.seen[0])
         decoding = f"{whole:.5f} + {each:.7f} a response + {read:.9f} a token"
         print(f"decode {decoding}, prefill {prefill:.7f}, update {update:.3f}, sync {sync:.3f}", file=sys.stderr)
 
@@ -247,6 +278,21 @@ class Contest:
             return float(whole + running * (each + read * tokens))
 
         return Speeds(decode, float(prefill), update, sync)
+
+    def slowed(self, alone: Any, share: float) -> Slowed:
+        """What the last run with staleness 1 measured, since engine steps were read last. share: tokens of its
+        batches, of those of the run whose speeds `alone` has."""
+        steps, seen, update = self.engine_steps(), self.seen[1], self.update_s(1)
+        whole = sum(one["time/step_s"] for one in seen)
+        expected = sum(alone.decode(some, total / some) + added * alone.prefill for some, total, added, _ in steps)
+        found = Slowed(
+            float(steps[:, 3].sum() / expected),
+            update / (alone.update * share),
+            1 - sum(one["time/engine_idle_s"] for one in seen) / whole,
+            update * len(seen) / whole,
+        )
+        print(found, file=sys.stderr)
+        return found
 
 
 def make_data(folder: Path, options: ConvertOptions) -> Path:
@@ -261,7 +307,7 @@ def make_data(folder: Path, options: ConvertOptions) -> Path:
 def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Step times of both layouts by staleness, measured and predicted."""
     measured: dict[tuple[str, int], float] = {}
-    speeds: dict[tuple[str, bool], Any] = {}
+    speeds: dict[str, tuple[Any, Slowed]] = {}
     for name, own in LAYOUTS.items():
         contest = Contest(arguments, folder / name.replace(" ", ""))
         with contest.workers(own) as groups:
@@ -274,9 +320,9 @@ def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             runner(0)()
             contest.recorded()
             contest.run(groups, own, 0, contest.steps(max(STALENESS)))
-            speeds[name, False], lengths = contest.speeds(0), contest.lengths()
+            alone, lengths = contest.speeds(), contest.lengths()
             runner(1)()
-            speeds[name, True] = contest.speeds(1)
+            speeds[name] = alone, contest.slowed(alone, lengths[: contest.steps(1)].mean() / lengths.mean())
             times = interleaved({str(one): runner(one) for one in STALENESS}, repeats=arguments.repeats, warm_up=0)
         measured |= {(name, one): median(times[str(one)]) for one in STALENESS}
     return compared(contest, measured, speeds, lengths)
@@ -285,31 +331,37 @@ def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def compared(
     contest: Contest,
     measured: Mapping[tuple[str, int], float],
-    speeds: Mapping[tuple[str, bool], Any],
+    speeds: Mapping[str, tuple[Any, Slowed]],
     lengths: NDArray[np.int64],
 ) -> dict[str, Any]:
     """Each layout's gain over synchronous steps on both devices, measured and predicted."""
     from rlcli.planner.asynchrony.simulate import Layout, simulate
 
-    def predicted(name: str, staleness: int, busy: bool) -> float:
-        drawn = lengths[: contest.steps(staleness)]
-        layout = Layout(2 if name == "shared" else 1, 256, name != "shared", staleness)
-        own = speeds[name, busy and staleness > 0]
-        own = dataclasses.replace(own, update=own.update * drawn.mean() / lengths.mean())
-        return simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP).step_s  # of the steps that were measured
+    def predicted(name: str, staleness: int, beside: bool) -> float:
+        drawn, apart, (alone, slowed) = lengths[: contest.steps(staleness)], name != "shared", speeds[name]
+        alone = dataclasses.replace(alone, update=alone.update * drawn.mean() / lengths.mean())
+        layout, own = Layout(1 if apart else 2, 256, apart, staleness), alone
+        engine_works, trainer_works = slowed.engine_works, slowed.trainer_works
+        for _ in range(ROUNDS if beside and staleness else 1):
+            if beside and staleness:
+                own = slowed.speeds(alone, engine_works, trainer_works)
+            found = simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP)  # of the steps that were measured
+            if apart:  # else they take turns, and are slower for another reason
+                engine_works, trainer_works = 1 - found.engine_idle, own.update / found.step_s
+        return found.step_s
 
     rows = []
     for (name, staleness), seconds in measured.items():
-        gain, before = measured["shared", 0] / seconds, predicted("shared", 0, busy=False)
+        gain, before = measured["shared", 0] / seconds, predicted("shared", 0, beside=False)
         row: dict[str, Any] = {"layout": name, "staleness": staleness, "step_s": seconds, "gain": gain}
-        for known, busy in (("alone", False), ("busy", True)):
-            found = before / predicted(name, staleness, busy)
+        for known, beside in (("alone", False), ("beside", True)):
+            found = before / predicted(name, staleness, beside)
             row |= {f"predicted_gain_{known}": found, f"error_{known}": found / gain - 1}
         rows.append(row)
     return {
         "lengths": {"mean": float(lengths.mean()), "longest": int(lengths.max())},
         "rows": rows,
-        "largest_error": {known: max(abs(row[f"error_{known}"]) for row in rows) for known in ("alone", "busy")},
+        "largest_error": {known: max(abs(row[f"error_{known}"]) for row in rows) for known in ("alone", "beside")},
     }
 
 
@@ -387,9 +439,11 @@ def show(found: dict[str, Any]) -> None:
             ]
             table.add_row(row["model"], str(row["gpus"]), f"{row['step_s']:.0f} s", *gains)
     else:
-        table = Table("devices", "staleness", "a step", "gain", "predicted, alone", "error", "predicted, busy", "error")
+        table = Table(
+            "devices", "staleness", "a step", "gain", "predicted, alone", "error", "predicted, beside", "error"
+        )
         for row in found["rows"]:
-            known = (("predicted_gain_alone", "error_alone"), ("predicted_gain_busy", "error_busy"))
+            known = (("predicted_gain_alone", "error_alone"), ("predicted_gain_beside", "error_beside"))
             gains = [text for gain, error in known for text in (f"{row[gain]:.2f} ×", f"{row[error]:+.0%}")]
             times = f"{row['step_s']:.2f} s", f"{row['gain']:.2f} ×"
             table.add_row(row["layout"], str(row["staleness"]), *times, *gains)
