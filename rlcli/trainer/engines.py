@@ -12,7 +12,7 @@ from rlcli.cluster.dispatch import Shared
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.prefetch import GONE_S
-from rlcli.workers.roles.weight_transfer import Synced
+from rlcli.workers.weights.transfer import Synced
 
 
 class Engines:

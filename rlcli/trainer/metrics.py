@@ -16,8 +16,8 @@ from rlcli.data.messages import Collected
 from rlcli.data.packer import Plan
 from rlcli.orchestrator.sample_filter import REASONS
 from rlcli.types import ENDED, USAGE
-from rlcli.workers.roles.weight_transfer import Synced
 from rlcli.workers.step_recorder import StepReport
+from rlcli.workers.weights.transfer import Synced
 
 PER_TOKEN = (
     *("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy"),

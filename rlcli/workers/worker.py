@@ -34,13 +34,13 @@ from rlcli.workers.roles.critic import CriticRole, ProcessRewardRole
 from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.rollout import RolloutRole
 from rlcli.workers.roles.token_advantages import fill_advantages, fill_kept, fill_selected
-from rlcli.workers.roles.weight_sync import WeightSync
 from rlcli.workers.roles.work_queue import NO_QUEUE, Queue
 from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
 from rlcli.workers.state_writer import Files, StateWriter, read_waiting, write_waiting
 from rlcli.workers.step_recorder import StepRecorder, StepReport
 from rlcli.workers.teacher import TeacherRole
+from rlcli.workers.weights.sync import WeightSync
 
 COLLECTIVE_MARGIN_S = 120.0
 """Extra time that a rank waits for others beyond the watchdog, which names the rank at fault."""

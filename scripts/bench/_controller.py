@@ -23,9 +23,9 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.messages import Collected, Progress, PromptTask
 from rlcli.types import Outcome
-from rlcli.workers.roles.weight_transfer import Synced
 from rlcli.workers.roles.work_queue import Queue
 from rlcli.workers.step_recorder import StepReport
+from rlcli.workers.weights.transfer import Synced
 from rlcli.workers.worker import Worker
 
 SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy", "grad_norm")

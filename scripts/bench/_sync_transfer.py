@@ -16,7 +16,7 @@ from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import malloc
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.trainer.engines import Engines
-from rlcli.workers.roles.weight_sync import WeightSync
+from rlcli.workers.weights.sync import WeightSync
 
 OBJECT_STORE_BYTES = 2 << 30
 MIB = 1 << 20

@@ -8,8 +8,8 @@ Two workers on a core each, and responses with a long tail: log-normal lengths, 
 in its group, so that all runs generate the same. `shared`: both train and generate; `1 + 1`: one trains, one generates.
 Runs with each staleness take turns on the same workers. Measured is the mean time of a step once the pipeline is full.
 Predicted are the steps of an engine and a trainer of known speeds: the seconds of an engine step by the number of its
-responses and new tokens, and those of an update and a sync, and the lengths in the order drawn. `alone`: speeds of a
-run without staleness, in which engine and trainer take turns, which is all that the planner knows. `beside`: the same,
+responses and new tokens, and those of an update and a sync, and the lengths in the order drawn. `alone`: speeds of the
+runs without staleness, in which engine and trainer take turns, which is all that the planner knows. `beside`: the same,
 and by how much engine and trainer slow each other down, as two threads of one core do: measured with staleness 1, and
 with 2 and 4 in proportion to the share of its time that the other one works.
 
@@ -181,8 +181,12 @@ class Contest:
             "model.path": make_model(arguments.model, folder / "model"),
             "data.path": str(make_data(folder / "data", few)),
         }
-        self.seen: dict[int, list[Mapping[str, float]]] = {}
-        """By staleness, the steps of the last run."""
+        self.forget()
+
+    def forget(self) -> None:
+        """What the runs so far have measured: by staleness their steps that count, and the engines' (`recorded`)."""
+        self.seen: dict[int, list[Mapping[str, float]]] = {one: [] for one in STALENESS}
+        self.engine_steps: dict[int, list[tuple[int, int, int, float]]] = {one: [] for one in STALENESS}
 
     def steps(self, staleness: int) -> int:
         """Of a run: those that count, and those in which the pipeline fills and ends."""
@@ -231,9 +235,13 @@ class Contest:
             trackers = open_trackers((), folder, "", {}, print)
             trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
             trackers.close()
-        counted = view.steps[WARM_UP + staleness : len(view.steps) - staleness]
-        self.seen[staleness] = counted
+        counted = view.steps[self.counted(staleness, len(view.steps))]
+        self.seen[staleness] += counted
+        self.engine_steps[staleness] += self.recorded()
         return mean(step["time/step_s"] for step in counted)
+
+    def counted(self, staleness: int, steps: int) -> slice:
+        return slice(WARM_UP + staleness, steps - staleness)
 
     def lengths(self) -> NDArray[np.int64]:
         """`[steps, prompts, samples]` of the latest run, which was synchronous, in the order drawn."""
@@ -247,30 +255,33 @@ class Contest:
         whole = np.array([found[group] for group in sorted(found)], np.int64)
         return whole.reshape(-1, self.arguments.prompts, self.arguments.samples)
 
-    def recorded(self) -> list[list[tuple[int, int, int, float]]]:
-        """Of each worker's engine, the steps since this was read last."""
+    def recorded(self) -> list[tuple[int, int, int, float]]:
+        """Of all engines, the steps since this was read last."""
         import ray
 
-        return ray.get([one.__ray_call__.remote(recorded) for one in self.actors])
+        found = ray.get([one.__ray_call__.remote(recorded) for one in self.actors])
+        return [step for one in found for step in one]
 
-    def engine_steps(self) -> NDArray[np.float64]:
-        """`[steps, 4]`, as `recorded`: of all engines, without those that something came between."""
-        steps = np.array([step for one in self.recorded() for step in one], np.float64)
+    def decoding(self, staleness: int) -> NDArray[np.float64]:
+        """`[steps, 4]`, as `recorded`, without those that something came between."""
+        steps = np.array(self.engine_steps[staleness], np.float64)
         return steps[steps[:, 3] < PAUSE * np.median(steps[:, 3])]
 
-    def update_s(self, staleness: int) -> float:
-        """Mean seconds of an update in the last run with this staleness."""
+    def update_s(self, staleness: int, lengths: NDArray[np.int64]) -> float:
+        """Mean seconds of an update, if batches were as large as those of `lengths`."""
         waits = ("time/generate_s", "time/wait_for_rollout_s", "time/sync_s")
-        return mean(one["time/step_s"] - sum(one[name] for name in waits) for one in self.seen[staleness])
+        seconds = mean(one["time/step_s"] - sum(one[name] for name in waits) for one in self.seen[staleness])
+        own = lengths[self.counted(staleness, self.steps(staleness))]
+        return float(seconds * lengths.mean() / own.mean())
 
-    def speeds(self) -> Any:
-        """What the last run without staleness measured, since engine steps were read last."""
+    def speeds(self, lengths: NDArray[np.int64]) -> Any:
+        """What the runs without staleness measured."""
         from rlcli.planner.asynchrony.simulate import Speeds
 
-        steps = self.engine_steps()
+        steps = self.decoding(0)
         known = np.column_stack([np.ones(len(steps)), steps[:, :3]])
         whole, each, read, prefill = np.linalg.lstsq(known, steps[:, 3], rcond=None)[0]
-        update, sync = self.update_s(0), mean(one["time/sync_s"] for one in self.seen[0])
+        update, sync = self.update_s(0, lengths), mean(one["time/sync_s"] for one in self.seen[0])
         decoding = f"{whole:.5f} + {each:.7f} a response + {read:.9f} a token"
         print(f"decode {decoding}, prefill {prefill:.7f}, update {update:.3f}, sync {sync:.3f}", file=sys.stderr)
 
@@ -279,18 +290,13 @@ class Contest:
 
         return Speeds(decode, float(prefill), update, sync)
 
-    def slowed(self, alone: Any, share: float) -> Slowed:
-        """What the last run with staleness 1 measured, since engine steps were read last. share: tokens of its
-        batches, of those of the run whose speeds `alone` has."""
-        steps, seen, update = self.engine_steps(), self.seen[1], self.update_s(1)
-        whole = sum(one["time/step_s"] for one in seen)
+    def slowed(self, alone: Any, lengths: NDArray[np.int64]) -> Slowed:
+        """What the runs with staleness 1 measured, against speeds of engine and trainer alone."""
+        steps, seen, update = self.decoding(1), self.seen[1], self.update_s(1, lengths)
+        whole = mean(one["time/step_s"] for one in seen)
         expected = sum(alone.decode(some, total / some) + added * alone.prefill for some, total, added, _ in steps)
-        found = Slowed(
-            float(steps[:, 3].sum() / expected),
-            update / (alone.update * share),
-            1 - sum(one["time/engine_idle_s"] for one in seen) / whole,
-            update * len(seen) / whole,
-        )
+        idle = mean(one["time/engine_idle_s"] for one in seen)
+        found = Slowed(float(steps[:, 3].sum() / expected), update / alone.update, 1 - idle / whole, update / whole)
         print(found, file=sys.stderr)
         return found
 
@@ -318,12 +324,12 @@ def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 return lambda: contest.run(groups, own, staleness)
 
             runner(0)()
-            contest.recorded()
             contest.run(groups, own, 0, contest.steps(max(STALENESS)))
-            alone, lengths = contest.speeds(), contest.lengths()
-            runner(1)()
-            speeds[name] = alone, contest.slowed(alone, lengths[: contest.steps(1)].mean() / lengths.mean())
+            lengths = contest.lengths()
+            contest.forget()
             times = interleaved({str(one): runner(one) for one in STALENESS}, repeats=arguments.repeats, warm_up=0)
+        alone = contest.speeds(lengths)
+        speeds[name] = alone, contest.slowed(alone, lengths)
         measured |= {(name, one): median(times[str(one)]) for one in STALENESS}
     return compared(contest, measured, speeds, lengths)
 

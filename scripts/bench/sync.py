@@ -58,6 +58,7 @@ from _common import interleaved, on_ranks, ratio, write_json
 from rich.console import Console
 from rich.table import Table
 
+CONSOLE = Console(width=110)
 SIZES: dict[str, dict[str, int]] = {
     "1m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 512},
     "10m": {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "vocab_size": 4096},
@@ -186,7 +187,7 @@ def main() -> None:
                     f"{ratio(seconds['copy'], each):.2f}",
                 )
     if rows:
-        Console().print(table)
+        CONSOLE.print(table)
     engines = []
     if options.engine:
         shapes = {size: whole_shape(size) for size in options.sizes}
@@ -195,7 +196,7 @@ def main() -> None:
             for size, shape in shapes.items()
             for dtype in options.dtypes
         ]
-        Console().print(engine_table(engines, options.step_s))
+        CONSOLE.print(engine_table(engines, options.step_s))
     transfers = []
     if options.transfer:
         transfers = [
@@ -204,12 +205,12 @@ def main() -> None:
             for size in options.sizes
             for count in (1, 2)
         ]
-        Console().print(transfer_table(transfers))
+        CONSOLE.print(transfer_table(transfers))
     deltas = []
     if options.delta:
         for size in options.sizes:
             deltas.append({"size": size} | _sync_delta.measured(whole_shape(size), options.repeats, options.lr))
-        Console().print(delta_table(deltas))
+        CONSOLE.print(delta_table(deltas))
     write_json(options.json, {"rows": rows, "engines": engines, "transfers": transfers, "deltas": deltas})
 
 

@@ -1,1 +1,1 @@
-"""The roles of a worker, one per file: policy, critic, rollout, batch, weight sync."""
+"""The roles of a worker, and what each of them needs: policy, critic, rollout, batch."""

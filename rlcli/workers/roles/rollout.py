@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from itertools import count
-from operator import attrgetter
 from typing import Any
 
 from rlcli.cluster.process.busy import goes_on_as
@@ -27,12 +25,12 @@ from rlcli.images.sight import Sight
 from rlcli.rollout.call import GREEDY, RolloutCall, Slice
 from rlcli.rollout.drawn import Drawn, InFlight
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest, Speculating
-from rlcli.scoring.expression import rivals_of
 from rlcli.scoring.service.client import Scored, ScoringService
 from rlcli.types import UNVERIFIED, Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
 from rlcli.workers.roles.conversations import Conversations, turn_seed
-from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending, sent
+from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending
+from rlcli.workers.roles.verdicts import GroupVerdicts, Verification
 from rlcli.workers.roles.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue, counters
 
 EXCHANGE_STEPS = 8
@@ -43,9 +41,9 @@ IDLE_S = 0.005
 
 class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
-    keeps the samples; the others only generate in lockstep. thinking: prompts end within an open <think>.
-    stop_token_ids: those that end a response, and are not part of its text. conversing: samples are conversations with
-    `environments`, which the leader has. ordered: see `Conversations`. sight: of a model that sees pictures."""
+    keeps the samples; the others only generate in lockstep. thinking, stop_token_ids: see `Verification`. conversing:
+    samples are conversations with `environments`, which the leader has. ordered: see `Conversations`. sight: of a model
+    that sees pictures."""
 
     def __init__(
         self,
@@ -62,9 +60,9 @@ class RolloutRole:
     ) -> None:
         self.rank, self.sight = rank, sight
         self.environments, self.conversing, self.ordered = environments, conversing, ordered
-        self.thinking, self.stop_token_ids = thinking, frozenset(stop_token_ids)
         self.engine = engine
         self.scorer = scorer
+        self.verification = Verification(scorer, thinking, frozenset(stop_token_ids)) if scorer is not None else None
         self.version = 0
         self._saver: Saver | None = None
         self._shard: SampleShard | None = None
@@ -189,8 +187,8 @@ class RolloutRole:
         room = self.engine.slots - self.engine.unfinished
         if round.conversations is not None:
             room = round.conversations.room(self.engine.slots)
-        grant = work_queue.exchange(round.newly_verified() if counted else 0, room)
-        return replace(grant, done=grant.stop or (grant.done and not (counted and round.unverified)))
+        grant = work_queue.exchange(round.verdicts.newly_verified() if counted else 0, room)
+        return replace(grant, done=grant.stop or (grant.done and not (counted and round.verdicts.unverified)))
 
     def take_shard(self) -> SampleShard | None:
         """The tokens of the last rollout, returned once. None if nothing was generated."""
@@ -211,18 +209,6 @@ class RolloutRole:
         self.finish_saving()
         return self._saver.rows[:count] if self._saver else []
 
-    def verify(
-        self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, Any] | None = None
-    ) -> Future[Scored]:
-        """Future of the policy's last turn as text, and of the verdict on it. fields: others of the request."""
-        assert self.scorer is not None
-        return self.scorer.submit(
-            task.source,
-            sent(trajectory),
-            self.spare(trajectory),
-            {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking, **(fields or {})},
-        )
-
     def seeing(self, task: PromptTask) -> PromptTask:
         """The task with its pictures as the model sees them: its samples, here and where they are trained on, share
         these."""
@@ -230,31 +216,6 @@ class RolloutRole:
             return task
         assert self.sight is not None, "refused before the run starts"
         return replace(task, pictures=self.sight.prepared(task.source.images))
-
-    def spare(self, trajectory: Trajectory) -> int:
-        """How many of the last turn's last tokens are not text."""
-        tokens = trajectory.last_turn
-        return int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids)
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """A response that waits for the others of its group."""
-
-    sample: int
-    task: PromptTask
-    whole: Trajectory
-    fields: Mapping[str, Any]
-    scored: Future[Scored] = field(default_factory=Future)
-
-
-def _passed_on(scored: Future[Scored], verified: Future[Scored]) -> None:
-    if verified.cancelled():
-        scored.cancel()
-    elif error := verified.exception():
-        scored.set_exception(error)
-    else:
-        scored.set_result(verified.result())
 
 
 class _Round:
@@ -269,9 +230,7 @@ class _Round:
         self._asked: dict[int, tuple[PromptTask, int]] = {}
         self._in_flight = InFlight(role.engine)
         self._turns: list[Turn] = []
-        self._verdicts: dict[int, list[Future[Scored]]] = {}
-        self._rivals: dict[int, list[_Compared]] = {}
-        self._whole: list[int] = []
+        self.verdicts = GroupVerdicts(role.verification)
         self._greedy: dict[int, Future[Scored]] = {}
         self._unrewarded: set[int] = set()  # prompts whose greedy response was cut off, so that its reward is 0
         self._finished: list[tuple[PromptTask, int, Trajectory, Future[Scored], Held | None]] = []
@@ -290,7 +249,7 @@ class _Round:
 
     def begin(self, task: PromptTask) -> None:
         """Have the engine generate the missing responses of a group."""
-        self._verdicts[task.prompt] = []
+        self.verdicts.begin(task)
         task = self.role.seeing(task)
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             key, seed = next(self._keys), self._seed(task, sample)
@@ -361,23 +320,13 @@ class _Round:
 
     def _verify(self, task: PromptTask, sample: int, whole: Trajectory, held: Held | None = None) -> None:
         self._unreported += 1
-        if held is not None and held.failure is not None:
-            scored: Future[Scored] = Future()
-            scored.set_result(Scored("", held.failure))
-        else:
-            fields = held.fields if held else {}
-            compares = rivals_of(task.source.verifier)
-            scored = self._compared(task, sample, whole, fields) if compares else self.role.verify(task, whole, fields)
+        scored = self.verdicts.add(task, sample, whole, held)
         if task.greedy and sample == GREEDY:
             self._greedy[task.prompt] = scored
             if whole.stop_reason == "length" and self.call.truncated == "zero_reward":
                 self._unrewarded.add(task.prompt)
         else:
             self._finished.append((task, sample, whole, scored, held))
-        self._verdicts[task.prompt].append(scored)
-        if len(self._verdicts[task.prompt]) == task.responses:
-            self._whole.append(task.prompt)
-            self._compare(task.prompt)
 
     def _collect(self) -> None:
         """Take the counts of what has finished: between the engine's steps that would cost time."""
@@ -398,24 +347,9 @@ class _Round:
             self.saver.wait_for(item)
         self._finished.clear()
 
-    def _compared(self, task: PromptTask, sample: int, whole: Trajectory, fields: Mapping[str, Any]) -> Future[Scored]:
-        """Keep a response whose verifier compares it with others until its group is generated."""
-        kept = _Compared(sample, task, whole, fields)
-        self._rivals.setdefault(task.prompt, []).append(kept)
-        return kept.scored
-
-    def _compare(self, prompt: int) -> None:
-        """Send the kept responses of a group, each with those that follow it, in a ring."""
-        ring = sorted(self._rivals.pop(prompt, ()), key=attrgetter("sample"))
-        sent_as = [(sent(one.whole), self.role.spare(one.whole)) for one in ring]
-        for place, one in enumerate(ring):
-            others = [*sent_as[place + 1 :], *sent_as[:place]][: rivals_of(one.task.source.verifier)]
-            verified = self.role.verify(one.task, one.whole, {**one.fields, "rivals": others})
-            verified.add_done_callback(partial(_passed_on, one.scored))
-
     def go_on(self, call: RolloutCall) -> None:
         """Begin the next slice."""
-        self.newly_verified()
+        self.verdicts.newly_verified()
         if call.save_as != self.call.save_as:
             self.role.save(self.saver, wait=False)
             self.saver = Saver(call.save_as, self.role.rank, call.step, call.truncated)
@@ -442,7 +376,7 @@ class _Round:
         else:
             assert not self.role.conversing, "no agent is interrupted"
             found = ((key, one.after(started(*self._asked[key]))) for key, one in drawn.items())
-            for one in (one for kept in self._rivals.values() for one in kept):
+            for one in self.verdicts.waiting:
                 self._begin_later(one.task, one.sample, one.whole)
         for key, whole in found:
             if whole.drawn_tokens:
@@ -459,27 +393,11 @@ class _Round:
         if isinstance(self.conversations, Conversations):
             self.conversations.close()
 
-    def newly_verified(self) -> int:
-        """How many more groups have all their verdicts than at the last call."""
-        still = [prompt for prompt in self._whole if not all(v.done() for v in self._verdicts[prompt])]
-        found = len(self._whole) - len(still)
-        for prompt in set(self._whole) - set(still):
-            del self._verdicts[prompt]
-        self._whole = still
-        if found:
-            progress()
-        return found
-
     def await_verdicts(self, seconds: float) -> None:
         """Wait at most so long for the verdicts on what is generated."""
         self._collect()
         wait([item.scored for item in self._pending], max(0.0, seconds))
         progress()
-
-    @property
-    def unverified(self) -> int:
-        """Groups that are generated and wait for verdicts."""
-        return len(self._whole)
 
     def progress(self) -> Progress:
         """The progress to report now."""
@@ -494,7 +412,7 @@ class _Round:
         self._collect()
         slice = self.call.slice
         waits = settled or slice is None or slice.seconds is None
-        compared = {id(one.scored) for kept in self._rivals.values() for one in kept}
+        compared = {id(one.scored) for one in self.verdicts.waiting}
 
         def is_due(scored: Future[Scored]) -> bool:
             return id(scored) not in compared and (waits or scored.done())

@@ -38,6 +38,7 @@ from rlcli.scoring.service.client import Scored
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.roles.rollout import RolloutRole
 from rlcli.workers.roles.sample_writer import UNVERIFIED, PendingSample, Saver
+from rlcli.workers.roles.verdicts import Verification
 
 SAMPLES = 2
 
@@ -515,9 +516,9 @@ def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     task = PromptTask(0, np.array([7, 8], np.int32), source, 1)
     for stops, text in (((9,), [5]), ((8,), [5, 9]), ((), [5, 9])):
-        role = RolloutRole(0, Engine(), Texts(), stop_token_ids=stops)  # type: ignore[arg-type]
+        verification = Verification(Texts(), stop_token_ids=frozenset(stops))  # type: ignore[arg-type]
         whole = Trajectory.single(task.tokens, np.array([5, 9], np.int32), np.zeros(2, np.float32))
-        scored = role.verify(task, whole)
+        scored = verification.submit(task, whole)
         assert scored.result().text == str(text)
 
 

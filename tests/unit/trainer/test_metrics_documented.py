@@ -16,8 +16,8 @@ from rlcli.evaluation.report import report_of
 from rlcli.evaluation.responses import Responses
 from rlcli.trainer.metrics import PER_TOKEN
 from rlcli.types import Outcome, Sample, Verdict
-from rlcli.workers.roles.weight_transfer import Synced
 from rlcli.workers.step_recorder import StepReport
+from rlcli.workers.weights.transfer import Synced
 from tests.pages import documented_metrics
 from tests.trainers import PROMPT, trainer_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlcli.errors import RunFailed
-from rlcli.workers.synced import Follows
+from rlcli.workers.weights.checks import Follows
 
 TOKENS, ERROR = 63, 0.05
 

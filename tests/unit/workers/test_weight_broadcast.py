@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcli.workers.roles.weight_broadcast import Broadcast
+from rlcli.workers.weights.broadcast import Broadcast
 
 ENGINES = 2
 LONG_S = 300.0

@@ -19,7 +19,7 @@ from rlcli.model.parallel.delta import LastSent
 from rlcli.model.weight_check.checksum import Checksums, Sent
 from rlcli.model.weight_check.engine_weights import Verified
 from rlcli.trainer.engines import Engines
-from rlcli.workers.roles.weight_sync import WeightSync
+from rlcli.workers.weights.sync import WeightSync
 
 PROBE = np.arange(4, dtype=np.int32)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlcli.errors import RunFailed
 from rlcli.model.weight_check.checksum import Checksums, Sent, checksum
 from rlcli.trainer.engines import Engines
-from rlcli.workers.roles.weight_transfer import Incoming, Synced, load_files, outgoing, packed, unpacked
+from rlcli.workers.weights.transfer import Incoming, Synced, load_files, outgoing, packed, unpacked
 
 
 class Policy:

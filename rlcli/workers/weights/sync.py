@@ -19,9 +19,11 @@ from rlcli.rollout.engine import Colocated
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.rollout import RolloutRole
-from rlcli.workers.roles.weight_broadcast import BUCKET_BYTES as BROADCAST_BYTES
-from rlcli.workers.roles.weight_broadcast import Broadcast
-from rlcli.workers.roles.weight_transfer import (
+from rlcli.workers.spec import WorkerSpec
+from rlcli.workers.weights.broadcast import BUCKET_BYTES as BROADCAST_BYTES
+from rlcli.workers.weights.broadcast import Broadcast
+from rlcli.workers.weights.checks import Follows, check_prefixes, check_verified
+from rlcli.workers.weights.transfer import (
     BUCKET_BYTES,
     Incoming,
     Named,
@@ -35,8 +37,6 @@ from rlcli.workers.roles.weight_transfer import (
     save_adapter,
     unpacked,
 )
-from rlcli.workers.spec import WorkerSpec
-from rlcli.workers.synced import Follows, check_prefixes, check_verified
 
 if TYPE_CHECKING:
     import torch

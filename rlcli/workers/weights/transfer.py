@@ -1,6 +1,6 @@
 """Weight transfer from the policy's workers to engines in separate workers, bucket by bucket.
 
-What is sent, in buckets, for both ways: broadcasts (`rlcli.workers.roles.weight_broadcast`), and Ray's object store
+What is sent, in buckets, for both ways: broadcasts (`rlcli.workers.weights.broadcast`), and Ray's object store
 where the processes cannot form a group for those. In the second the trainers gather a bucket, and their rank 0 puts it
 into the store, where each engine's worker reads it without a copy; while it loads that one, the next is being gathered.
 So at most two buckets exist at once, and never a second model. A LoRA adapter goes the same way, as the bytes of its

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.watchdog import progress
 from rlcli.machine.device import tensor_group
-from rlcli.workers.roles.weight_transfer import Named, buffer_bytes, packed, unpacked
+from rlcli.workers.weights.transfer import Named, buffer_bytes, packed, unpacked
 
 if TYPE_CHECKING:
     import torch

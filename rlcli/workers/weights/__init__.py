@@ -1,0 +1,1 @@
+"""How the trained weights reach the engines: written in place, broadcast, or through files."""
