@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlcli.runs.folder import EVENTS
+
+EVERY_S = 1.0
 
 
 class LostEngines:
@@ -17,6 +20,26 @@ class LostEngines:
         self._file, self._read = run / EVENTS, 0
         with suppress(OSError):
             self._read = self._file.stat().st_size
+
+    @contextmanager
+    def told(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Meanwhile note each one as it happens, whatever the run waits for: that may be the lost server."""
+        over = threading.Event()
+
+        def follow() -> None:
+            while not over.wait(EVERY_S):
+                for text in self.new():
+                    note(text)
+
+        thread = threading.Thread(target=follow, name="lost engines", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            for text in self.new():
+                note(text)
 
     def new(self) -> Iterator[str]:
         """A line for each server that was lost since the last call."""

@@ -138,15 +138,13 @@ class Trainer:
         self.prefetcher = Prefetcher(self.source, beside, config.train.steps, self.engines.workers.kill)
 
     def _progressed(self, done: int, total: int) -> None:
-        for text in self.lost_engines.new():
-            self.view.note(text)
         if self.prefetcher.waited_for:
             self.view.progress(done, total)
 
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
         """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""
         total = self.config.train.steps
-        with closing(self.prefetcher), closing(self.hacking):
+        with closing(self.prefetcher), closing(self.hacking), self.lost_engines.told(self.view.note):
             self.begin(checkpoint)
             while self.done < total and not self.stop.requested:
                 number = self.done + 1
