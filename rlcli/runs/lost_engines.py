@@ -11,6 +11,7 @@ from pathlib import Path
 from rlcli.runs.folder import EVENTS
 
 EVERY_S = 1.0
+"""Interval at which `told` looks."""
 
 
 class LostEngines:
