@@ -184,7 +184,7 @@ class Contest:
         self.forget()
 
     def forget(self) -> None:
-        """What the runs so far have measured: by staleness their steps that count, and the engines' (`recorded`)."""
+        """Forget what the runs so far have measured: by staleness their steps that count, and the engines' (`recorded`)."""
         self.seen: dict[int, list[Mapping[str, float]]] = {one: [] for one in STALENESS}
         self.engine_steps: dict[int, list[tuple[int, int, int, float]]] = {one: [] for one in STALENESS}
 
@@ -241,6 +241,7 @@ class Contest:
         return mean(step["time/step_s"] for step in counted)
 
     def counted(self, staleness: int, steps: int) -> slice:
+        """Of the steps of a run, those between the filling of the pipeline and its end."""
         return slice(WARM_UP + staleness, steps - staleness)
 
     def lengths(self) -> NDArray[np.int64]:
@@ -349,13 +350,12 @@ def compared(
         drawn, apart, (alone, slowed) = lengths[: contest.steps(staleness)], name != "shared", speeds[name]
         alone = dataclasses.replace(alone, update=alone.update * drawn.mean() / lengths.mean())
         layout, own = Layout(1 if apart else 2, 256, apart, staleness), alone
-        engine_works, trainer_works = slowed.engine_works, slowed.trainer_works
-        for _ in range(ROUNDS if beside and staleness else 1):
-            if beside and staleness:
-                own = slowed.speeds(alone, engine_works, trainer_works)
-            found = simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP)  # of the steps that were measured
-            if apart:  # else they take turns, and are slower for another reason
-                engine_works, trainer_works = 1 - found.engine_idle, own.update / found.step_s
+        if slows := beside and staleness > 0:
+            own = slowed.speeds(alone, slowed.engine_works, slowed.trainer_works)
+        found = simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP)  # of the steps that were measured
+        for _ in range(ROUNDS if slows and apart else 0):  # on the same devices they take turns
+            own = slowed.speeds(alone, 1 - found.engine_idle, own.update / found.step_s)
+            found = simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP)
         return found.step_s
 
     rows = []
