@@ -184,7 +184,7 @@ class Contest:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what the runs so far have measured: by staleness their steps that count, and the engines' (`recorded`)."""
+        """Forget what runs have measured: by staleness, their steps that count and those of engines (`recorded`)."""
         self.seen: dict[int, list[Mapping[str, float]]] = {one: [] for one in STALENESS}
         self.engine_steps: dict[int, list[tuple[int, int, int, float]]] = {one: [] for one in STALENESS}
 
