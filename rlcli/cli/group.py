@@ -82,6 +82,11 @@ COMMANDS = {
         "tiny_model:tiny_model",
         "Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.",
     ),
+    "real-model": Command(
+        MACHINE,
+        "real_model:real_model",
+        "Get SmolLM2-135M-Instruct, a pretrained model that two CPU cores can train.",
+    ),
 }
 
 

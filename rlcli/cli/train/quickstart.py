@@ -1,4 +1,4 @@
-"""`rlcli quickstart`: trains a tiny model on a small task, with the code that trains large ones."""
+"""`rlcli quickstart`: trains a small model on a small task, with the code that trains large ones."""
 
 from __future__ import annotations
 
@@ -23,23 +23,36 @@ if TYPE_CHECKING:
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 MAX_SEED = (1 << 32) - 1
 
-TaskName = Literal["sums", "tools", "guess", "shapes"]
+TaskName = Literal["sums", "tools", "guess", "shapes", "words"]
 TaskOption = Annotated[
     TaskName,
-    typer.Option(help="To learn to work sums, use a tool, guess a number by asking, or count shapes in a picture."),
+    typer.Option(
+        help="A tiny model learns to work sums, use a tool, guess a number by asking, or count shapes in a picture; "
+        "words: a pretrained model learns to solve word problems."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class Task:
-    """data, warm, held_out: what the data, the demonstrations and the test rows are. next: commands to try then, with
-    the run and its model and data in the place of {run}, {model} and {data}."""
+    """What a task is made of, in words that are printed."""
 
     recipe: str
+    """Name of the recipe."""
     data: str
-    warm: str
+    """What the rows of the train split are."""
+    start: str
+    """Where the model comes from: the demonstrations that a tiny one is warmed up on, or a pretrained one."""
     held_out: str
+    """What the rows of the test split are."""
     next: str
+    """Commands to try then; {run}, {model} and {data} stand for the run, its model and its data."""
+    converter: str = ""
+    """What makes the data, if its defaults suffice."""
+    warm: bool = True
+    """Whether a tiny model is warmed up on demonstrations first."""
+    workers: int = 2
+    """Most worker processes by default; a second one is a second copy of the engine's weights."""
 
 
 TASKS: dict[str, Task] = {
@@ -53,6 +66,7 @@ TASKS: dict[str, Task] = {
   rlcli recipes show quickstart                  what this run was made of
   rlcli prep gsm8k                               a real dataset
   rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --dry-run""",
+        converter="arithmetic",
     ),
     "tools": Task(
         "quickstart-tools",
@@ -76,6 +90,20 @@ TASKS: dict[str, Task] = {
   rlcli recipes show quickstart-shapes           what this run was made of
   rlcli prep geometry3k                          a real dataset with pictures""",
     ),
+    "words": Task(
+        "quickstart-words",
+        "word problems of one sentence, in three forms",
+        "SmolLM2-135M-Instruct, a pretrained model of 135M parameters (Apache-2.0)",
+        "held-out problems",
+        """\
+  rlcli chat --model {model}
+  rlcli runs samples {run} --limit 5
+  rlcli recipes show quickstart-words            what this run was made of
+  rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --dry-run""",
+        converter="words",
+        warm=False,
+        workers=1,
+    ),
     "guess": Task(
         "quickstart-guess",
         "none: the environment chooses a number from 1 to 16, to be found with five guesses",
@@ -96,16 +124,20 @@ def quickstart(
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the data, the warm start and the run.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: up to 2, one a core).")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of reinforcement learning.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Where the warm start is kept (default: ~/.cache/rlcli).")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where the model is kept (default: ~/.cache/rlcli).")] = None,
     as_json: JsonFigures = False,
 ) -> None:
     """Make a tiny model, warm it up, train it with GRPO and show what it learned. Minutes on two CPU cores.
+
+    With --task words the model is SmolLM2-135M-Instruct, pretrained, and it takes ten minutes.
 
     Examples:
 
       rlcli quickstart
 
       rlcli quickstart --task tools
+
+      rlcli quickstart --task words
 
       rlcli quickstart --seed 1 --json
     """
@@ -122,7 +154,7 @@ def quickstart(
     flags: dict[str, object] = {
         "train.steps": steps,
         "train.seed": seed,
-        "cluster.workers": workers or min(2, len(os.sched_getaffinity(0))),
+        "cluster.workers": workers or min(TASKS[task].workers, len(os.sched_getaffinity(0))),
     }
     resolved = resolve(TASKS[task].recipe, flags)
     config = resolved.config
@@ -130,16 +162,15 @@ def quickstart(
     RunFolder.check(target)
     report(f"[1/4] data: {TASKS[task].data}")
     data = _prepare_data(task, target.with_name(f"{target.name}-data"), seed)
-    report(f"[2/4] warm start: supervised learning; {TASKS[task].warm}")
-    warm = _warm_start(cache or cache_folder(), _lessons(task, config, data), seed)
-    report(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
-    flags |= {"model.path": str(warm.path)}
+    report(f"[2/4] {'warm start: supervised learning; ' if TASKS[task].warm else 'model: '}{TASKS[task].start}")
+    model, facts = _model(task, cache or cache_folder(), config, data, seed)
+    flags |= {"model.path": str(model)}
     flags |= {"data.path": str(data), "evaluation.data": str(data)} if data else {}
     for note in resolved.notes:
         report(f"      {note}")
     report(f"[3/4] reinforcement learning: GRPO on Ray, FSDP2 and {config.rollout.engine}")
     result = _train(TASKS[task].recipe, flags, target)
-    result |= {"task": task, "seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
+    result |= {"task": task, "seed": seed, **facts}
     result["total_s"] = round(time.monotonic() - started, 1)
     if config.environment.name:
         result["conversations"] = _conversations(target, result["evaluations"])
@@ -178,7 +209,9 @@ def _prepare_data(task: TaskName, folder: Path, seed: int) -> Path | None:
     elif task == "shapes":
         splits = prepare(converter_named("shapes"), ConvertOptions(seed=seed, kinds="count", cells=2, cell=32)).splits
     else:
-        splits = prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits
+        splits = prepare(
+            converter_named({"sums": "arithmetic", "words": "words"}[task]), ConvertOptions(seed=seed)
+        ).splits
     for split, prompts in splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)
     return folder
@@ -199,11 +232,27 @@ def _lessons(task: TaskName, config: RunConfig, data: Path | None) -> Lessons:
     return Shapes(data) if task == "shapes" else Sums(data)
 
 
-def _warm_start(cache: Path, lessons: Lessons, seed: int) -> Any:
+def _model(
+    task: TaskName, cache: Path, config: RunConfig, data: Path | None, seed: int
+) -> tuple[Path, dict[str, object]]:
+    """The folder of the model that the run begins with, and what `--json` reports of it."""
+    if not TASKS[task].warm:
+        from rlcli.quickstart.smollm2 import NAME, real_model
+
+        model = real_model(cache / NAME, on_note=lambda text: stderr().print(f"      {text}"))
+        stderr().print(f"      {'cached' if model.cached else 'made'}: {model.path}")
+        return model.path, {"model": model.origin, "model_cached": model.cached}
     from rlcli.quickstart.warm_start import warm_start
 
     with progress() as update:
-        return warm_start(cache, lessons, seed, on_progress=lambda done, steps: update("      warming up", done, steps))
+        warm = warm_start(
+            cache,
+            _lessons(task, config, data),
+            seed,
+            on_progress=lambda done, steps: update("      warming up", done, steps),
+        )
+    stderr().print(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
+    return warm.path, {"warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
 
 
 def _conversations(target: Path, steps: Any) -> list[dict[str, Any]]:

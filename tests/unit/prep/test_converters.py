@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from rlcli_data_prep import (
     mbpp,
     orz,
     reasoning_gym,
+    words,
 )
 from rlcli_verifiers import countdown as countdown_verifier
 from rlcli_verifiers import gsm8k as gsm8k_verifier
@@ -483,3 +485,28 @@ def test_four_rows_of_a_published_train_file_of_math_have_no_answer() -> None:
     assert len(rows) == 7474
     assert [where for where, _ in bad] == [f"row {n} (the first is 0)" for n in (886, 1009, 5328, 5330)]
     assert all(message.startswith("no text in column 'answer'") for _, message in bad)
+
+
+def test_word_problems_are_distinct_right_and_in_one_split() -> None:
+    splits = {split: [row.values for row in rows] for split, rows in words.read(ConvertOptions(seed=3)).items()}
+    assert [len(rows) for rows in splits.values()] == [2048, 256]
+    questions = [row["question"] for rows in splits.values() for row in rows]
+    assert len(set(questions)) == len(questions)
+    assert {row["form"] for row in splits["test"]} == set(words.FORMS)
+    for row in splits["train"]:
+        first, second = map(int, re.findall(r"\d+", row["question"]))
+        expected = first - second if row["form"] == "less" else first + second
+        assert row["answer"] == str(expected)
+    prompt = words.prompt(splits["test"][0], ConvertOptions())
+    verdict = gsm8k_verifier.verify(
+        VerifyRequest(f"3 and more: {prompt.ground_truth} in all.", prompt.ground_truth), mode="flexible"
+    )
+    assert verdict.score == 1
+    assert [row.values for row in words.read(ConvertOptions(seed=3))["test"]] == splits["test"]
+    assert [row.values for row in words.read(ConvertOptions(seed=4))["test"]] != splits["test"]
+
+
+@pytest.mark.parametrize(("count", "test_count"), [(0, 8), (8, 0), (8000, 256)])
+def test_counts_of_word_problems_have_bounds(count: int, test_count: int) -> None:
+    with pytest.raises(ConfigError, match="--count = "):
+        words.read(ConvertOptions(count=count, test_count=test_count))
