@@ -52,6 +52,7 @@ TASKS = (
         "quickstart-tools",
         "quickstart-guess",
         "quickstart-shapes",
+        "quickstart-words",
         "grpo-gsm8k-0.5b",
         "grpo-lora-gsm8k-1.5b",
         "ppo-gsm8k-0.5b",
