@@ -27,6 +27,7 @@ from typing import Any
 from rlcli import __version__
 from rlcli.errors import SetupError
 from rlcli.extras import INSTALL, TRAINING, missing
+from rlcli.machine import processor
 from rlcli.sandbox import backend_name, open_sandbox
 
 GIB = 1 << 30
@@ -61,6 +62,7 @@ def diagnose() -> list[Finding]:
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     checks: list[Callable[[], Finding]] = [
         check_python,
+        check_processor,
         check_extras,
         check_torch,
         check_transformers,
@@ -94,6 +96,16 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
     if (3, 11) <= version < (3, 13):
         return Finding("python", Status.PASS, shown)
     return Finding("python", Status.FAIL, shown, "make the environment with Python 3.11 or 3.12")
+
+
+def check_processor() -> Finding:
+    """vLLM's builds for CPUs need AVX2, and bfloat16 is slow without instructions for it; GPUs need neither."""
+    widest = next((kind for kind in ("avx512f", "avx2") if kind in processor.instructions()), "no AVX2")
+    products = [kind for kind in ("amx_bf16", "avx512_bf16") if kind in processor.instructions()]
+    shown = f"{processor.name() or 'unknown'}, {len(os.sched_getaffinity(0))} cores, {', '.join([widest, *products])}"
+    if not processor.runs_vllm():
+        return Finding("processor", Status.WARN, shown, "for runs without a GPU: --set rollout.engine=transformers")
+    return Finding("processor", Status.PASS, shown)
 
 
 def check_extras() -> Finding:

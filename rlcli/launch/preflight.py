@@ -20,7 +20,7 @@ from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.cache import OnProgress, tokenized
 from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
-from rlcli.errors import ConfigError, DataError, ModelError
+from rlcli.errors import ConfigError, DataError, ModelError, SetupError
 from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
@@ -28,6 +28,7 @@ from rlcli.images.rule import ImageRule
 from rlcli.launch.engine import check_adapter, check_engine, check_images
 from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_rivals, check_verifiers
+from rlcli.machine import processor
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.rollout.vllm_engine import CPU_BLOCK
 from rlcli.served import ServedModel
@@ -408,7 +409,12 @@ def check_machine(config: RunConfig) -> str:
 
 
 def check_device(config: RunConfig, device: str) -> None:
-    """Refuse GPU-only settings if workers run on CPUs."""
+    """Refuse GPU-only settings if workers run on CPUs, and vLLM on a processor that its builds do not run on."""
+    if config.rollout.engine == "vllm" and device == "cpu" and not processor.runs_vllm():
+        raise SetupError(
+            f"this processor ({processor.name()}) has no AVX2, which vLLM's builds for CPUs need",
+            "use another engine: --set rollout.engine=transformers",
+        )
     if config.rollout.quantization and device == "cpu":
         raise ConfigError(
             f"rollout.quantization = {config.rollout.quantization}, but CPUs have no 8-bit floating point "

@@ -1,0 +1,36 @@
+"""The processor's name and what it can compute, from /proc/cpuinfo."""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@lru_cache
+def name() -> str:
+    """Model name, as in `AMD EPYC 9454P`; empty if unknown."""
+    return _field("model name")
+
+
+@lru_cache
+def instructions() -> frozenset[str]:
+    """Instruction sets as the kernel names them, such as `avx2` and `avx512_bf16`; empty if unknown."""
+    return frozenset(_field("flags").split())
+
+
+def runs_vllm() -> bool:
+    """Whether vLLM's builds for x86-64 CPUs run here: they need AVX2. Assumed of what is not known."""
+    return platform.machine() != "x86_64" or not instructions() or "avx2" in instructions()
+
+
+def _field(wanted: str) -> str:
+    """The value of the first core."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in fields if key.strip() == wanted), "")
