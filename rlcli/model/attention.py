@@ -2,9 +2,10 @@
 
 No mask is built: on GPUs in half precision torch's variable-length kernel takes the boundaries; elsewhere sequences of
 similar length are attended together, padded at their ends, where causality alone hides the padding from every real
-token. (Only there a sliding window, with which each token sees the last ones alone, needs a mask.) A prompt that
-several sequences share is in the pack once, and is copied in front of each of them only here: all other layers see it
-once, and its gradient is the sum of theirs.
+token. A prompt that several sequences share is in the pack once. Its keys and values are copied in front of each of
+them only here: all other layers see it once, and its gradient is the sum of theirs. On CPUs its tokens attend once,
+too; those of the other sequences need a mask there, as does a sliding window, with which each token sees the last ones
+alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ ATTENTION = "rlcli_packed"
 _MAX_WASTE = 1.25
 """Sequences share one attention call while padding adds at most a quarter to the shortest of them."""
 
+_FEW = 8
+"""If only their last tokens attend, padding may add so many more of these: a call for a few of them costs more."""
+
+_SQUARE = 512
+"""Of sequences up to this length torch's causal CPU kernel computes the whole square."""
+
 
 @dataclass(frozen=True)
 class Segments:
@@ -54,25 +61,49 @@ class Segments:
     @cached_property
     def end_to_end(self) -> Layout:
         """The sequences, concatenated without padding."""
-        lengths, source = np.array(self.lengths), self._source
-        return Layout.of(source, np.ones(len(source), bool), [(1, int(lengths.sum()))], self.boundaries.device)
+        source = self._source
+        return Layout.of(source, np.ones(len(source), bool), self.boundaries.device)
 
     @cached_property
-    def padded(self) -> Layout:
+    def padded(self) -> Padded:
         """The sequences in groups of similar length, computed once and used by every layer."""
         lengths = np.array(self.lengths)
         starts = np.cumsum(lengths) - lengths
-        order = np.argsort(lengths, kind="stable")
-        shapes, places, real = [], [], []
+        attending = self._attending(lengths, starts)
+        order = np.flatnonzero(attending)
+        order = order[np.lexsort((lengths[order], attending[order], attending[order] < lengths[order]))]
+        calls, queries, keys = [], [], []
+        device = self.boundaries.device
         while len(order):
-            size = int(np.searchsorted(lengths[order], _MAX_WASTE * lengths[order[0]], side="right"))
-            group, order = order[:size], order[size:]
-            column, own = np.arange(lengths[group].max())[None, :], lengths[group, None]
-            places.append((starts[group, None] + np.minimum(column, own - 1)).ravel())
-            real.append((column < own).ravel())
-            shapes.append((size, column.shape[1]))
-        source = self._source[np.concatenate(places)]
-        return Layout.of(source, np.concatenate(real), shapes, self.boundaries.device)
+            last, whole = attending[order], lengths[order]
+            alike = ((last < whole) == (last[0] < whole[0])) & (last <= _MAX_WASTE * last[0] + _FEW)
+            alike &= whole <= _MAX_WASTE * whole[alike].min()
+            group, order = order[alike], order[~alike]
+            before = lengths[group] - attending[group]
+            queries.append(_padded(starts[group] + before, attending[group]))
+            keys.append(_padded(starts[group], lengths[group]))
+            shape = (len(group), int(attending[group].max()), int(lengths[group].max()))
+            places = (queries[-1][0] - starts[group, None]) if before.any() else None
+            calls.append(Call(shape, None if places is None else torch.tensor(places, device=device)))
+        key_layout = self._layout(keys)
+        return Padded(
+            calls, self._layout(queries) if any(call.places is not None for call in calls) else key_layout, key_layout
+        )
+
+    def _attending(self, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """[S]: how many of each sequence's tokens, its last ones, attend in it. The others, of a prompt that an earlier
+        sequence has too, do so there."""
+        if self.source is None:
+            return lengths
+        first = np.zeros(len(self.source), bool)
+        first[np.unique(self.source, return_index=True)[1]] = True
+        stored: np.ndarray = np.add.reduceat(first, starts)
+        # With a mask the whole rectangle is computed; without one about half of the square, if that is large.
+        return np.where((stored > 0) & (lengths > _SQUARE) & (2 * stored > lengths), lengths, stored)
+
+    def _layout(self, groups: Sequence[tuple[np.ndarray, np.ndarray]]) -> Layout:
+        places, real = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*groups, strict=True))
+        return Layout.of(self._source[places], real, self.boundaries.device)
 
     @property
     def _source(self) -> np.ndarray:
@@ -83,19 +114,17 @@ class Segments:
 class Layout:
     """Maps the T tokens of a pack to P places, for attention only.
 
-    shapes: [B, L] of each range of places that is attended in one call. source [P]: the token at each place (any token
-    at a place without one). home [T]: the place from which each token's output is taken. copies, copied [C]: the other
-    places that hold a token, and which token.
+    source [P]: the token at each place (any token at a place without one). home [T]: the place from which each token's
+    output is taken. copies, copied [C]: the other places that hold a token, and which token.
     """
 
-    shapes: list[tuple[int, int]]
     source: Tensor
     home: Tensor
     copies: Tensor
     copied: Tensor
 
     @staticmethod
-    def of(source: np.ndarray, real: np.ndarray, shapes: list[tuple[int, int]], device: torch.device) -> Layout:
+    def of(source: np.ndarray, real: np.ndarray, device: torch.device) -> Layout:
         places = np.flatnonzero(real)
         home = np.empty(source[places].max() + 1, np.int64)
         home[source[places[::-1]]] = places[::-1]  # the first of several
@@ -103,7 +132,7 @@ class Layout:
         other[home] = False
         copies = np.flatnonzero(other)
         tensors = (torch.tensor(values, device=device) for values in (source, home, copies, source[copies]))
-        return Layout(shapes, *tensors)
+        return Layout(*tensors)
 
     def lay(self, x: Tensor) -> Tensor:
         """[P, …] of x [T, …]. Gradients at places without a token are 0 and left out."""
@@ -112,6 +141,48 @@ class Layout:
     def take(self, y: Tensor) -> Tensor:
         """[T, …] of y [P, …]."""
         return _Take.apply(y, self)
+
+
+def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[B, longest]: the places from `starts` on, the last one of each row repeated; and which are not repetitions."""
+    column = np.arange(lengths.max())[None, :]
+    return starts[:, None] + np.minimum(column, lengths[:, None] - 1), column < lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """B sequences that are attended together: the last tokens of each, at most L, to all of its tokens, at most K.
+
+    shape: (B, L, K). places [B, L] int64: where in its sequence each of the L is; None: all K attend, in order.
+    """
+
+    shape: tuple[int, int, int]
+    places: Tensor | None
+
+    def seen(self, window: int | None, device: torch.device) -> Tensor | None:
+        """bool, [B, 1, L, K] or [K, K]: which tokens (last dimension) each one sees of the last `window`, itself
+        included; None: all before it."""
+        column = torch.arange(self.shape[2], device=device)
+        if self.places is None:
+            if not window or window >= self.shape[2]:
+                return None
+            places = column[:, None]
+        else:
+            places = self.places[:, None, :, None]
+        return column <= places if not window else (column <= places) & (column > places - window)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The calls of a pack, and where their tokens are: queries lays out the B · L of each call, keys its B · K."""
+
+    calls: list[Call]
+    queries: Layout
+    keys: Layout
+
+    @property
+    def shapes(self) -> list[tuple[int, int, int]]:
+        return [call.shape for call in self.calls]
 
 
 # Explicit, since autograd's index_select adds up row by row even where, except for copies, a selection suffices.
@@ -191,26 +262,27 @@ def packed_attention(
 def _grouped(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
 ) -> Tensor:
-    layout = segments.padded
+    padded = segments.padded
     gqa = query.shape[1] != key.shape[1]
-    sizes = [count * length for count, length in layout.shapes]
+    # In 16 bits torch's CPU kernel is less exact, and its backward pass takes three times as long.
+    dtype, exact = query.dtype, torch.promote_types(query.dtype, torch.float32)
+    query, key, value = (
+        layout.lay(x).to(exact) for x, layout in ((query, padded.queries), (key, padded.keys), (value, padded.keys))
+    )
+    attending = [count * last for count, last, _ in padded.shapes]
+    attended = [count * whole for count, _, whole in padded.shapes]
     outputs = []
     # Split, not sliced one by one: the gradients are then concatenated at once.
-    for (count, length), *parts in zip(
-        layout.shapes, *(layout.lay(x).split(sizes) for x in (query, key, value)), strict=True
+    for call, *parts in zip(
+        padded.calls, query.split(attending), key.split(attended), value.split(attended), strict=True
     ):
-        q, k, v = (part.view(count, length, *part.shape[1:]).transpose(1, 2) for part in parts)
-        seen = _seen(length, window, q.device) if window and window < length else None
-        how = {"is_causal": True} if seen is None else {"attn_mask": seen}
-        out = F.scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=gqa, **how)
+        q, k, v = (part.view(call.shape[0], -1, *part.shape[1:]).transpose(1, 2) for part in parts)
+        seen = call.seen(window, q.device)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=gqa
+        )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return layout.take(torch.cat(outputs))
-
-
-def _seen(length: int, window: int, device: torch.device) -> Tensor:
-    """bool [length, length]: which tokens (columns) each one sees of the last `window`, itself included."""
-    seen = torch.ones(length, length, dtype=torch.bool, device=device)
-    return seen.tril().triu(1 - window)
+    return padded.queries.take(torch.cat(outputs).to(dtype))
 
 
 def _varlen(

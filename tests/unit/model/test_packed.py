@@ -139,7 +139,9 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
     lm = tiny_lm(kind, sliding_window=window)
     reference = copy.deepcopy(lm)
     batch = pack(rows, CPU)
-    assert len(batch.segments.padded.copies)
+    padded = batch.segments.padded
+    assert len(padded.keys.copies)
+    assert not len(padded.queries.copies)
     if layout == "end_to_end":  # as on a GPU, with a kernel of another make
 
         def varlen_attn(
@@ -176,10 +178,47 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
 @settings(deadline=None)
 def test_groups_cover_each_token_once_and_waste_little(lengths: list[int]) -> None:
-    layout = Segments.of(lengths, CPU).padded
+    padded = Segments.of(lengths, CPU).padded
+    layout = padded.keys
+    assert layout is padded.queries
     assert layout.source[layout.home].tolist() == list(range(sum(lengths)))
-    assert len(layout.source) == sum(size * length for size, length in layout.shapes) <= 1.25 * sum(lengths)
+    assert len(layout.source) == sum(size * length for size, _, length in padded.shapes) <= 1.25 * sum(lengths)
     assert not len(layout.copies)
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObject) -> None:
+    prompt = np.arange(data.draw(st.integers(1, 40)))
+    responses = data.draw(st.lists(st.integers(0, 30), min_size=2, max_size=12))
+    rows = [
+        (np.concatenate([prompt, 100 * (row + 1) + np.arange(size)]), len(prompt)) for row, size in enumerate(responses)
+    ]
+    segments = pack(rows, CPU).segments
+    tokens = len(prompt) + sum(responses)
+    padded = segments.padded
+    assert padded.queries.source[padded.queries.home].tolist() == list(range(tokens))
+    assert padded.keys.source[padded.keys.home].tolist() == list(range(tokens))
+    if segments.source is None:
+        return
+    assert not len(padded.queries.copies)
+    # Every token sees what is before it in its sequence, and itself.
+    flat = [(row, place) for row, (whole, _) in enumerate(rows) for place in range(len(whole))]
+    place_of = dict(zip(segments.source.tolist(), (place for _, place in flat), strict=True))
+    offset = keys = 0
+    for call in padded.calls:
+        count, last, whole = call.shape
+        seen = call.seen(None, CPU)
+        seen = torch.ones(last, whole, dtype=torch.bool).tril() if seen is None else seen
+        seen = seen.expand(count, 1, last, whole)[:, 0]
+        for row in range(count):
+            for query in range(last):
+                token = int(padded.queries.source[offset + row * last + query])
+                sees = padded.keys.source[keys + row * whole : keys + (row + 1) * whole][seen[row, query]]
+                if int(padded.queries.home[token]) == offset + row * last + query:
+                    assert len(sees) == place_of[token] + 1
+                    assert int(sees[-1]) == token
+        offset, keys = offset + count * last, keys + count * whole
 
 
 def test_a_dummy_gives_every_parameter_a_zero_gradient() -> None:
