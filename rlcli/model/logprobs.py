@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlcli.model.chunks import CACHED_LOGITS
+
 FAR_BELOW = -1e9
 """The logit of what is never drawn. Finite, since 0 · ∞ in the entropy would be NaN."""
 
@@ -30,8 +32,9 @@ def token_log_probs(
     differentiable.
 
     hidden [N, D], weight [V, D], targets int64 [N], or [N, C] for several tokens of each p. `chunk` tokens are
-    projected at a time and projected again in the backward pass; softmax is in float32 (float64 for float64 input).
-    Without `entropy` the second result is None. never: int64 ids whose probability is 0: what the engine does not draw.
+    projected at a time and projected again in the backward pass; softmax is in float32 (float64 for float64 input), on
+    a CPU of a few tokens at a time. Without `entropy` the second result is None. never: int64 ids whose probability is
+    0: what the engine does not draw.
     """
     log_probs, entropies = _TokenLogProbs.apply(hidden, weight, targets, temperature, chunk, entropy, never)
     return log_probs, entropies if entropy else None
@@ -68,7 +71,7 @@ def likeliest_tokens(
         best, ids[part] = logits[:, :below].topk(k, dim=-1)
         log_total = logits.exp_().sum(-1).log()
         log_probs[part], top[part], agrees[part] = picked - log_total, best - log_total[:, None], picked == 0
-        del logits  # before the next chunk
+        del logits  # before the next ones
     return Likeliest(log_probs, ids, top, agrees)
 
 
@@ -98,7 +101,7 @@ class _TokenLogProbs(torch.autograd.Function):
             log_norms[part] = top[:, 0] + log_total
             if entropy:
                 entropies[part] = log_total - exponentials.mul_(logits).sum(-1) / total
-            del logits, exponentials  # before the next chunk
+            del logits, exponentials  # before the next ones
         ctx.save_for_backward(hidden, weight, columns, log_norms, entropies)
         ctx.temperature, ctx.chunk, ctx.never = temperature, chunk, never
         ctx.set_materialize_grads(False)
@@ -118,23 +121,27 @@ class _TokenLogProbs(torch.autograd.Function):
         at_target = _columns(given).expand(columns.shape)
         in_all = at_target.sum(-1)
         by_log = None if grad_entropy is None else grad_entropy / ctx.temperature
-        for part, log_p in _logits(hidden, weight, ctx.temperature, ctx.chunk, log_norms.dtype, ctx.never):
-            log_p.sub_(log_norms[part, None])
-            if by_log is None:
-                grad_logits = log_p.exp_().mul_(-in_all[part, None])
-            else:
-                grad_logits = log_p.exp()
-                share = in_all[part] + by_log[part] * entropies[part]
-                grad_logits.mul_(log_p.mul_(-by_log[part, None]).sub_(share[:, None]))
-            grad_logits.scatter_add_(1, columns[part], at_target[part])
-            grad_logits = grad_logits.to(hidden.dtype)
+        for chunk, logits in _projections(hidden, weight, ctx.temperature, ctx.chunk):
+            for rows in _blocks(logits):
+                part = slice(chunk.start + rows.start, chunk.start + rows.stop)
+                log_p = _exact(logits[rows], log_norms.dtype, ctx.never).sub_(log_norms[part, None])
+                if by_log is None:
+                    grad_logits = log_p.exp_().mul_(-in_all[part, None])
+                else:
+                    grad_logits = log_p.exp()
+                    share = in_all[part] + by_log[part] * entropies[part]
+                    grad_logits.mul_(log_p.mul_(-by_log[part, None]).sub_(share[:, None]))
+                grad_logits.scatter_add_(1, columns[part], at_target[part])
+                if grad_logits.data_ptr() != logits[rows].data_ptr():
+                    logits[rows] = grad_logits  # which are read no more
+                del log_p, grad_logits  # before the next ones are made
             if grad_hidden is not None:
-                torch.mm(grad_logits, weight, out=grad_hidden[part])
+                torch.mm(logits, weight, out=grad_hidden[chunk])
             if grad_weight is not None and grad_weight.dtype == hidden.dtype:
-                grad_weight.addmm_(grad_logits.t(), hidden[part])
+                grad_weight.addmm_(logits.t(), hidden[chunk])
             elif grad_weight is not None:
-                grad_weight += grad_logits.t() @ hidden[part]
-            del log_p, grad_logits  # before the next chunk's are made
+                grad_weight += logits.t() @ hidden[chunk]
+            del logits  # before the next chunk's are made
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), *[None] * 5
 
 
@@ -146,14 +153,31 @@ def _columns(values: Tensor) -> Tensor:
 def _logits(
     hidden: Tensor, weight: Tensor, temperature: float, chunk: int, dtype: torch.dtype, never: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Chunk by chunk: which tokens, and their logits ÷ temperature in `dtype`, [chunk, V], for the caller to change."""
+    """Block by block: which tokens, and their logits ÷ temperature in `dtype`, [block, V], for the caller to change."""
+    for part, logits in _projections(hidden, weight, temperature, chunk):
+        for rows in _blocks(logits):
+            # Without a name here, which would hold these until the next block's are there.
+            yield slice(part.start + rows.start, part.start + rows.stop), _exact(logits[rows], dtype, never)
+        del logits
+
+
+def _projections(hidden: Tensor, weight: Tensor, temperature: float, chunk: int) -> Iterator[tuple[slice, Tensor]]:
+    """Chunk by chunk: which tokens, and their logits ÷ temperature, [chunk, V], for the caller to change."""
     for start in range(0, len(hidden), chunk):
-        part = slice(start, start + chunk)
-        # Without a name here, which would hold these logits until the next chunk's are there.
-        yield part, _projected(hidden[part], weight, temperature, dtype, never)
+        part = slice(start, min(start + chunk, len(hidden)))
+        # The division is part of the product; with beta = 0 the added tensor is not read.
+        yield part, torch.addmm(hidden.new_zeros(()), hidden[part], weight.t(), beta=0, alpha=1 / temperature)
 
 
-def _projected(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype, never: Tensor | None) -> Tensor:
-    # The division is part of the product; with beta = 0 the added tensor is not read.
-    logits = torch.addmm(hidden.new_zeros(()), hidden, weight.t(), beta=0, alpha=1 / temperature).to(dtype)
-    return logits if never is None else logits.index_fill_(1, never, FAR_BELOW)
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """The rows of a chunk in the parts that the softmax is computed for at once: on a CPU what its caches hold."""
+    rows, vocabulary = logits.shape
+    size = rows if logits.is_cuda else max(1, CACHED_LOGITS // vocabulary)
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
+
+def _exact(logits: Tensor, dtype: torch.dtype, never: Tensor | None) -> Tensor:
+    """The logits in `dtype`: themselves if they have it already."""
+    exact = logits.to(dtype)
+    return exact if never is None else exact.index_fill_(1, never, FAR_BELOW)
