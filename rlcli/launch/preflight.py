@@ -109,6 +109,8 @@ def prepare(
     _check_place(config.model.path, on_note)
     on_checked(config, device)
     facts = check_model(config.model.path)
+    config = with_cpu_dtype(config, device, facts)
+    dtype = compute_dtype(config, device)
     check_half(dtype, facts.kind)
     served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
@@ -262,8 +264,25 @@ def _check_experts(config: RunConfig, path: str, experts: int) -> None:
         )
 
 
+def with_cpu_dtype(config: RunConfig, device: str, facts: ModelFacts) -> RunConfig:
+    """The configuration with the precision that `model.dtype = auto` stands for on CPUs.
+
+    It is float32 unless bfloat16 is known to be faster and does as well: an adapter is added to the weights exactly in
+    float32 alone, and the machines of a running cluster are not those that are measured here.
+    """
+    if config.model.dtype != "auto" or device != "cpu":
+        return config
+    if config.lora.rank or config.cluster.address or os.environ.get("RAY_ADDRESS"):
+        return config.changed(model={"dtype": "float32"})
+    from rlcli.model.io.facts import count_parameters
+    from rlcli.model.precision import cpu_dtype
+
+    parameters = count_parameters(config.model.path) if facts.parameters is None else facts.parameters
+    return config.changed(model={"dtype": cpu_dtype(parameters)})
+
+
 def compute_dtype(config: RunConfig, device: str) -> str:
-    """`float32`, `bfloat16` or `float16`."""
+    """`float32`, `bfloat16` or `float16`; before the model is known, float32 on CPUs by `auto`."""
     return config.model.dtype if config.model.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
 
 

@@ -102,6 +102,9 @@ def resumption(
     if recipe and not found:
         now = was
     checkpoint = _newest(run, on_note)
+    if checkpoint and now.config.model.dtype == "auto" and "dtype" in checkpoint.state:
+        # What auto stood for; another machine may have another processor, or GPUs.
+        now = replace(now, config=now.config.changed(model={"dtype": checkpoint.state["dtype"]}))
     os.chdir(directory)
     return Resumption(run, now, bool(found), checkpoint, recorded_day(environment))
 

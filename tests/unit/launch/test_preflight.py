@@ -19,7 +19,9 @@ from rlcli.config.load import resolve
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.launch.algorithm_rules import check_algorithm
-from rlcli.launch.preflight import check_machine, prepare
+from rlcli.launch.preflight import check_machine, prepare, with_cpu_dtype
+from rlcli.model import precision
+from rlcli.model.io.facts import check_model, count_parameters
 from rlcli.model.io.tiny import make_tiny_model
 from tests.model_fixtures import save_tiny
 
@@ -193,3 +195,41 @@ def test_a_critic_with_fewer_heads_than_workers_is_refused(
     flags = {"model.path": str(model), "data.path": str(rows), "critic.path": str(critic)}
     with pytest.raises(ConfigError, match=rf"more than the 1 attention heads of {critic}, .*; give at most 1"):
         prepare(resolve("ppo", flags, sets).config)
+
+
+@pytest.mark.parametrize(
+    ("sets", "parameters", "speedup", "device", "dtype"),
+    [
+        ([], 135_000_000, 2.3, "cpu", "bfloat16"),
+        ([], 135_000_000, 1.4, "cpu", "float32"),
+        ([], 99_000_000, 2.3, "cpu", "float32"),
+        ([], 135_000_000, 2.3, "cuda", "auto"),
+        (["lora.rank=8"], 135_000_000, 2.3, "cpu", "float32"),
+        (["cluster.address=auto"], 135_000_000, 2.3, "cpu", "float32"),
+        (["model.dtype=float32"], 135_000_000, 2.3, "cpu", "float32"),
+        (["model.dtype=bfloat16"], 1_000_000, 0.1, "cpu", "bfloat16"),
+    ],
+)
+def test_auto_is_bfloat16_on_cpus_where_it_is_faster_and_as_safe(
+    sets: list[str], parameters: int, speedup: float, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(precision, "bfloat16_speedup", lambda: speedup)
+    config = resolve("grpo", {"model.path": "tiny"}, sets).config
+    facts: Any = SimpleNamespace(parameters=parameters)
+    assert with_cpu_dtype(config, device, facts).model.dtype == dtype
+
+
+def test_a_tiny_model_computes_in_float32_and_nothing_is_measured(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "bfloat16_speedup", refuse)
+    path = make_tiny_model(tmp_path / "tiny")
+    facts = check_model(str(path))
+    assert count_parameters(str(path)) == facts.parameters
+    config = resolve("grpo", {"model.path": str(path), "data.path": str(rows), "cluster.device": "cpu"}, []).config
+    assert prepare(config).dtype == "float32"
+
+
+def test_the_speedup_of_bfloat16_is_measured() -> None:
+    assert 0.01 < precision.bfloat16_speedup() < 100

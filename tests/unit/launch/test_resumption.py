@@ -66,6 +66,17 @@ def resume(run: Path, recipe: str | None = None, flags: Mapping[str, object] | N
     return resumption(run, recipe, flags or {}, sets, lambda note: None)
 
 
+def test_a_run_keeps_the_precision_that_auto_stood_for(run: Path) -> None:
+    assert resume(run).resolved.config.model.dtype == "auto"  # its checkpoint does not say
+    checkpoints = Checkpoints(run / "checkpoints", keep=2)
+    (checkpoints.begin(4) / "policy").mkdir()
+    state = {"step": 4, "data": "abc", "dtype": "bfloat16"}
+    checkpoints.commit(4, state, (run / "config.toml").read_text(), {}, {})
+    resumed = resume(run)
+    assert resumed.resolved.config.model.dtype == "bfloat16"
+    assert not resumed.changed
+
+
 def test_the_record_is_cut_back_to_the_end_of_a_step(run: Path) -> None:
     rewind(run, 2)
     assert [line["step"] for line in metrics_of(run)] == [0, 1, 2]

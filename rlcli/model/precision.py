@@ -1,0 +1,51 @@
+"""Which precision a model computes in on CPUs by `model.dtype = auto`: bfloat16 if it is large, and faster so here."""
+
+from __future__ import annotations
+
+from functools import cache
+from time import thread_time
+
+import torch
+from torch import Tensor
+
+LEAST_PARAMETERS = 100_000_000
+"""Smaller models stay in float32, in which trainer and engine agree closely: products are less of their time."""
+
+LEAST_SPEEDUP = 1.5
+"""With less, other work than products takes up what bfloat16 saves."""
+
+TOKENS, WIDTH = 128, 1024
+"""Of the products that are timed: 0.13 billion multiplications, a few milliseconds."""
+
+REPEATS = 15
+
+
+def cpu_dtype(parameters: int) -> str:
+    """`bfloat16` or `float32`, for a model of so many parameters on this machine's processors."""
+    if parameters < LEAST_PARAMETERS or bfloat16_speedup() < LEAST_SPEEDUP:
+        return "float32"
+    return "bfloat16"
+
+
+@cache
+def bfloat16_speedup() -> float:
+    """How much faster a thread of this machine multiplies matrices in bfloat16 than in float32: below 1 on processors
+    that have no instructions for it. Measured once per process, by the thread's processor time, in turn: other
+    processes may slow it down."""
+    operands = {dtype: _operands(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    seconds = {dtype: float("inf") for dtype in operands}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(REPEATS):
+            for dtype, (inputs, weight) in operands.items():
+                began = thread_time()
+                torch.nn.functional.linear(inputs, weight)
+                seconds[dtype] = min(seconds[dtype], thread_time() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
+
+
+def _operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.ones(TOKENS, WIDTH, dtype=dtype), torch.ones(WIDTH, WIDTH, dtype=dtype)
