@@ -95,11 +95,12 @@ class Segments:
         sequence has too, do so there."""
         if self.source is None:
             return lengths
-        first = np.zeros(len(self.source), bool)
+        first: np.ndarray = np.zeros(len(self.source), bool)
         first[np.unique(self.source, return_index=True)[1]] = True
         stored: np.ndarray = np.add.reduceat(first, starts)
         # With a mask the whole rectangle is computed; without one about half of the square, if that is large.
-        return np.where((stored > 0) & (lengths > _SQUARE) & (2 * stored > lengths), lengths, stored)
+        attending: np.ndarray = np.where((stored > 0) & (lengths > _SQUARE) & (2 * stored > lengths), lengths, stored)
+        return attending
 
     def _layout(self, groups: Sequence[tuple[np.ndarray, np.ndarray]]) -> Layout:
         places, real = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*groups, strict=True))

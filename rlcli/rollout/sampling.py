@@ -2,17 +2,19 @@
 
 vLLM's first model runner keeps a torch generator for each seeded request and calls each of them in turn, token by
 token: a loop of tiny calls, one per concurrent response. Here the noise of a whole batch comes from one hash of (seed,
-position in the sequence, index in the vocabulary), so nothing is kept between tokens: an aborted response that resumes
-from its tokens draws what it would have drawn, whatever else is in the batch. The second model runner does the same by
+position in the sequence) and, on GPUs, the index in the vocabulary, so nothing is kept between tokens: an aborted
+response that resumes from its tokens draws what it would have drawn, whatever else is in the batch. The second model runner does the same by
 itself and is not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from rlcli.model.chunks import CACHED_LOGITS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +23,9 @@ SEED = "rlcli_seed"
 """The key of a request's `extra_args` that holds its seed; with vLLM's own `seed` vLLM would create a generator."""
 
 GOLDEN = 0x9E3779B97F4A7C15
+
+SPAN = 256
+"""Tokens whose probabilities are added up first: about the square root of large vocabularies."""
 
 
 def draw_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -58,16 +63,47 @@ def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
     return (logits.float() - (-torch.log1p(-uniform)).log()).argmax(-1)
 
 
-def uses_whole_keys(draw: Callable[[Tensor, Tensor], Tensor]) -> bool:
-    """Whether the noise of `draw`, which takes the arguments of `gumbel_argmax`, depends on all bits of a key.
+def inverse_cdf(logits: Tensor, keys: Tensor) -> Tensor:
+    """One draw from softmax(logits) per row, `[B]` int64: the first token up to which the probabilities add up to more
+    than a uniform number, which is a function of the key. keys: `[B]` int64. A logit of −inf is never drawn.
 
-    vLLM's first kernel for CPUs uses 20 of them, as the index in a table where a row's noise begins: rows with
-    neighbouring indexes share noise, and rare tokens are never reached (vllm-project/vllm#59786).
+    For CPUs: an exponential for each token in place of a hash and two logarithms. Sums of spans are searched first,
+    then the tokens of one, both in float64.
     """
     import torch
 
-    flat, low = torch.zeros(64, 256), torch.arange(64)
-    return not any(bool(draw(flat, low).equal(draw(flat, low + (1 << bit)))) for bit in (20, 32, 62))
+    return torch.cat([_first_above(*part) for part in zip(*_blocks(logits.float(), _uniform(keys)), strict=True)])
+
+
+def _blocks(logits: Tensor, uniform: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Rows that the caches of a CPU hold at once: several passes read them."""
+    rows = max(1, CACHED_LOGITS // logits.shape[1])
+    return logits.split(rows), uniform.split(rows)
+
+
+def _uniform(keys: Tensor) -> Tensor:
+    """float64, more than 0 and less than 1: the upper half of keys of 63 bits, which are not negative."""
+    return ((keys >> 31).double() + 0.5) * 2.0**-32
+
+
+def _first_above(logits: Tensor, uniform: Tensor) -> Tensor:
+    import torch
+
+    vocabulary = logits.shape[1]
+    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    even = vocabulary // SPAN * SPAN
+    sums = weights[:, :even].unflatten(1, (even // SPAN, SPAN)).sum(-1)
+    sums = torch.cat([sums, weights[:, even:].sum(-1, keepdim=True)], dim=1).double()
+    ends = sums.cumsum(-1)
+    wanted = uniform[:, None] * ends[:, -1:]
+    span = torch.searchsorted(ends, wanted, right=True)
+    # The same in the span, whose sum is not 0: where in it the number lies, as a share.
+    share = (wanted - (ends - sums).gather(1, span)) / sums.gather(1, span)
+    places = span * SPAN + torch.arange(SPAN)
+    inside = weights.gather(1, places.clamp(max=vocabulary - 1)).double().masked_fill_(places >= vocabulary, 0.0)
+    ends = inside.cumsum(-1)
+    within = torch.searchsorted(ends, share.clamp(0.0, 1.0 - 2.0**-32) * ends[:, -1:], right=True)
+    return (span * SPAN + within)[:, 0]
 
 
 def _signed(value: int) -> int:
@@ -122,12 +158,10 @@ class _Sampler:
 
         self._runner, self._original, self._mode = runner, original, logprobs_mode
         self._filter = apply_top_k_top_p
-        cpu = runner.device.type == "cpu"
-        # One pass over the logits, without an intermediate [B, V] tensor.
-        self.draw = gumbel_argmax if cpu else torch.compile(gumbel_argmax, dynamic=True)
-        fused = getattr(torch.ops._C, "fused_gumbel_argmax", None) if cpu else None
-        if fused is not None and uses_whole_keys(fused):
-            self.draw = fused
+        # On GPUs one pass over the logits, without an intermediate [B, V] tensor. vLLM's Gumbel kernel for CPUs takes
+        # three times as long as the inverse, and in its first version neighbouring rows share noise
+        # (vllm-project/vllm#59786).
+        self.draw = inverse_cdf if runner.device.type == "cpu" else torch.compile(gumbel_argmax, dynamic=True)
 
     def __call__(
         self, logits: Tensor, generators: dict[int, Any], k: Tensor | None, p: Tensor | None

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from rlcli.rollout.sampling import draw_keys, gumbel_argmax, install, uses_whole_keys
+from rlcli.rollout.sampling import SPAN, draw_keys, gumbel_argmax, install, inverse_cdf
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 0.5, -3.0, 1.5])
 DRAWS = 40_000
 
 Numbers = np.ndarray | int
+Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(params=[gumbel_argmax, inverse_cdf])
+def draw(request: pytest.FixtureRequest) -> Draw:
+    chosen: Draw = request.param
+    return chosen
 
 
 def keys(seeds: Numbers, positions: Numbers) -> torch.Tensor:
@@ -21,9 +29,9 @@ def keys(seeds: Numbers, positions: Numbers) -> torch.Tensor:
     return torch.from_numpy(draw_keys(*pair))
 
 
-def drawn(seeds: Numbers, positions: Numbers) -> torch.Tensor:
+def drawn(draw: Draw, seeds: Numbers, positions: Numbers) -> torch.Tensor:
     given = keys(seeds, positions)
-    return gumbel_argmax(LOGITS.expand(len(given), -1), given)
+    return draw(LOGITS.expand(len(given), -1), given)
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -41,44 +49,48 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
         (np.arange(DRAWS), np.arange(DRAWS)[::-1]),
     ],
 )
-def test_draws_follow_the_distribution(seeds: Numbers, positions: Numbers) -> None:
-    counts = drawn(seeds, positions).bincount(minlength=8).double()
+def test_draws_follow_the_distribution(draw: Draw, seeds: Numbers, positions: Numbers) -> None:
+    counts = drawn(draw, seeds, positions).bincount(minlength=8).double()
     assert chi_square(counts, LOGITS.double().softmax(0) * DRAWS) < 5
 
 
-def test_draws_of_neighbouring_positions_and_seeds_are_independent() -> None:
+def test_draws_of_neighbouring_positions_and_seeds_are_independent(draw: Draw) -> None:
     p = LOGITS.double().softmax(0)
     joint = (p[:, None] * p).flatten() * DRAWS
-    one = drawn(np.arange(DRAWS), 7)
-    for other in (drawn(np.arange(DRAWS), 8), drawn(np.arange(DRAWS) + 1, 7), drawn(np.arange(DRAWS) + 1, 6)):
+    one = drawn(draw, np.arange(DRAWS), 7)
+    for other in (
+        drawn(draw, np.arange(DRAWS), 8),
+        drawn(draw, np.arange(DRAWS) + 1, 7),
+        drawn(draw, np.arange(DRAWS) + 1, 6),
+    ):
         assert chi_square((one * 8 + other).bincount(minlength=64).double(), joint) < 5
 
 
-def test_noise_of_different_tokens_is_independent() -> None:
+def test_noise_of_different_tokens_is_independent(draw: Draw) -> None:
     flat = torch.zeros(DRAWS, 64)
-    counts = gumbel_argmax(flat, keys(np.arange(DRAWS), 3)).bincount(minlength=64).double()
+    counts = draw(flat, keys(np.arange(DRAWS), 3)).bincount(minlength=64).double()
     assert chi_square(counts, torch.full((64,), DRAWS / 64, dtype=torch.float64)) < 5
 
 
-def test_a_row_draws_the_same_wherever_it_stands_in_the_batch() -> None:
+def test_a_row_draws_the_same_wherever_it_stands_in_the_batch(draw: Draw) -> None:
     given = keys(np.arange(64), np.arange(64) % 5)
     logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
-    whole = gumbel_argmax(logits, given)
+    whole = draw(logits, given)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    assert gumbel_argmax(logits[order], given[order]).equal(whole[order])
-    assert gumbel_argmax(logits[9:10], given[9:10]).equal(whole[9:10])
+    assert draw(logits[order], given[order]).equal(whole[order])
+    assert draw(logits[9:10], given[9:10]).equal(whole[9:10])
 
 
-def test_what_is_filtered_is_never_drawn_even_where_one_token_is_left() -> None:
+def test_what_is_filtered_is_never_drawn_even_where_one_token_is_left(draw: Draw) -> None:
     logits = torch.full((DRAWS, 8), -torch.inf)
     logits[:, 5] = -20.0
-    assert gumbel_argmax(logits, keys(np.arange(DRAWS), 0)).eq(5).all()
+    assert draw(logits, keys(np.arange(DRAWS), 0)).eq(5).all()
 
 
-def test_rare_tokens_are_drawn_as_often_as_they_should_be() -> None:
+def test_rare_tokens_are_drawn_as_often_as_they_should_be(draw: Draw) -> None:
     logits = torch.zeros(2000, 2000)
     logits[:, :10] = 9.0  # what is left holds 2.4% of the probability
-    rare = gumbel_argmax(logits, keys(np.arange(2000), 11)) >= 10
+    rare = draw(logits, keys(np.arange(2000), 11)) >= 10
     expected = 1990 / (1990 + 10 * float(np.exp(9.0)))
     assert abs(float(rare.double().mean()) - expected) < 5 * (expected / 2000) ** 0.5
 
@@ -88,16 +100,23 @@ def test_a_vllm_without_the_seam_is_left_alone() -> None:
     assert not install(SimpleNamespace(model_runner=SimpleNamespace(sampler=SimpleNamespace())))
 
 
-def test_a_short_table_kernel_is_distinguished_from_a_full_hash() -> None:
-    noise = -torch.rand(1 << 20, generator=torch.Generator().manual_seed(42)).log().neg().log()
+@pytest.mark.parametrize("vocabulary", [5, SPAN, SPAN + 1, 3 * SPAN, 5000])
+def test_the_inverse_is_the_first_token_above_a_plain_cumulative_sum(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(500, vocabulary, generator=generator)
+    logits[torch.rand(logits.shape, generator=generator) < 0.3] = -torch.inf
+    logits[:, 3] = 0.0
+    given = keys(np.arange(500), 9)
+    ends = logits.double().softmax(-1).cumsum(-1)
+    uniform = ((given >> 31).double() + 0.5) / 2**32
+    found = inverse_cdf(logits, given)[:, None]
+    before = (ends - logits.double().softmax(-1)).gather(1, found)[:, 0]
+    # The sums of spans are in float32.
+    assert ((before < uniform + 1e-6) & (uniform < ends.gather(1, found)[:, 0] + 1e-6)).all()
+    assert logits.gather(1, found).isfinite().all()
 
-    def table(logits: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        places = given[:, None] + torch.arange(logits.shape[1])
-        return (logits + noise[places & ((1 << 20) - 1)]).argmax(-1)
 
-    def half(logits: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        return gumbel_argmax(logits, given & 0xFFFFFFFF)
-
-    assert uses_whole_keys(gumbel_argmax)
-    assert not uses_whole_keys(table)
-    assert not uses_whole_keys(half)
+def test_the_least_and_the_largest_keys_draw_a_token_that_can_be_drawn() -> None:
+    logits = torch.full((2, 3 * SPAN + 7), -torch.inf)
+    logits[:, SPAN + 5], logits[:, SPAN + 9] = 0.0, 1.0
+    assert inverse_cdf(logits, torch.tensor([0, 2**63 - 1])).tolist() == [SPAN + 5, SPAN + 9]
