@@ -3,8 +3,8 @@
 vLLM's first model runner keeps a torch generator for each seeded request and calls each of them in turn, token by
 token: a loop of tiny calls, one per concurrent response. Here the noise of a whole batch comes from one hash of (seed,
 position in the sequence) and, on GPUs, the index in the vocabulary, so nothing is kept between tokens: an aborted
-response that resumes from its tokens draws what it would have drawn, whatever else is in the batch. The second model runner does the same by
-itself and is not changed.
+response that resumes from its tokens draws what it would have drawn, whatever else is in the batch. The second model
+runner does the same by itself and is not changed.
 """
 
 from __future__ import annotations
