@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
@@ -159,17 +159,23 @@ class Call:
 
     shape: tuple[int, int, int]
     places: Tensor | None
+    masks: dict[int | None, Tensor] = field(default_factory=dict, compare=False)
+    """The masks of windows, which all layers share: their backward passes keep them."""
 
-    def seen(self, window: int | None, device: torch.device) -> Tensor | None:
-        """bool, [B, 1, L, K] or [K, K]: which tokens (last dimension) each one sees of the last `window`, itself
-        included; None: all before it."""
+    def mask(self, window: int | None, like: Tensor) -> Tensor | None:
+        """What is added to scores, 0 or −inf, `[B, 1, L, K]` or `[K, K]`, so that each token sees the last `window`
+        up to itself, or all; None if causality alone does that. like: a tensor of its dtype and device."""
+        if self.places is None and not (window and window < self.shape[2]):
+            return None
+        if window not in self.masks:
+            seen = self.seen(window, like.device)
+            self.masks[window] = like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        return self.masks[window]
+
+    def seen(self, window: int | None, device: torch.device) -> Tensor:
+        """bool, of the shape of a mask: which tokens (last dimension) each one sees."""
         column = torch.arange(self.shape[2], device=device)
-        if self.places is None:
-            if not window or window >= self.shape[2]:
-                return None
-            places = column[:, None]
-        else:
-            places = self.places[:, None, :, None]
+        places = column[:, None] if self.places is None else self.places[:, None, :, None]
         return column <= places if not window else (column <= places) & (column > places - window)
 
 
@@ -278,9 +284,9 @@ def _grouped(
         padded.calls, query.split(attending), key.split(attended), value.split(attended), strict=True
     ):
         q, k, v = (part.view(call.shape[0], -1, *part.shape[1:]).transpose(1, 2) for part in parts)
-        seen = call.seen(window, q.device)
+        mask = call.mask(window, q)
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=gqa
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa
         )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return padded.queries.take(torch.cat(outputs).to(dtype))

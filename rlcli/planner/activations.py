@@ -17,8 +17,9 @@ and for each place in attention, where a shared prompt is repeated before each o
 
     attention       b (query + keys + values + output) + 4 heads (logsumexp)
 
-On CPUs sequences of similar length are padded to the longest of them (by a quarter at most, mostly a few percent: not
-counted). On GPUs the output is the next linear's input, and kept once.
+On CPUs attention is in float32, only keys and values of a shared prompt are repeated, and sequences of similar length
+are padded to the longest of them (by a quarter at most, mostly a few percent: not counted). On GPUs the output is the
+next linear's input, and kept once.
 tests/unit/planner/test_planner_activations.py compares this with what torch keeps, model by model.
 """
 
@@ -85,7 +86,7 @@ def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     gated = _experts(shape, run) if shape.experts else 3 * run.bytes_each * shape.intermediate
     gated += run.bytes_each * shape.shared * (3 + (not run.lora_rank))
     held = _held_factors(shape, run) if run.lora_rank and shape.adapts_experts(run.lora_targets) else 0
-    return held + pack.tokens * (inputs + factors + gated + _norms(shape, run)) + pack.places * _attention(shape, run)
+    return held + pack.tokens * (inputs + factors + gated + _norms(shape, run)) + _attention(shape, run, pack)
 
 
 def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
@@ -133,10 +134,12 @@ def _norms(shape: ModelShape, run: Pass) -> float:
     return both + _norm(shape, shape.query, run, scales[0]) + _norm(shape, shape.key, run, scales[1])
 
 
-def _attention(shape: ModelShape, run: Pass) -> float:
-    adapted = not run.lora_rank or any(linear.name == "o_proj" for linear in shape.adapted(run.lora_targets))
-    is_input = adapted and not run.on_cpu
-    return run.bytes_each * (shape.query + 2 * shape.key + (0 if is_input else shape.query)) + FLOAT * shape.heads
+def _attention(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    if run.on_cpu:
+        return FLOAT * (pack.places * 2 * shape.key + pack.tokens * (2 * shape.query + shape.heads))
+    is_input = not run.lora_rank or any(linear.name == "o_proj" for linear in shape.adapted(run.lora_targets))
+    kept = run.bytes_each * (shape.query + 2 * shape.key + (0 if is_input else shape.query)) + FLOAT * shape.heads
+    return pack.places * kept
 
 
 def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:

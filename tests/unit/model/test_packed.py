@@ -209,7 +209,6 @@ def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObje
     for call in padded.calls:
         count, last, whole = call.shape
         seen = call.seen(None, CPU)
-        seen = torch.ones(last, whole, dtype=torch.bool).tril() if seen is None else seen
         seen = seen.expand(count, 1, last, whole)[:, 0]
         for row in range(count):
             for query in range(last):
