@@ -194,11 +194,10 @@ def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObje
     rows = [
         (np.concatenate([prompt, 100 * (row + 1) + np.arange(size)]), len(prompt)) for row, size in enumerate(responses)
     ]
-    segments = pack(rows, CPU).segments
-    tokens = len(prompt) + sum(responses)
-    padded = segments.padded
-    assert padded.queries.source[padded.queries.home].tolist() == list(range(tokens))
-    assert padded.keys.source[padded.keys.home].tolist() == list(range(tokens))
+    batch = pack(rows, CPU)
+    segments, padded = batch.segments, batch.segments.padded
+    assert padded.queries.source[padded.queries.home].tolist() == list(range(batch.tokens))
+    assert padded.keys.source[padded.keys.home].tolist() == list(range(batch.tokens))
     if segments.source is None:
         return
     assert not len(padded.queries.copies)
