@@ -1,6 +1,7 @@
 """An update of the policy beside its floor: the least that a forward pass, a backward pass and AdamW take.
 
     .venv/bin/python scripts/bench/update.py [--models 1m 10m] [--longest 64 256] [--json update.json]
+    .venv/bin/python scripts/bench/update.py --models FOLDER --dtype bfloat16 --longest 32 --prompts 16 --threads 2
 
 All run in this process on the same samples, in turn, on one rank and without Ray:
 
@@ -9,6 +10,9 @@ All run in this process on the same samples, in turn, on one rank and without Ra
     unshared   that floor with each sample's prompt computed again
     padded     the model as transformers runs it: samples in order of length, padded, logits of every token
     compiled   (with --compile) ours with model.compile; the seconds of its first update, compilation included, are told
+    products   the matrix products of ours alone, at the shapes of its largest micro-batch, and what share of ours it is
+
+In 16 bits only ours runs, and its products. The process has a worker's heap.
 
 Times are medians; a ratio is the median of the quotients, turn by turn. On a machine that others use, `--clock cpu`
 counts this process's processor seconds instead.
@@ -19,6 +23,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +34,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from _common import interleaved, ratio, write_json
+from _common import in_workers_heap, interleaved, median_of, ratio, write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -100,11 +105,13 @@ def train_batch(load: Workload, budget: int) -> Any:
     return TrainBatch(plan.of_rank(0), StepWork([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
 
 
-def ours(path: Path, batch: Any, compiled: bool = False) -> Callable[[], None]:
-    return role_update(path, batch, 1, compiled)
+def ours(path: Path, batch: Any, compiled: bool = False, dtype: str = "float32") -> Callable[[], None]:
+    return role_update(path, batch, 1, compiled, dtype)
 
 
-def role_update(path: Path, batch: Any, ranks: int, compiled: bool = False) -> Callable[[], None]:
+def role_update(
+    path: Path, batch: Any, ranks: int, compiled: bool = False, dtype: str = "float32"
+) -> Callable[[], None]:
     """An update of the policy's role, sharded over all ranks."""
     import torch
 
@@ -116,12 +123,52 @@ def role_update(path: Path, batch: Any, ranks: int, compiled: bool = False) -> C
 
     config = RunConfig.model_validate({"model": {"path": str(path), "compile": compiled}})
     device = torch.device("cpu")
-    role = PolicyRole(config, device, FsdpLoader(config, torch.float32, device, ParallelDims.of(ranks, 1)))
+    role = PolicyRole(config, device, FsdpLoader(config, getattr(torch, dtype), device, ParallelDims.of(ranks, 1)))
 
     def update() -> None:
         role.update(batch, 0, Coefficients(lr=1e-6, kl=0.0, entropy=0.0))
 
     return update
+
+
+def products(path: Path, batch: Any, dtype: str, clock: Callable[[], float]) -> float:
+    """Seconds of the matrix products of an update alone: of each linear layer's forward pass, and the two of its
+    backward pass; of the head one more, which computes its logits again."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rlcli.model.chunks import chunk_tokens
+
+    config = AutoConfig.from_pretrained(path)
+    with init_empty_weights():
+        lm = AutoModelForCausalLM.from_config(config)
+    head = lm.get_output_embeddings()
+    shapes = Counter(tuple(layer.weight.shape) for layer in lm.modules() if isinstance(layer, torch.nn.Linear))
+    shapes[tuple(head.weight.shape)] -= 1
+    largest = max(batch, key=lambda micro: micro.packed.tokens).packed
+    chunk = min(chunk_tokens(len(head.weight), on_gpu=False), len(largest.targets))
+
+    def seconds(shape: tuple[int, ...], tokens: int, forward: int) -> float:
+        """Of one layer, for each token."""
+        weight, inputs = torch.randn(shape).to(getattr(torch, dtype)), torch.randn(tokens, shape[1])
+        inputs, outputs = inputs.to(weight.dtype), torch.randn(tokens, shape[0]).to(weight.dtype)
+        passes = [partial(torch.mm, inputs, weight.t())] * forward
+        passes += [partial(torch.mm, outputs, weight), partial(torch.mm, outputs.t(), inputs)]
+        return sum(_median_seconds(product, clock) for product in passes) / tokens
+
+    layers = sum(count * seconds(shape, largest.tokens, 1) for shape, count in shapes.items() if count)
+    tokens, targets = (sum(f(micro.packed) for micro in batch) for f in (lambda x: x.tokens, lambda x: len(x.targets)))
+    return layers * tokens + seconds(tuple(head.weight.shape), chunk, 2) * targets
+
+
+def _median_seconds(call: Callable[[], Any], clock: Callable[[], float]) -> float:
+    def timed() -> float:
+        began = clock()
+        call()
+        return clock() - began
+
+    return median_of(timed)
 
 
 def bare(path: Path, batch: Any) -> Callable[[], None]:
@@ -185,17 +232,14 @@ def not_shared() -> Iterator[None]:
 
 
 def measure(
-    path: Path, load: Workload, budget: int, repeats: int, clock: Callable[[], float], compiled: bool
+    path: Path, load: Workload, budget: int, repeats: int, clock: Callable[[], float], compiled: bool, dtype: str
 ) -> dict[str, Any]:
     batch = train_batch(load, budget)
     with not_shared():
         unshared = train_batch(load, budget)
-    updates = {
-        "ours": ours(path, batch),
-        "floor": bare(path, batch),
-        "unshared": bare(path, unshared),
-        "padded": padded(path, load, budget),
-    }
+    updates = {"ours": ours(path, batch, dtype=dtype)}
+    if dtype == "float32":
+        updates |= {"floor": bare(path, batch), "unshared": bare(path, unshared), "padded": padded(path, load, budget)}
 
     def timed(name: str) -> float:
         began = clock()
@@ -204,7 +248,7 @@ def measure(
 
     first = None
     if compiled:
-        updates["compiled"] = ours(path, batch, compiled=True)
+        updates["compiled"] = ours(path, batch, compiled=True, dtype=dtype)
         first = timed("compiled")
     seconds = interleaved({name: partial(timed, name) for name in updates}, repeats=repeats)
     return {
@@ -212,6 +256,7 @@ def measure(
         "shared_tokens": sum(micro.packed.tokens for micro in batch),
         "micro_batches": len(batch.minibatches[0]),
         "seconds": seconds,
+        "products_s": products(path, batch, dtype, clock),
         "ours_to": {name: ratio(seconds["ours"], seconds[name]) for name in updates if name != "ours"},
         "first_compiled_s": first,
     }
@@ -219,7 +264,9 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["1m", "10m"])
+    parser.add_argument("--models", nargs="+", default=["1m", "10m"], help=f"{', '.join(MODELS)}, or folders")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of computation")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as many as it takes by itself")
     parser.add_argument("--longest", nargs="+", type=int, default=[64, 256], help="responses, in tokens")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
@@ -230,35 +277,42 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also with model.compile")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
+    in_workers_heap()
 
+    import torch
     import torch.distributed as dist
 
     from rlcli.model.io.tiny import make_tiny_model
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
-    variants = (*VARIANTS, "compiled") if arguments.compile else VARIANTS
-    table = Table("model", "longest", "micro-batch", "tokens", *variants, *(f"ours ÷ {name}" for name in variants[1:]))
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    variants = VARIANTS if arguments.dtype == "float32" else VARIANTS[:1]
+    variants = (*variants, "compiled") if arguments.compile else variants
+    ratios = [f"ours ÷ {name}" for name in variants[1:]]
+    table = Table("model", "longest", "micro-batch", "tokens", *variants, *ratios, "products", "products ÷ ours")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for model in arguments.models:
-            path = make_tiny_model(Path(folder) / model, **MODELS[model])
+            path = make_tiny_model(Path(folder) / model, **MODELS[model]) if model in MODELS else Path(model)
             for longest in arguments.longest:
                 load = workload(arguments.prompts, arguments.samples, arguments.prompt_tokens, longest)
                 for budget in arguments.budget:
-                    row = measure(path, load, budget, arguments.repeats, clock, arguments.compile)
+                    row = measure(path, load, budget, arguments.repeats, clock, arguments.compile, arguments.dtype)
                     rows.append({"model": model, "longest": longest, "budget": budget, **row})
                     times = [f"{median(row['seconds'][name]):.3f} s" for name in variants]
                     ratios = [f"{row['ours_to'][name]:.2f}" for name in variants[1:]]
-                    tokens = f"{row['tokens']} → {row['shared_tokens']}"
-                    table.add_row(model, str(longest), str(budget), tokens, *times, *ratios)
+                    tokens, alone = f"{row['tokens']} → {row['shared_tokens']}", row["products_s"]
+                    times += [*ratios, f"{alone:.3f} s", f"{alone / median(row['seconds']['ours']):.0%}"]
+                    table.add_row(path.name, str(longest), str(budget), tokens, *times)
                     if arguments.compile:
                         print(f"{model}: the first compiled update took {row['first_compiled_s']:.1f} s")
     dist.destroy_process_group()
     console = Console()
     console.width = max(console.width, 140)  # also into a file
     console.print(table)
-    write_json(arguments.json, {"clock": arguments.clock, "rows": rows})
+    write_json(arguments.json, {"clock": arguments.clock, "dtype": arguments.dtype, "rows": rows})
 
 
 if __name__ == "__main__":
