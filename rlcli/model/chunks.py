@@ -8,6 +8,10 @@ MOST_LOGITS = 2**26
 CACHED_LOGITS = 2**18
 """What a CPU's caches hold (1 MiB): several passes read them."""
 
+BLOCK_LOGITS = 2**21
+"""What a CPU's last cache holds beside other things (8 MiB): several passes over parts of a chunk read them. Much
+smaller parts have threads wait for each other too often, above all where other processes run."""
+
 CPU_TOKENS = 512
 """Tokens of a chunk on a CPU if the vocabulary is large: the head's weight is read from memory once per chunk."""
 

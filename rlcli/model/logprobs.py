@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlcli.model.chunks import CACHED_LOGITS
+from rlcli.model.chunks import BLOCK_LOGITS
 
 FAR_BELOW = -1e9
 """The logit of what is never drawn. Finite, since 0 · ∞ in the entropy would be NaN."""
@@ -172,7 +172,7 @@ def _projections(hidden: Tensor, weight: Tensor, temperature: float, chunk: int)
 def _blocks(logits: Tensor) -> Iterator[slice]:
     """The rows of a chunk in the parts that the softmax is computed for at once: on a CPU what its caches hold."""
     rows, vocabulary = logits.shape
-    size = rows if logits.is_cuda else max(1, CACHED_LOGITS // vocabulary)
+    size = rows if logits.is_cuda else max(1, BLOCK_LOGITS // vocabulary)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlcli.model.chunks import CACHED_LOGITS
+from rlcli.model.chunks import BLOCK_LOGITS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ def inverse_cdf(logits: Tensor, keys: Tensor) -> Tensor:
 
 def _blocks(logits: Tensor, uniform: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Rows that the caches of a CPU hold at once: several passes read them."""
-    rows = max(1, CACHED_LOGITS // logits.shape[1])
+    rows = max(1, BLOCK_LOGITS // logits.shape[1])
     return logits.split(rows), uniform.split(rows)
 
 

@@ -1,4 +1,5 @@
-"""CPU kernels for the norm and the gated unit of vLLM's models, which expect torch.compile, which is off there.
+"""CPU kernels for the norm and the gated unit of vLLM's models, which expect torch.compile, which is off there; ranks of
+tokens that nothing reads are left out.
 
 vLLM writes both as several torch calls for torch.compile to fuse. Its CPU build still has a kernel for the norm; the
 gated unit needs only two calls.
@@ -55,6 +56,29 @@ def _silu_and_mul(layer: Any, x: Any) -> Any:
 
     width = x.shape[-1] // 2
     return torch.nn.functional.silu(x[..., :width]).mul_(x[..., width:])
+
+
+def leave_out_ranks(worker: Any) -> bool:
+    """Have this vLLM worker return 0 as each token's rank in the vocabulary, which nothing here reads: to count the
+    likelier tokens takes two passes over all logits. False if its sampler has no such method. Called in the worker
+    through `collective_rpc`."""
+    import torch
+    from vllm.v1.outputs import LogprobsTensors
+
+    sampler = worker.model_runner.sampler
+    if not hasattr(sampler, "gather_logprobs"):
+        return False
+    original = sampler.gather_logprobs
+
+    def gathered(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
+        if num_logprobs:  # of other tokens too
+            return original(logprobs, num_logprobs, token_ids)
+        column = token_ids.unsqueeze(-1)
+        ranks = torch.zeros(len(token_ids), dtype=torch.int32, device=token_ids.device)
+        return LogprobsTensors(column.to(torch.int32), logprobs.gather(-1, column), ranks)
+
+    sampler.gather_logprobs = gathered
+    return True
 
 
 def repack(model: Any) -> None:
