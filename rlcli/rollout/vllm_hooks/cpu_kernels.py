@@ -1,5 +1,5 @@
-"""CPU kernels for the norm and the gated unit of vLLM's models, which expect torch.compile, which is off there; ranks of
-tokens that nothing reads are left out.
+"""CPU kernels for the norm and the gated unit of vLLM's models, which expect torch.compile, which is off there; ranks
+of tokens, which nothing reads, are left out.
 
 vLLM writes both as several torch calls for torch.compile to fuse. Its CPU build still has a kernel for the norm; the
 gated unit needs only two calls.
