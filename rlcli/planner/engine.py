@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 
+from rlcli.config.schema import RunConfig
 from rlcli.planner.setting import Parts, Setting
+from rlcli.planner.shape import ModelShape
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
 """Maximum tokens of a prefill, as set by `rlcli.rollout.vllm_engine`."""
+
+CPU_BLOCK = 32
+"""Tokens of a block of the KV cache on CPUs, as set by `rlcli.rollout.vllm_engine`."""
+MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
+"""Bytes of a KV cache on CPUs that is sized to the workload."""
 
 SAMPLER_COPIES = 3
 """Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
@@ -85,5 +92,32 @@ def activations(setting: Setting) -> float:
 
 
 def full_responses(setting: Setting) -> float:
-    """How many samples of maximum length the KV cache of one engine holds at once."""
-    return kv_cache(setting) / (kv_per_token(setting) * setting.max_length)
+    """How many samples of the length that these prompts allow the KV cache of one engine holds at once."""
+    return kv_cache(setting) / (kv_per_token(setting) * setting.longest)
+
+
+def holds_longest(setting: Setting) -> bool:
+    """Whether the KV cache holds one sample of the length that the configuration allows; else vLLM does not start."""
+    return kv_cache(setting) >= kv_per_token(setting) * setting.max_length
+
+
+def workload_cache(config: RunConfig, shape: ModelShape, bytes_each: int, longest: int) -> int:
+    """Bytes of an engine's KV cache on a CPU that holds all samples of a step at once, up to MAX_KV_CACHE.
+
+    longest: tokens of the longest sample that the run's prompts allow. One of the length that the configuration allows
+    fits in any case.
+    """
+    rollout = config.rollout
+    engines = config.engine_workers // rollout.tensor_parallel
+    samples = max(config.groups_at_once * rollout.samples_per_prompt // engines, 1)
+    a_block = CPU_BLOCK * int(shape.kv_bytes_per_token(bytes_each))
+    blocks = math.ceil((longest + rollout.speculate) / CPU_BLOCK) * min(rollout.max_concurrent, samples)
+    wanted = blocks * a_block * 5 // 4
+    return max(MIN_KV_CACHE, smallest_cache(config, shape, bytes_each), min(MAX_KV_CACHE, wanted))
+
+
+def smallest_cache(config: RunConfig, shape: ModelShape, bytes_each: int) -> int:
+    """Bytes of a KV cache on a CPU that holds one sample of the length that the configuration allows, with a block to
+    spare."""
+    blocks = math.ceil((config.max_length + config.rollout.speculate) / CPU_BLOCK) + 1
+    return blocks * CPU_BLOCK * int(shape.kv_bytes_per_token(bytes_each))

@@ -20,6 +20,7 @@ from rlcli.planner.fitting.solve import (
     largest_utilization,
     shortfall,
     solved,
+    verdict,
 )
 from rlcli.planner.memory import (
     PhaseMemory,
@@ -79,9 +80,10 @@ class Forecast:
         setting = self.setting
         return {
             "device": {"name": setting.device.name, "memory_gb": setting.device.memory / GIB},
-            "calibrated": setting.device.constants.measured or None,
+            "rates": setting.device.rates_from or None,
             "budget_gb": self.budget / GIB,
             "fits": self.fits,
+            "verdict": verdict(setting),
             "shortfall": None if self.fits else shortfall(self.setting),
             "memory": {f"{phase.name}_gb": _in_gib(phase) for phase in self.memory},
             "engine_worker": _in_gib(self.apart) if self.apart else None,

@@ -13,6 +13,13 @@ from rlcli.planner.shape import ModelShape
 
 ADAM_MOMENTS = 2
 
+COPY_RESERVE = 512 << 20
+"""Bytes that stay free on a machine with CPUs where a checkpoint is copied before it is written; else it is written
+from the tensors that train, and training waits."""
+OUTSIDE = 3 << 29
+"""On CPUs, besides the workers: the driver, Ray's daemons and object store, the scoring service and its processes
+(1.5 GiB)."""
+
 COMING_AND_GOING = {
     "gathered weights",
     "activations",
@@ -57,10 +64,12 @@ def phases(setting: Setting) -> list[PhaseMemory]:
     engine = engine_parts(setting, idle=True) if setting.hosts_engine else {}
     if setting.has_engine:
         found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
-    found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), _copied(setting), engine))
     if not setting.device.is_cpu:
+        found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), {}, engine))
         return found
-    taken = _heap_taken(setting, updating)
+    copied = _copied(setting, updating)
+    found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), copied, engine))
+    taken = _heap_taken(setting, updating, copied if setting.config.checkpoint.every else {})
     return [_with_heap(phase, taken) for phase in found]
 
 
@@ -70,11 +79,10 @@ def _with_heap(phase: PhaseMemory, taken: float) -> PhaseMemory:
     return _phase(phase.name, phase.parts, {"heap": max(taken - own, 0.0)})
 
 
-def _heap_taken(setting: Setting, passing: Parts) -> float:
-    """Memory of all temporary parts. The checkpoint's copy reuses the memory of an update (`passing`), or the other way
-    round."""
+def _heap_taken(setting: Setting, passing: Parts, copied: Parts) -> float:
+    """Memory of all temporary parts. The checkpoint's copy (`copied`) reuses the memory of an update (`passing`), or
+    the other way round."""
     held = _trainer(setting, "update")
-    copied = _copied(setting) if setting.config.checkpoint.every else {}
     moments = held["optimizer"] + held.get("critic", 0.0) * ADAM_MOMENTS / (1 + ADAM_MOMENTS)
     return max(sum(passing.values()), sum(copied.values())) + wasted(setting, setting.policy, passing, moments)
 
@@ -191,9 +199,15 @@ def _passes(setting: Setting, *shapes: ModelShape | None) -> Parts:
     return max(candidates, key=lambda parts: sum(parts.values()))
 
 
-def _copied(setting: Setting) -> Parts:
-    """The checkpoint's copy, which is in host memory."""
-    return {"checkpoint's copy": checkpoint_bytes(setting) / setting.shards} if setting.device.is_cpu else {}
+def _copied(setting: Setting, passing: Parts) -> Parts:
+    """The checkpoint's copy on CPUs, if one is made: the worker leaves it out where memory is short
+    (`rlcli.workers.worker.Worker.save_state`). passing: temporary parts of an update."""
+    size = checkpoint_bytes(setting) / setting.shards
+    held = _trainer(setting, "update") | asleep_bytes(setting)
+    resident = sum(held.values()) + _heap_taken(setting, passing, {})
+    free = (setting.device.memory - OUTSIDE) / setting.config.all_workers
+    free = min(free, setting.device.process_limit) - resident
+    return {"checkpoint's copy": size} if size + COPY_RESERVE <= free else {}
 
 
 def checkpoint_bytes(setting: Setting) -> float:

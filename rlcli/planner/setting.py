@@ -34,21 +34,25 @@ class Shown:
 
 @dataclass(frozen=True)
 class Setting:
-    """policy, critic, teachers: shapes; critic is None if there is none; for a process reward model it has a policy's
-    shape.
-    prompt_tokens: mean length of a prompt if the data was read, else the maximum. kv_cache_bytes: of one engine, if it
-    is given or sized to the workload; None: determined by gpu_memory_utilization. shown: what a prompt has of
-    pictures, among its tokens."""
+    """What the planner computes from."""
 
     config: RunConfig
     device: Device
     policy: ModelShape
     critic: ModelShape | None
+    """None if there is none; for a process reward model it has a policy's shape."""
     algorithm: Algorithm
     prompt_tokens: float
+    """Mean length of a prompt if the data was read, else the maximum."""
     kv_cache_bytes: int | None
+    """Of one engine, if it is set or sized to the workload; None: determined by gpu_memory_utilization."""
     teachers: tuple[ModelShape, ...] = ()
     shown: Shown = Shown()
+    """What a prompt has of pictures, among its tokens."""
+    longest_prompt: int | None = None
+    """Tokens; None if the data was not read."""
+    given_response_tokens: float | None = None
+    """Mean length of the responses that the data gives (`data.response`); None if it gives none, or was not read."""
 
     def with_keys(self, **sections: dict[str, Any]) -> Setting:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
@@ -140,7 +144,19 @@ class Setting:
 
     @property
     def max_length(self) -> int:
+        """Tokens that the configuration allows a sample."""
         return self.config.max_length
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample that these prompts can have."""
+        return longest_sample(self.config, self.longest_prompt)
+
+    @property
+    def response_tokens(self) -> float:
+        """Of a sample: the maximum, or the mean of the given ones."""
+        given = self.given_response_tokens
+        return self.config.rollout.max_response_tokens if given is None else given
 
     @property
     def samples(self) -> int:
@@ -152,8 +168,8 @@ class Setting:
 
     @property
     def sample_tokens(self) -> float:
-        """Prompt and response tokens of a sample with a response of maximum length."""
-        return self.prompt_tokens + self.config.rollout.max_response_tokens
+        """Prompt and response tokens of a sample with a response of maximum length, or with a mean given one."""
+        return self.prompt_tokens + self.response_tokens
 
     @cached_property
     def pack(self) -> Pack:
@@ -161,7 +177,7 @@ class Setting:
         minibatch has for a data rank, every response of maximum length. Samples of one prompt are packed together and
         share it. (If all are that long, micro-batches may not be full; with some shorter ones they are.) With
         `parallel.context` each of its ranks has equally many; in attention it has all places, but fewer heads."""
-        train, longest = self.config.train, self.config.rollout.max_response_tokens
+        train, longest = self.config.train, self.response_tokens
         room, prompt = train.tokens_per_microbatch, self.prompt_tokens
         a_rank = self.samples / train.minibatches / self.data_ranks
         shared = prompt >= SHARED_FROM * self.sample_tokens
@@ -243,11 +259,14 @@ def setting_of(
     *,
     prompt_tokens: float | None = None,
     shown: Shown | None = None,
+    longest_prompt: int | None = None,
+    given_response_tokens: float | None = None,
     kv_cache_bytes: int | None = None,
     read: Callable[..., ModelShape] = read_shape,
 ) -> Setting:
-    """The setting of a run. prompt_tokens, shown: of its data; None: prompts are as long as allowed, and all pictures
-    if the model sees them. Raises an RlcliError that names a model or an algorithm that cannot be used."""
+    """The setting of a run. prompt_tokens, shown, longest_prompt, given_response_tokens: of its data; None: prompts are
+    as long as allowed, and all pictures if the model sees them. Raises an RlcliError that names a model or an algorithm
+    that cannot be used."""
     policy = read(config.model.path)
     from rlcli.algorithms.build import build_algorithm
 
@@ -260,4 +279,23 @@ def setting_of(
     teachers = tuple(read(one.path, "teacher.path") for one in config.teacher.held)
     if shown is None:
         shown = Shown(tokens, 1.0) if policy.tower is not None and prompt_tokens is None else Shown()
-    return Setting(config, device, policy, critic, algorithm, tokens, kv_cache_bytes, teachers, shown)
+    return Setting(
+        config=config,
+        device=device,
+        policy=policy,
+        critic=critic,
+        algorithm=algorithm,
+        prompt_tokens=tokens,
+        kv_cache_bytes=kv_cache_bytes,
+        teachers=teachers,
+        shown=shown,
+        longest_prompt=longest_prompt,
+        given_response_tokens=given_response_tokens,
+    )
+
+
+def longest_sample(config: RunConfig, longest_prompt: int | None) -> int:
+    """Tokens of the longest sample with prompts of at most `longest_prompt` tokens; None: as long as allowed."""
+    if longest_prompt is None:
+        return config.max_length
+    return config.max_length - config.data.max_prompt_tokens + min(longest_prompt, config.data.max_prompt_tokens)

@@ -1,8 +1,8 @@
-"""Estimate the seconds of a step by phase, for full-length responses: operations and bytes divided by device rates.
+"""Estimate the seconds of a step by phase, for full-length responses of which every one is trained on.
 
-The device's figures are peaks; its constants say how many times as long real work takes. Unless they were measured
-(`rlcli plan --calibrate`) they are round numbers from what good implementations report: expect the order of magnitude,
-and trust comparisons more.
+On the machine that the command runs on, operations and bytes are divided by rates that were measured there
+(`rlcli.planner.rates`). Of other devices the data sheet gives peaks, and constants say how many times as long real work
+takes, in round numbers: expect the order of magnitude, and trust comparisons more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 from rlcli.planner.activations import FLOAT
-from rlcli.planner.engine import full_responses, kv_per_token, weights
+from rlcli.planner.device import Device
+from rlcli.planner.engine import CPU_BLOCK, full_responses, kv_per_token, weights
 from rlcli.planner.memory import checkpoint_bytes
 from rlcli.planner.setting import Setting
 from rlcli.planner.tower import backward_flops, tower_flops
@@ -25,6 +26,15 @@ SUM_S = 10e-6
 
 ADAM_TRAFFIC = 7 * FLOAT
 """Bytes per parameter that a step reads and writes: weight, gradient and two moments."""
+
+TRAINING_OPERATIONS, FORWARD_OPERATIONS = 60, 20
+"""Small operations of a layer in a micro-batch, beyond those whose time grows with the tokens."""
+DECODING_OPERATIONS, STEP_OPERATIONS = 20, 150
+"""Small operations of an engine on a CPU for each token step: of a layer, and besides."""
+STEP_PYTHON, REQUEST_PYTHON = 20.0, 0.5
+"""Python of an engine for each token step, and for each request in it, in pieces of `Rates.python_s`."""
+SYNC_COPIES = 6
+"""Times that the weights are copied or read in a sync with its checks."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +127,9 @@ def _picture(setting: Setting) -> float:
 
 def _step_tokens(setting: Setting) -> tuple[float, float, float]:
     """Totals over all ranks in one pass: tokens of the packs, places in attention, response tokens."""
-    pack, config = setting.pack, setting.config
+    pack = setting.pack
     packs = setting.samples * setting.sample_tokens / pack.places
-    return pack.tokens * packs, pack.places * packs, setting.samples * config.rollout.max_response_tokens
+    return pack.tokens * packs, pack.places * packs, setting.samples * setting.response_tokens
 
 
 def _attention(setting: Setting, places: float) -> float:
@@ -133,11 +143,9 @@ def _pass_seconds(
     """passes, head: through layers and head, in forward passes. exchanges: times that a token's values are exchanged
     with other ranks, and back. seeing: operations of the tower."""
     shape = setting.policy
-    tokens, places, responses = _step_tokens(setting)
-    layers = 2 * shape.matrix_parameters * tokens + _attention(setting, places)
-    flops = passes * layers + head * 2 * shape.embedding_parameters * responses + seeing
+    tokens, places, _ = _step_tokens(setting)
     over = setting.device.constants
-    computing = flops / setting.ranks / setting.device.flops * over.over_flops
+    computing = _computing(setting, passes, head, seeing) / setting.ranks
     if setting.ranks == 1:
         return computing, "matrix rate"
     microbatches = math.ceil(tokens / setting.ranks / setting.pack.tokens)
@@ -158,6 +166,22 @@ def _pass_seconds(
     exchanging *= exchanges * over.over_links
     bound = links if moving + exchanging > computing else "matrix rate"
     return max(moving, computing) + exchanging, bound
+
+
+def _computing(setting: Setting, passes: float, head: float, seeing: float) -> float:
+    """Seconds of `_pass_seconds` if one rank computed all of it."""
+    shape, rates, device = setting.policy, setting.device.rates, setting.device
+    tokens, places, responses = _step_tokens(setting)
+    layers = passes * (2 * shape.matrix_parameters * tokens + _attention(setting, places)) + seeing
+    projecting = head * 2 * shape.embedding_parameters * responses
+    if rates is None:
+        return (layers + projecting) / device.flops * device.constants.over_flops
+    training = passes > 1
+    seconds = layers / rates.of_layer(shape.hidden, training=training)
+    seconds += projecting / rates.of_product(shape.hidden, math.inf)
+    seconds += rates.softmax_s * responses * shape.vocab * (head / 4 if training else head / 2)
+    operations = TRAINING_OPERATIONS if training else FORWARD_OPERATIONS
+    return seconds + math.ceil(setting.packs) * shape.layers * operations * rates.operation_s
 
 
 def _exchanged(setting: Setting, places: float) -> float:
@@ -211,7 +235,14 @@ def _update(setting: Setting) -> PhaseTime:
 def _stepping(setting: Setting, parameters: float) -> float:
     """Seconds of the optimizer's step."""
     device = setting.device
-    return parameters / setting.shards * ADAM_TRAFFIC / device.read_rate * device.constants.over_reading
+    if device.rates is not None:
+        return parameters / setting.shards / device.rates.update_rate
+    return parameters / setting.shards * ADAM_TRAFFIC / device.read_rate * _over_reading(device)
+
+
+def _over_reading(device: Device) -> float:
+    """How many times as long as at the given rate reading takes: a measured rate is no peak."""
+    return 1.0 if device.rates is not None else device.constants.over_reading
 
 
 def _generate(setting: Setting) -> PhaseTime:
@@ -226,6 +257,9 @@ def _generate(setting: Setting) -> PhaseTime:
     bounds = _decode_bounds(setting, at_once, length)
     bound = max(bounds, key=lambda name: bounds[name])
     prefill = rollout.prompts_per_step / setting.engines * _prefill(setting)
+    if setting.device.is_cpu:  # only whole blocks of a prompt are shared by its samples
+        alone = setting.prompt_tokens % CPU_BLOCK * (rollout.samples_per_prompt - 1)
+        prefill *= 1 + alone / max(setting.prompt_tokens, 1.0)
     bound += "; beside the rest" * bool(config.async_.staleness and config.rollout.workers)
     return PhaseTime("generate", steps * decode_seconds(setting, at_once, length) + prefill, bound)
 
@@ -240,7 +274,10 @@ def decode_seconds(setting: Setting, running: float, length: float) -> float:
 def prefill_seconds(setting: Setting) -> float:
     """Seconds of an engine for one token of a prompt."""
     shape, device = setting.policy, setting.device
-    per_token = 2 * (shape.matrix_parameters + shape.embedding_parameters) / setting.config.rollout.tensor_parallel
+    shared = setting.config.rollout.tensor_parallel
+    if device.rates is not None:
+        return 2 * shape.matrix_parameters / shared / device.rates.of_layer(shape.hidden, training=False)
+    per_token = 2 * (shape.matrix_parameters + shape.embedding_parameters) / shared
     return per_token / device.flops * device.constants.over_flops
 
 
@@ -251,23 +288,34 @@ def _prefill(setting: Setting) -> float:
         return text
     flops = sum(tower_flops(tower, setting.shown.tokens * tower.unit, _picture(setting) * tower.unit))
     flops /= setting.config.rollout.tensor_parallel
+    rates = setting.device.rates
+    if rates is not None:
+        return text + flops / rates.of_layer(setting.policy.hidden, training=False)
     return text + flops / setting.device.flops * setting.device.constants.over_flops
 
 
 def _decode_bounds(setting: Setting, running: float, length: float) -> dict[str, float]:
     """Seconds of one decoding step by what could bound it."""
-    device, over, shared = setting.device, setting.device.constants, setting.config.rollout.tensor_parallel
-    reading = (weights(setting) + running * length * kv_per_token(setting)) / device.read_rate * over.over_reading
-    slower = 10 if device.is_cpu or setting.config.rollout.enforce_eager else 1
+    device, shape, shared = setting.device, setting.policy, setting.config.rollout.tensor_parallel
+    rates, over = device.rates, device.constants
+    reading = weights(setting) + running * length * kv_per_token(setting)
+    reading = reading / device.read_rate * _over_reading(device)
     if shared > 1:  # nothing is read while two sums a layer are exchanged
-        rate, shape = device.rate_among(shared)[0], setting.policy
+        rate = device.rate_among(shared)[0]
         summed = 2 * (shared - 1) / shared * running * shape.hidden * setting.bytes_each
         reading += 2 * shape.layers * (SUM_S + summed / rate * over.over_links)
-    return {
-        "memory": reading,
-        "matrix rate": running * prefill_seconds(setting),
-        "scheduling": over.decode_step_s * slower,
-    }
+    if rates is None:
+        computing = running * prefill_seconds(setting)
+    else:
+        flops = 2 * running * (shape.matrix_parameters + shape.embedding_parameters) / shared
+        computing = flops / rates.of_product(shape.hidden, running)
+    if rates is None or not device.is_cpu:
+        scheduling = over.decode_step_s * (10 if setting.config.rollout.enforce_eager else 1)
+    else:
+        scheduling = (DECODING_OPERATIONS * shape.layers + STEP_OPERATIONS) * rates.operation_s
+        scheduling += (STEP_PYTHON + REQUEST_PYTHON * running) * rates.python_s
+        scheduling += running * shape.vocab * rates.draw_s
+    return {"memory": reading, "matrix rate": computing, "scheduling": scheduling}
 
 
 def _sync(setting: Setting) -> PhaseTime:
@@ -276,8 +324,8 @@ def _sync(setting: Setting) -> PhaseTime:
     size = setting.bytes_each * setting.policy.parameters
     if setting.separate_adapter:
         size = FLOAT * setting.trained_parameters()
-    over = setting.device.constants
-    copying, moving, links = 2 * size / setting.device.read_rate * over.over_reading, 0.0, ""
+    over, copies = setting.device.constants, SYNC_COPIES if setting.device.rates is not None else 2
+    copying, moving, links = copies * size / setting.device.read_rate * _over_reading(setting.device), 0.0, ""
     if setting.shards > 1 or setting.config.rollout.workers:
         rate, links = setting.device.rate_among(setting.ranks if setting.config.rollout.workers else setting.shards)
         moving = size / rate * over.over_links
@@ -315,4 +363,4 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
 
 def _host_rate(setting: Setting) -> float:
     device, over = setting.device, setting.device.constants
-    return device.read_rate / over.over_reading / 2 if device.is_cpu else device.host_rate / over.over_links
+    return device.host_rate if device.is_cpu else device.host_rate / over.over_links

@@ -18,6 +18,8 @@ from rlcli.cluster.watchdog import progress
 from rlcli.data.shard import SampleShard
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.files import described, write_synced
+from rlcli.planner.device import available_memory, process_limit
+from rlcli.planner.memory import COPY_RESERVE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,6 +106,15 @@ def _failure(error: BaseException, folder: Path) -> BaseException:
         f"{who}cannot write the checkpoint {folder}: {error.strerror or error}",
         "make room there, or give a folder that can be written",
     )
+
+
+def room_for_copy(state: Mapping[str, Tensor], workers: int) -> bool:
+    """Whether this machine has room for copies of this rank's parts of `state` in so many workers."""
+    import psutil
+
+    size = sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in state.values())
+    free = min(available_memory() / workers, process_limit() - psutil.Process().memory_info().rss)
+    return bool(size + COPY_RESERVE <= free)
 
 
 def write_waiting(path: Path, shards: list[SampleShard | None]) -> Files:

@@ -37,7 +37,7 @@ from rlcli.workers.roles.token_advantages import fill_advantages, fill_kept, fil
 from rlcli.workers.roles.work_queue import NO_QUEUE, Queue
 from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
-from rlcli.workers.state_writer import Files, StateWriter, read_waiting, write_waiting
+from rlcli.workers.state_writer import Files, StateWriter, read_waiting, room_for_copy, write_waiting
 from rlcli.workers.step_recorder import StepRecorder, StepReport
 from rlcli.workers.teacher import TeacherRole
 from rlcli.workers.weights.sync import WeightSync
@@ -326,13 +326,17 @@ class Worker(WeightSync):
     @dispatch()
     def save_state(self, folder: str) -> None:
         """Copy all state that training has changed here (trained parameters of policy and critic, their optimizers,
-        random states), then write it to the new folder `folder` in the background of training. Collective. Waits for
-        an earlier one first."""
+        random states), then write it to the new folder `folder` in the background of training; on a CPU without room
+        for a copy, write it before training goes on. Collective. Waits for an earlier one first."""
         from rlcli.model.io.state import copied, rng_state
 
         self.writer.wait()  # or two copies would be in memory at once
         state = {key: value for name, model in self._trained().items() for key, value in model.state(name).items()}
-        self.writer.start(copied(state, self.offload.copied), rng_state(), Path(folder))
+        if self.spec.device == "cpu" and not room_for_copy(state, self.config.all_workers):
+            self.writer.start(state, rng_state(), Path(folder))
+            self.writer.wait()
+        else:
+            self.writer.start(copied(state, self.offload.copied), rng_state(), Path(folder))
 
     @dispatch()
     def state_saved(self, wait: bool) -> Files | None:

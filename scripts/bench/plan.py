@@ -1,14 +1,15 @@
-"""How close `rlcli plan` comes: short real trainings on this machine's CPUs, predicted and measured phase by phase.
+"""How close `rlcli plan` comes: short real trainings on this machine's CPUs, predicted and measured.
 
-    .venv/bin/python scripts/bench/plan.py [--cases 10m-full,10m-lora] [--limit-s 180] [--json plan.json]
+    .venv/bin/python scripts/bench/plan.py [--cases 10m,10m-lora] [--model FOLDER --data FOLDER] [--json plan.json]
 
-Each case is a run of a few steps with random weights, random rewards (or nothing would be learned from) and responses
-that go on to the end, on one thread a worker. Predicted is what `rlcli plan` says before; measured is the largest
-`memory/PHASE_gb` over the run's steps. A row is a phase; the error is (predicted − measured) ÷ measured.
+Each case is a run of four steps with random rewards, a different one for each response, so that every sample is trained
+on. The small models have random weights, and their responses never end; those of --model (the cases 135m-…) mostly
+reach the maximum. Predicted is what `rlcli plan` says before. Measured are the largest `memory/PHASE_gb` over the run's
+steps and the median `time/PHASE_s`, without the first step. The error is predicted ÷ measured.
 
 Each run has processes of its own, and as long as --limit-s says; one that takes longer is ended, and reported as such.
-With --json its figures are in the file as soon as it is done: cases that are already there stay, or are replaced by
-themselves, so that what was interrupted goes on with the cases that are missing.
+With --json its figures are in the file as soon as it is done: cases that are already there are not run again, so that
+what was interrupted goes on with the cases that are missing (--again: run them).
 """
 
 from __future__ import annotations
@@ -23,114 +24,128 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_json
+from _plan_runs import Sizes, measured, trained
 from rich.console import Console
 from rich.table import Table
 
 from rlcli.errors import SetupError
-from rlcli.launch.planning.calibrate import measured, trained
 
-SIZES = {
+SIZES: dict[str, Sizes] = {
+    "0.5m": {"hidden": 128, "layers": 2, "heads": 4, "kv-heads": 2},
     "1m": {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2},
     "4m": {"hidden": 256, "layers": 3, "heads": 4, "kv-heads": 1},
     "10m": {"hidden": 384, "layers": 4, "heads": 6, "kv-heads": 2},
-    "20m": {"hidden": 512, "layers": 6, "heads": 8, "kv-heads": 8},
     "25m": {"hidden": 576, "layers": 6, "heads": 9, "kv-heads": 3},
-    "30m": {"hidden": 640, "layers": 5, "heads": 10, "kv-heads": 2},
     "60m": {"hidden": 768, "layers": 8, "heads": 12, "kv-heads": 4},
-    "80m": {"hidden": 896, "layers": 7, "heads": 14, "kv-heads": 2},
-    "100m": {"hidden": 1024, "layers": 6, "heads": 16, "kv-heads": 4},
 }
-FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "checkpoint.every=0"]
+MODEL = "135m"
+"""The size of --model."""
+HALF = ["model.dtype=bfloat16", "rollout.canary_tolerance=10"]
+LORA = ["lora.rank=16", "train.lr=1e-4"]
+FEW = ["rollout.samples_per_prompt=4", "rollout.max_response_tokens=32", "data.max_prompt_tokens=96"]
+SFT = ["rollout.samples_per_prompt=1", "rollout.prompts_per_step=64"]
 CASES: dict[str, tuple[str, str, list[str]]] = {
-    "1m-full": ("1m", "grpo", []),
+    "0.5m": ("0.5m", "grpo", []),
+    "1m": ("1m", "grpo", []),
+    "1m-bfloat16": ("1m", "grpo", HALF),
+    "1m-sft": ("1m", "sft", SFT),
     "1m-two-workers": ("1m", "grpo", ["cluster.workers=2"]),
-    "4m-full": ("4m", "grpo", ["rollout.max_response_tokens=200", "train.tokens_per_microbatch=1760"]),
-    "10m-full": ("10m", "grpo", []),
+    "4m": ("4m", "grpo", ["rollout.max_response_tokens=200", "train.tokens_per_microbatch=1760"]),
+    "10m": ("10m", "grpo", []),
+    "10m-bfloat16": ("10m", "grpo", HALF),
     "10m-small": ("10m", "grpo", ["train.tokens_per_microbatch=880"]),
     "10m-checkpointing": ("10m", "grpo", ["model.gradient_checkpointing=true"]),
-    "10m-lora": ("10m", "grpo", ["lora.rank=16", "train.lr=1e-4"]),
+    "10m-lora": ("10m", "grpo", LORA),
+    "10m-lora-bfloat16": ("10m", "grpo", [*LORA, *HALF]),
+    "10m-sft": ("10m", "sft", SFT),
     "10m-reference": ("10m", "grpo", ["algorithm.kl_coef=0.01"]),
     "10m-critic": ("10m", "ppo", ["algorithm.kl_coef=0"]),
     "10m-two-workers": ("10m", "grpo", ["cluster.workers=2"]),
-    "20m-full": ("20m", "grpo", ["train.tokens_per_microbatch=1760"]),
-    "20m-lora": ("20m", "grpo", ["lora.rank=32", "train.lr=1e-4"]),
-    "20m-reference": ("20m", "grpo", ["algorithm.kl_coef=0.01", "cluster.workers=2"]),
-    "25m-full": ("25m", "grpo", ["train.tokens_per_microbatch=1760"]),
-    "25m-lora": ("25m", "grpo", ["lora.rank=8", "train.lr=1e-4"]),
-    "25m-lora-two": ("25m", "grpo", ["lora.rank=32", "train.lr=1e-4", "cluster.workers=2"]),
-    "30m-full": ("30m", "grpo", []),
-    "30m-lora": ("30m", "grpo", ["lora.rank=8", "train.lr=1e-4"]),
-    "30m-critic": ("30m", "ppo", ["algorithm.kl_coef=0", "model.gradient_checkpointing=true"]),
-    "30m-two-workers": ("30m", "grpo", ["cluster.workers=2"]),
-    "60m-full": ("60m", "grpo", ["train.tokens_per_microbatch=880"]),
-    "60m-checkpointing": ("60m", "grpo", ["model.gradient_checkpointing=true", "rollout.prompts_per_step=2"]),
-    "80m-lora": ("80m", "grpo", ["lora.rank=16", "train.lr=1e-4", "train.tokens_per_microbatch=1760"]),
-    "100m-full": ("100m", "grpo", [*FEW]),
-    "100m-two-workers": ("100m", "grpo", [*FEW, "cluster.workers=2"]),
-    "100m-lora": ("100m", "grpo", [*FEW, "lora.rank=16", "train.lr=1e-4"]),
-    "100m-checkpointing": ("100m", "grpo", [*FEW, "model.gradient_checkpointing=true"]),
+    "25m": ("25m", "grpo", ["train.tokens_per_microbatch=1760"]),
+    "60m": ("60m", "grpo", ["train.tokens_per_microbatch=880"]),
+    "135m-float32": (MODEL, "grpo", FEW),
+    "135m-bfloat16": (MODEL, "grpo", [*FEW, *HALF]),
+    "135m-lora": (MODEL, "grpo", [*FEW, *LORA]),
+    "135m-lora-bfloat16": (MODEL, "grpo", [*FEW, *LORA, *HALF]),
+    "135m-sft": (MODEL, "sft", [*SFT, *HALF, "rollout.prompts_per_step=32", "data.max_prompt_tokens=96"]),
 }
+TIMED = ("generate", "update", "sync", "step")
 GIB = 1 << 30
 
 
-def run_case(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
+def run_case(name: str, folder: Path, model: Path | None, data: Path | None, limit_s: float) -> dict[str, Any]:
     """Predict and run one case. Its record has `failed`, in words, in place of figures where the run did not end well
     within `limit_s` seconds."""
-    size, recipe, own = CASES[name]
-    started = time.monotonic()
+    size, recipe, sets = CASES[name]
+    began = time.monotonic()
+    own = size == MODEL
+    source: Sizes | Path = model if own and model is not None else SIZES[size]
+    rows = data if own and recipe != "sft" else None
     try:
-        found, steps = trained(folder, name, SIZES[size], recipe, [*own, "cluster.device=cpu"], limit_s)
+        plan, steps = trained(folder, name, source, recipe, [*sets, "cluster.device=cpu"], rows, limit_s)
     except SetupError as error:
         return {"case": name, "failed": error.message}
-    predicted, real = {phase.name: phase for phase in found.memory}, measured(steps)
-    rows = {
-        phase: {"predicted": of.total / GIB, "measured": real[f"memory/{phase}"] / GIB, "parts": of.parts}
-        for phase, of in predicted.items()
-        if f"memory/{phase}" in real
+    real = measured(steps)
+    memory = {
+        phase.name: {"predicted": phase.total / GIB, "measured": real[f"memory/{phase.name}"] / GIB}
+        for phase in plan.memory
+        if f"memory/{phase.name}" in real
     }
-    base = {"predicted": predicted["update"].parts["base"] / GIB, "measured": real["memory/base"] / GIB}
-    return {"case": name, "seconds": time.monotonic() - started, "base": base, "phases": rows, "steps": steps}
+    predicted = {phase.name: phase.seconds for phase in plan.seconds} | {"step": plan.step_seconds}
+    seconds = {
+        phase: {"predicted": predicted[phase], "measured": real[f"time/{phase}"]}
+        for phase in TIMED
+        if phase in predicted and f"time/{phase}" in real
+    }
+    parts = {phase.name: {part: size / GIB for part, size in phase.parts.items()} for phase in plan.memory}
+    spent = time.monotonic() - began
+    return {"case": name, "took_s": spent, "memory": memory, "seconds": seconds, "parts": parts, "steps": steps}
 
 
 def show(records: list[dict[str, Any]]) -> None:
-    table = Table(title="memory of a worker, GiB")
-    for column in ("case", "phase", "predicted", "measured", "error"):
-        table.add_column(column, justify="left" if column in ("case", "phase") else "right")
+    """A row for each case: its peak, and the seconds of a step and of its phases."""
+    table = Table(title="predicted / measured")
+    for column in ("case", "peak, GiB", "", *(f"{phase}, s" for phase in ("step", "generate", "update", "sync"))):
+        table.add_column(column, justify="left" if column == "case" else "right")
     for record in records:
-        for phase, row in record.get("phases", {}).items():
-            error = row["predicted"] / row["measured"] - 1
-            highest = phase == _highest(record)
-            table.add_row(
-                record["case"],
-                phase,
-                *(f"{row['predicted']:.3f}", f"{row['measured']:.3f}", f"{error:+.1%}"),
-                style="bold" if highest else "",
-            )
         if "failed" in record:
-            table.add_row(record["case"], "no figures", "", "", "")
-        table.add_section()
+            table.add_row(record["case"], "no figures", record["failed"])
+            continue
+        peak = _peak(record)
+        seconds = record["seconds"]
+        table.add_row(
+            record["case"],
+            f"{peak['predicted']:.2f} / {peak['measured']:.2f}",
+            f"{peak['predicted'] / peak['measured'] - 1:+.1%}",
+            *(_both(seconds.get(phase)) for phase in ("step", "generate", "update", "sync")),
+        )
     Console().print(table)
-    for record in records:
-        if "failed" in record:
-            Console().print(f"{record['case']}: {record['failed']}")
 
 
-def _highest(record: Mapping[str, Any]) -> str:
-    phases: dict[str, dict[str, float]] = record["phases"]
-    return max(phases, key=lambda phase: phases[phase]["measured"])
+def _both(row: Mapping[str, float] | None) -> str:
+    if row is None or not row["measured"]:
+        return ""
+    return f"{row['predicted']:.3g} / {row['measured']:.3g} = {row['predicted'] / row['measured']:.2f}"
+
+
+def _peak(record: Mapping[str, Any]) -> dict[str, float]:
+    """The phase that takes most, as measured."""
+    memory: dict[str, dict[str, float]] = record["memory"]
+    return max(memory.values(), key=lambda row: row["measured"])
 
 
 def summary(records: list[dict[str, Any]]) -> dict[str, float]:
-    """The largest error of all phases, and that of the highest phase of each case; none where there are no figures."""
-    rows = [(record, record["phases"]) for record in records if "phases" in record]
-    errors = [abs(row["predicted"] / row["measured"] - 1) for _, phases in rows for row in phases.values()]
-    peaks = [phases[_highest(record)] for record, phases in rows]
-    if not rows:
+    """The largest factor between predicted and measured seconds of a step, and the largest error of a peak; none where
+    there are no figures."""
+    ran = [record for record in records if "memory" in record]
+    if not ran:
         return {}
+    ratios = [row["predicted"] / row["measured"] for record in ran if (row := record["seconds"].get("step"))]
+    errors = [abs(peak["predicted"] / peak["measured"] - 1) for peak in map(_peak, ran)]
     return {
-        "largest_error": max(errors),
-        "mean_error": sum(errors) / len(errors),
-        "largest_error_of_peaks": max(abs(row["predicted"] / row["measured"] - 1) for row in peaks),
+        "largest_factor_of_a_step": max((max(ratio, 1 / ratio) for ratio in ratios if ratio), default=float("nan")),
+        "largest_error_of_a_peak": max(errors),
+        "mean_error_of_a_peak": sum(errors) / len(errors),
     }
 
 
@@ -138,8 +153,8 @@ def earlier(path: str) -> list[dict[str, Any]]:
     """The cases that are in the file already."""
     if not path or not Path(path).is_file():
         return []
-    found: list[dict[str, Any]] = json.loads(Path(path).read_text())["cases"]
-    return found
+    records: list[dict[str, Any]] = json.loads(Path(path).read_text())["cases"]
+    return records
 
 
 def cases(text: str) -> list[str]:
@@ -151,21 +166,29 @@ def cases(text: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=cases, default=list(CASES), metavar="NAME,…", help=", ".join(CASES))
+    parser.add_argument("--cases", type=cases, default=[], metavar="NAME,…", help=", ".join(CASES))
+    parser.add_argument("--model", type=Path, help="folder of the model of the cases 135m-…; left out: none of them")
+    parser.add_argument("--data", type=Path, help="its prompts (default: sums)")
     parser.add_argument("--limit-s", type=float, default=180.0, help="seconds that a run may take")
     parser.add_argument("--json", default="", help="write the figures here, case by case")
+    parser.add_argument("--again", action="store_true", help="run cases again that are in that file")
     options = parser.parse_args()
     records = earlier(options.json)
+    done = set() if options.again else {record["case"] for record in records if "failed" not in record}
+    names = options.cases or [name for name in CASES if CASES[name][0] != MODEL or options.model]
+    if options.model is None and any(CASES[name][0] == MODEL for name in names):
+        parser.error("the cases 135m-… need --model")
     with tempfile.TemporaryDirectory(prefix="rlcli-plan-") as folder:
-        for name in options.cases:
+        for name in (name for name in names if name not in done):
             print(f"{name} …", file=sys.stderr, flush=True)
-            record = run_case(name, Path(folder), options.limit_s)
-            done = record.get("failed") or f"{record['seconds']:.0f} s"
-            print(f"{name}: {done}", file=sys.stderr, flush=True)
+            record = run_case(name, Path(folder), options.model, options.data, options.limit_s)
+            done_in = record.get("failed") or f"{record['took_s']:.0f} s"
+            print(f"{name}: {done_in}", file=sys.stderr, flush=True)
             records = [other for other in records if other["case"] != name] + [record]
             write_json(options.json, {"cases": records, **summary(records)})
+    records.sort(key=lambda record: list(CASES).index(record["case"]) if record["case"] in CASES else len(CASES))
     show(records)
-    Console().print(", ".join(f"{what.replace('_', ' ')} {error:.1%}" for what, error in summary(records).items()))
+    Console().print(", ".join(f"{what.replace('_', ' ')} {value:.3g}" for what, value in summary(records).items()))
     return 1 if any("failed" in record for record in records) else 0
 
 

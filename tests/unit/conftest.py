@@ -17,6 +17,16 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 
+@pytest.fixture(autouse=True)
+def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No unit test measures this machine: plans in this process have the rates of a made-up one."""
+    from rlcli.planner import rates
+    from tests.planner_settings import RATES
+
+    monkeypatch.setattr(rates, "measure", lambda *_: RATES)
+    monkeypatch.setattr(rates, "load", lambda *_: RATES)
+
+
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
     """A process group of this process alone, on a port of its own: further groups can be made of it."""

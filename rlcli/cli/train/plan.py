@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli import completion
-from rlcli.cli.console import emit_json, plain, show, stderr, table
+from rlcli.cli.console import emit_json, plain, show, table
 from rlcli.cli.options import RecipeChoice, Sets, Steps, data_sets
 
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ Like = Annotated[
         autocompletion=completion.runs,
     ),
 ]
-Calibrate = Annotated[
-    bool, typer.Option("--calibrate", help="Measure the planner's constants on this machine, in a few minutes.")
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Measure this machine again, in a few seconds, instead of using the cache.")
 ]
 Suggest = Annotated[
     bool, typer.Option("--suggest", help="Propose the fastest layouts of these devices, and say what bounds each.")
@@ -72,7 +71,7 @@ def plan(
     sets: Sets = None,
     like: Like = None,
     suggest: Suggest = False,
-    calibrate: Calibrate = False,
+    measure: Measure = False,
     as_json: JsonPlan = False,
 ) -> None:
     """Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.
@@ -89,24 +88,19 @@ def plan(
 
       rlcli plan grpo --model ./my-model --gpus h100:8 --like runs/earlier
 
-      rlcli plan --calibrate
+      rlcli plan grpo --model ./my-model --gpus cpu --measure
     """
     from rlcli.errors import ConfigError
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
-    if calibrate:
-        if recipe or model or data or gpus or workers or steps or sets or like or suggest:
-            raise ConfigError("--calibrate measures this machine, not a run", "give it alone, or with --json")
-        _calibrate(as_json)
-        return
     if not recipe:
         raise ConfigError("rlcli plan needs a recipe", "for example: rlcli plan grpo --model ./my-model")
     from rlcli.launch.planning import memory_auto
 
     flags = {"model.path": model, "data.path": data_sets(data), "cluster.workers": workers, "train.steps": steps}
     notes: list[str] = []
-    found, rows = memory_auto.planned(recipe, flags, sets or [], gpus, notes.append, like)
+    found, rows = memory_auto.planned(recipe, flags, sets or [], gpus, notes.append, like, again=measure)
     layouts = memory_auto.suggest(found, recipe, flags, sets or []) if suggest else None
     if as_json:
         more = {"suggested": layouts.as_dict()} if layouts else {}
@@ -140,38 +134,10 @@ def _show_layouts(found: Forecast, layouts: Suggested) -> None:
     headings = ["a step at most", "faster" if now else "", "GiB", "bound by"]
     show(table([*headings, f"{found.setting.config.all_workers} × {found.setting.device.name}"], rows))
     if not now:
-        plain("as asked it does not fit")
+        plain("as asked it may not fit")
     if layouts.short_of:
         plain(layouts.short_of)
     plain("times are estimates, to be compared; rlcli plan without --suggest shows one layout in full")
-
-
-def _calibrate(as_json: bool) -> None:
-    from rlcli.launch.planning.calibrate import calibrate
-
-    began = time.monotonic()
-
-    def on_case(number: int, total: int) -> None:
-        spent = time.monotonic() - began
-        left = f", about {_seconds(spent / number * (total - number))} left" if number else ""
-        stderr().print(f"training {number + 1} of {total}{left}")
-
-    found = calibrate(on_case)
-    if as_json:
-        names = ("case", "figure", "before", "after", "measured")
-        rows = [dict(zip(names, row, strict=True)) for row in found.rows]
-        emit_json({"file": found.file, "constants": found.constants, "figures": rows})
-        return
-    shown = [
-        (
-            number + 1,
-            what,
-            *(f"{value / GIB:.2f} GiB" if what.startswith("memory") else _seconds(value) for value in figures),
-        )
-        for number, what, *figures in found.rows
-    ]
-    show(table(["case", "figure", "predicted before", "now", "measured"], shown))
-    plain(f"kept in {found.file}; plans on this machine use it until its packages change")
 
 
 def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
@@ -186,6 +152,9 @@ def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[
             for phase in found.seconds
         ]
         show(table(["a step at most", _seconds(total), "", "bound by"], times))
+        plain(f"rates {found.setting.device.rates_from}; responses of full length, every one trained on\n")
+    elif found.setting.device.is_cpu:
+        plain("a step's time: unknown, since this machine could not be measured\n")
     else:
         plain("a step's time: unknown without a GPU name; give --gpus h100:8\n")
     files = [(what, _bytes(size)) for what, size in found.disk.items()]
@@ -193,9 +162,6 @@ def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[
     if found.asynchrony:
         _asynchrony(found.asynchrony)
     _verdict(found)
-    measured = found.setting.device.constants.measured
-    origin = f"measured on {measured}" if measured else "assumed: rlcli plan --calibrate measures them"
-    plain(f"constants {origin}")
     for note in notes:
         plain(f"note: {note}")
 
@@ -279,9 +245,10 @@ def _asynchrony(found: Advice) -> None:
 
 
 def _verdict(found: Forecast) -> None:
-    from rlcli.planner.fitting.solve import shortfall
+    from rlcli.planner.fitting.solve import shortfall, verdict
 
-    plain("fits" if found.fits else f"does not fit: {shortfall(found.setting)}")
+    fit = verdict(found.setting)
+    plain(fit if found.fits else f"{fit}: {shortfall(found.setting)}")
     if found.largest:
         plain(f"the largest sizes that fit: {_set(found.largest)}  (rlcli train … --memory auto takes them)")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rlcli.cli.console import emit_json, plain, show, stderr, table
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
+    from rlcli.config.schema import RunConfig
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.resume import Resumption
     from rlcli.tracking.console import View
@@ -98,7 +100,7 @@ def _run(
     prepared = prepare(
         resolved.config,
         on_note=notes.append,
-        on_checked=(lambda config, device: None) if call.dry_run else early.begin,
+        on_checked=partial(_checked, early=None if call.dry_run else early, view=view),
         on_progress=view.progress,
         day=resumed.day if resumed else None,
     )
@@ -110,9 +112,16 @@ def _run(
         from rlcli.launch.planning.memory_auto import with_auto_memory
 
         resolved, prepared, chosen = with_auto_memory(resolved, prepared)
+    elif resumed is None:
+        from rlcli.launch.planning.memory_auto import with_sizes_for_cpus
+
+        resolved, prepared, chosen = with_sizes_for_cpus(resolved, prepared)
     plan = derived_plan(prepared) + chosen
     if call.dry_run:
         from rlcli.launch.dry_run import try_out
+        from rlcli.launch.planning.summary import estimates
+
+        plan += estimates(prepared, prepared.config.train.steps - (resumed.step if resumed else 0))
 
         view.phase("try verifiers and weights")
         try_out(prepared, notes.append)
@@ -128,6 +137,19 @@ def _run(
 
     how: dict[str, Any] = {"force": force, "resumed": resumed, "profile": call.profile, "early": early}
     return train_in_folder(resolved, prepared, target, view, **how)
+
+
+def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: View) -> None:
+    """After the fast checks: measure the machine unless its rates are known, while nothing else runs on it; then start
+    Ray."""
+    from rlcli.launch.planning.machine import rates_are_known, rates_of
+
+    if not rates_are_known(config, device):
+        view.phase("measure this machine, once")
+        rates_of(config, device)
+        view.phase("check model and data")
+    if early is not None:
+        early.begin(config, device)
 
 
 def print_result(outcome: dict[str, Any], as_json: bool) -> None:

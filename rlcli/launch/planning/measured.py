@@ -48,4 +48,10 @@ def of_prompts(prompts: TokenizedPrompts) -> dict[str, Any]:
     """What the planner takes from the data, as arguments of `setting_of`."""
     count, pictures = len(prompts), int(pictures_of(prompts.prompts).sum())
     shown = Shown(prompts.image_tokens / count, pictures / count if prompts.image_tokens else 0.0)
-    return {"prompt_tokens": len(prompts.flat) / count, "shown": shown}
+    given = len(prompts.response_flat) / count if len(prompts.response_flat) else None
+    return {
+        "prompt_tokens": len(prompts.flat) / count,
+        "shown": shown,
+        "longest_prompt": int(np.diff(prompts.offsets).max()),
+        "given_response_tokens": given,
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.cluster.ray_session import cluster_address, resolve_device
+from rlcli.cluster.ray_session import cluster_address
 from rlcli.config.load import Resolved, is_given, layered, resolve
 from rlcli.config.schema import RunConfig, Train
 from rlcli.data.messages import Role
@@ -20,25 +19,38 @@ from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.cache import tokenized
 from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
 from rlcli.data.prompts.table import read_sets, verifiers_of
-from rlcli.errors import ConfigError, SetupError
+from rlcli.errors import ConfigError
 from rlcli.evaluation.store import dataset_names
 from rlcli.hub import offline_unless_reachable
 from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
 from rlcli.launch.engine import check_frozen
+from rlcli.launch.planning.machine import own_device, rates_of
 from rlcli.launch.planning.measured import lengths_like, of_prompts
-from rlcli.launch.preflight import Prepared, check_device, check_fit, check_half, compute_dtype, kv_cache_bytes
+from rlcli.launch.preflight import (
+    Prepared,
+    check_device,
+    check_fit,
+    check_half,
+    compute_dtype,
+    kv_cache_bytes,
+    longest_of,
+)
 from rlcli.model.io.config import check_place
 from rlcli.model.io.facts import image_rule
-from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus, with_rates
-from rlcli.planner.fitting.solve import shortfall, smallest_microbatch
+from rlcli.planner.calibration import MIB
+from rlcli.planner.device import GIB, cpu, parse_gpus, with_rates
+from rlcli.planner.fitting.solve import budget, shortfall, sizes_on_cpu, smallest_microbatch
 from rlcli.planner.fitting.suggest import Suggested, suggested
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import read_shape
 
 AUTO = "--memory auto"
+FOLLOWED = "this machine's memory"
+"""Origin of sizes that were lowered for it."""
+KV_CACHE, CHECKPOINTING = "rollout.kv_cache_mb", "model.gradient_checkpointing"
 NAMES = {TOKENS: f"{AUTO}, micro-batch", UTILIZATION: f"{AUTO}, engine"}
 """Keys that --memory auto sets → their names in the printed plan."""
 ANY_LENGTH = 1 << 40
@@ -53,10 +65,12 @@ def planned(
     gpus: str,
     on_note: Callable[[str], None],
     like: Path | None = None,
+    *,
+    again: bool = False,
 ) -> tuple[Forecast, Rows]:
     """The forecast of a run and its derived plan, without weights and without a device; data is optional, but prompt
     lengths make it more accurate. gpus: as `parse_gpus` reads them; empty: this machine's. like: a run
-    whose responses are as long. Raises RlcliError."""
+    whose responses are as long. again: measure this machine even if that was done before. Raises RlcliError."""
     if gpus:
         device, count = parse_gpus(gpus)
         flags = {**flags, **_workers(recipe, flags, sets, gpus, count)}
@@ -75,7 +89,7 @@ def planned(
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
     check_half(compute_dtype(config, kind), shape.kind)
-    longest = check_fit(config, shape.positions, shape.heads, shape.experts)
+    check_fit(config, shape.positions, shape.heads, shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
         there = [linear.name for linear in shape.linears] + ["experts"] * bool(shape.experts)
         raise ConfigError(
@@ -85,14 +99,22 @@ def planned(
     check_frozen(config, sees=shape.tower is not None)
     prompts = _prompts(config) if config.data.path else None
     read = {} if prompts is None else of_prompts(prompts)
-    cache = kv_cache_bytes(config, kind, compute_dtype(config, kind), longest)
+    dtype = compute_dtype(config, kind)
+    cache = kv_cache_bytes(config, kind, dtype, longest_of(config, prompts))
     setting = setting_of(config, device, kv_cache_bytes=cache, **read)
     check_algorithm(config, setting.algorithm)
-    setting = replace(setting, device=with_rates(device, shape))
+    if device.is_cpu or not gpus:  # else the machine that is described is another one
+        setting = replace(setting, device=with_rates(device, rates_of(config, kind, again=again)))
+    lowered: Rows = []
+    if device.is_cpu and not cluster_address(config.cluster.address):
+        sections, lowered = _lowered(resolved, setting)
+        setting = setting.with_keys(**sections)
+        if setting.config.rollout.kv_cache_mb is not None:
+            setting = replace(setting, kv_cache_bytes=setting.config.rollout.kv_cache_mb * MIB)
     if prompts is None:
         pictures = ", and as one picture" if shape.tower is not None else ""
         on_note(f"without --data: every prompt counted as data.max_prompt_tokens long{pictures}")
-    return forecast(setting, lengths_like(like) if like else None), _rows(setting, kind, prompts)
+    return forecast(setting, lengths_like(like) if like else None), _rows(setting, kind, prompts) + lowered
 
 
 def suggest(found: Forecast, recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Suggested:
@@ -133,27 +155,6 @@ def _workers(recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus
     return {"cluster.workers": count - beside}
 
 
-def own_device(config: RunConfig) -> Device:
-    """The device of this machine's workers."""
-    if resolve_device(config.cluster.device, config.cluster.address) == "cpu":
-        return cpu()
-    if cluster_address(config.cluster.address):
-        raise SetupError(
-            "the run's GPUs are in a cluster, whose GPU memory is not queried",
-            "run rlcli plan … --gpus h100:8, and set the sizes that it prints",
-        )
-    asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    try:
-        output = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
-        name, _, mebibytes = output.partition("\n")[0].rpartition(",")
-        return of_machine(name.strip(), float(mebibytes) * (1 << 20))
-    except (OSError, subprocess.SubprocessError, ValueError) as error:  # «[N/A]» if the memory is the host's
-        raise SetupError(
-            f"nvidia-smi does not report the memory of this machine's GPU: {error}",
-            "run rlcli plan … --gpus h100:8, or with its size (8x80GB), and set the sizes that it prints",
-        ) from error
-
-
 def resolve_auto(recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Resolved:
     """Like `resolve`, but a micro-batch that is not set and that the rules would refuse as smaller than a sample gets
     the smallest allowed size; `with_auto_memory` replaces it."""
@@ -192,6 +193,51 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
     origins = resolved.origins | dict.fromkeys(chosen, AUTO)
     resolved = replace(resolved, config=resolved.config.changed(**sections), origins=origins)
     return resolved, replace(prepared, config=config.changed(**sections)), rows
+
+
+def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared, Rows]:
+    """Lower sizes that are not set as far as the memory of this machine asks for it; also returns rows for the printed
+    plan. On GPUs, in a cluster, and where the recipe's sizes fit, nothing changes."""
+    config = prepared.config
+    if prepared.device != "cpu" or cluster_address(config.cluster.address):
+        return resolved, prepared, []
+    read = of_prompts(prepared.prompts)
+    setting = setting_of(config, cpu(), kv_cache_bytes=prepared.kv_cache_bytes, **read)
+    sections, rows = _lowered(resolved, setting)
+    if not sections:
+        return resolved, prepared, []
+    keys = [f"{section}.{name}" for section, values in sections.items() for name in values]
+    origins = resolved.origins | dict.fromkeys(keys, FOLLOWED)
+    resolved = replace(resolved, config=resolved.config.changed(**sections), origins=origins)
+    config = config.changed(**sections)
+    cache = prepared.kv_cache_bytes if config.rollout.kv_cache_mb is None else config.rollout.kv_cache_mb * MIB
+    return resolved, replace(prepared, config=config, kv_cache_bytes=cache), rows
+
+
+def _lowered(resolved: Resolved, setting: Setting) -> tuple[dict[str, dict[str, Any]], Rows]:
+    """The keys that a run on this machine's CPUs changes to fit its memory, by section, and rows for the plan."""
+    config = setting.config
+    chosen = sizes_on_cpu(
+        setting,
+        tokens=not is_given(resolved.origins[TOKENS]),
+        cache=setting.has_engine and config.rollout.kv_cache_mb is None,
+        recompute=not is_given(resolved.origins[CHECKPOINTING]),
+    )
+    sections: dict[str, dict[str, Any]] = {}
+    rows: Rows = []
+    asked, whole = config.train.tokens_per_microbatch, setting.kv_cache_bytes
+    if chosen.tokens != asked:
+        sections["train"] = {"tokens_per_microbatch": chosen.tokens}
+        free = f"{budget(setting) / GIB:.1f} GiB a worker"
+        rows.append((f"{FOLLOWED}, micro-batch", f"{TOKENS} = {chosen.tokens} in place of {asked}: {free}"))
+    if chosen.kv_cache_bytes != whole and chosen.kv_cache_bytes is not None and whole is not None:
+        megabytes = -(-chosen.kv_cache_bytes // MIB)
+        sections["rollout"] = {"kv_cache_mb": megabytes}
+        rows.append((f"{FOLLOWED}, engine", f"{KV_CACHE} = {megabytes}; {whole // MIB} would hold all samples at once"))
+    if chosen.recompute:
+        sections["model"] = {"gradient_checkpointing": True}
+        rows.append((f"{FOLLOWED}, activations", f"{CHECKPOINTING} = true: each layer is computed twice"))
+    return sections, rows
 
 
 def _first_fix(found: Forecast) -> str:

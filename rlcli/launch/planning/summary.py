@@ -56,32 +56,61 @@ def setting_of_run(prepared: Prepared) -> Setting | None:
 
 
 def _setting(prepared: Prepared) -> Setting:
+    from rlcli.launch.planning.machine import own_device, rates_of
     from rlcli.launch.planning.measured import of_prompts
-    from rlcli.launch.planning.memory_auto import own_device
     from rlcli.planner.device import with_rates
     from rlcli.planner.setting import setting_of
-    from rlcli.planner.shape import read_shape
 
     config = prepared.config
-    device = with_rates(own_device(config), read_shape(config.model.path))
+    device = with_rates(own_device(config), rates_of(config, prepared.device))
     return setting_of(config, device, kv_cache_bytes=prepared.kv_cache_bytes, **of_prompts(prepared.prompts))
 
 
-def _estimate(prepared: Prepared, steps: int) -> str:
-    """Memory, time and disk as `rlcli plan` predicts them, for responses of full length and an idle machine."""
-    from rlcli.planner.device import GIB
-    from rlcli.planner.fitting.solve import all_phases, budget, fits
-    from rlcli.planner.forecast import disk
-    from rlcli.planner.timing import step_seconds, times
-    from rlcli.tracking.text.figures import duration
-
+def estimates(prepared: Prepared, steps: int) -> Rows:
+    """Memory, time and disk of a run as (what, how) rows, as `rlcli plan` predicts them."""
     try:
         setting = _setting(prepared)
     except RlcliError as error:
-        return f"unknown: {error.message}"
+        return [("memory", f"unknown: {error.message}")]
+    return [("memory", _memory(setting)), ("time", _time(setting, steps)), ("disk", _disk(setting))]
+
+
+def _estimate(prepared: Prepared, steps: int) -> str:
+    """The same in one line."""
+    rows = estimates(prepared, steps)
+    return "; ".join(how if what == "time" else f"{what} {how}" for what, how in rows).replace(
+        "memory unknown", "unknown"
+    )
+
+
+def _memory(setting: Setting) -> str:
+    from rlcli.planner.device import GIB
+    from rlcli.planner.fitting.solve import all_phases, budget, shortfall, verdict
+
     peak = max(phase.total for phase in all_phases(setting))
-    memory = f"at most {peak / GIB:.1f} of {budget(setting) / GIB:.1f} GiB a worker"
-    memory += "" if fits(setting) else ", which does not fit: rlcli plan shows what would"
-    seconds = step_seconds(setting, times(setting))
-    time = f"a step about {seconds:.2g} s, all {duration(math.ceil(seconds * steps))}" if seconds else "time unknown"
-    return f"memory {memory}; {time}; disk {sum(disk(setting).values()) / 1e9:.2g} GB"
+    fit = verdict(setting)
+    if fit == "does not fit":
+        return f"does not fit: {shortfall(setting)}: rlcli plan shows what would"
+    text = f"at most {peak / GIB:.1f} of {budget(setting) / GIB:.1f} GiB a worker"
+    return text if fit == "fits" else f"{text}, so it may not fit if responses are long: rlcli plan shows what would"
+
+
+def _time(setting: Setting, steps: int) -> str:
+    from rlcli.planner.timing import step_seconds, times
+    from rlcli.tracking.text.figures import duration
+
+    phases = times(setting)
+    seconds = step_seconds(setting, phases)
+    if not seconds:
+        return "time not measured"
+    generating = sum(phase.seconds for phase in phases if phase.name == "generate")
+    text = f"a step at most {seconds:.2g} s, all {duration(math.ceil(seconds * steps))}"
+    if generating:
+        text += f" ({generating:.2g} s generation; less as responses end early, or groups have equal rewards)"
+    return text if setting.device.rates is not None else f"{text}, {setting.device.rates_from}"
+
+
+def _disk(setting: Setting) -> str:
+    from rlcli.planner.forecast import disk
+
+    return f"{sum(disk(setting).values()) / 1e9:.2g} GB"

@@ -10,29 +10,33 @@ from typing import Any
 from rlcli.config.schema import RunConfig
 from rlcli.planner.calibration import MIB
 from rlcli.planner.device import GIB
-from rlcli.planner.engine import full_responses, kv_per_token
-from rlcli.planner.memory import PhaseMemory, critic_worker, engine_worker, phases, teacher_worker
+from rlcli.planner.engine import MIN_KV_CACHE, holds_longest, kv_cache, kv_per_token, smallest_cache
+from rlcli.planner.memory import OUTSIDE, PhaseMemory, critic_worker, engine_worker, phases, teacher_worker
 from rlcli.planner.setting import Setting
 from rlcli.planner.timing import step_seconds, times
 
 GPU_SHARE, CPU_SHARE = 0.95, 0.9
 """Share of a device's memory that a plan may use: the rest covers what allocators leave unused and the error of the
 prediction."""
-OUTSIDE = 1.5 * GIB
-"""On CPUs, besides the workers: the driver, Ray's daemons and object store, the scoring service and its processes."""
+CERTAIN = ("base", "weights", "optimizer", "reference", "critic", "teachers", "engine's weights")
+"""Parts of a worker's memory that do not depend on the lengths of samples."""
 STEP = 128
 USEFUL_ON_GPU, USEFUL_ON_CPU = 32768, 8192
 """Tokens of a micro-batch beyond which it is not faster: kernels are saturated long before."""
 HIGHEST_UTILIZATION = 0.95
+ENOUGH_TOKENS = 2048
+"""Tokens of a micro-batch on CPUs that are worth more than a KV cache for all samples at once."""
 CONTEXTS = (2, 4, 8)
 """Values of parallel.context that are tried."""
 
 
 def budget(setting: Setting) -> float:
     """Bytes that one worker may use."""
-    if not setting.device.is_cpu:
-        return GPU_SHARE * setting.device.memory
-    return max(CPU_SHARE * setting.device.memory - OUTSIDE, 0.0) / setting.config.all_workers
+    device = setting.device
+    if not device.is_cpu:
+        return GPU_SHARE * device.memory
+    share = max(CPU_SHARE * device.memory - OUTSIDE, 0.0) / setting.config.all_workers
+    return min(share, CPU_SHARE * device.process_limit)
 
 
 def all_phases(setting: Setting) -> list[PhaseMemory]:
@@ -42,12 +46,33 @@ def all_phases(setting: Setting) -> list[PhaseMemory]:
 
 
 def fits(setting: Setting) -> bool:
+    """Whether a run fits whatever the lengths of its responses are."""
     return all(phase.total <= budget(setting) for phase in all_phases(setting)) and _engine_works(setting)
+
+
+def cannot_fit(setting: Setting) -> bool:
+    """Whether not even what every run of these models holds fits into all memory: processes, weights, moments."""
+    device, workers = setting.device, setting.config.all_workers if setting.device.is_cpu else 1
+    there = min(device.memory / workers, device.process_limit if device.is_cpu else device.memory)
+    certain = (sum(phase.parts.get(part, 0.0) for part in CERTAIN) for phase in all_phases(setting))
+    return max(certain) > there or not _engine_works(setting)
+
+
+def verdict(setting: Setting) -> str:
+    """`fits`, whatever the responses are; `may not fit`, if they are long; or `does not fit`."""
+    if fits(setting):
+        return "fits"
+    return "does not fit" if cannot_fit(setting) else "may not fit"
 
 
 def _engine_works(setting: Setting) -> bool:
     """Whether the KV cache holds at least one sample of maximum length."""
-    return not setting.has_engine or full_responses(setting) >= 1
+    return not setting.has_engine or holds_longest(setting)
+
+
+def _held_share(setting: Setting) -> float:
+    """Samples of maximum length that the KV cache holds."""
+    return kv_cache(setting) / (kv_per_token(setting) * setting.max_length)
 
 
 def shortfall(setting: Setting) -> str:
@@ -56,7 +81,7 @@ def shortfall(setting: Setting) -> str:
     if peak.total <= budget(setting):
         key = "gpu_memory_utilization" if setting.kv_cache_bytes is None else "kv_cache_mb"
         return (
-            f"an engine's KV cache holds {full_responses(setting):.2g} of a sample of {setting.max_length} tokens, but "
+            f"an engine's KV cache holds {_held_share(setting):.2g} of a sample of {setting.max_length} tokens, but "
             f"must hold one (rollout.{key})"
         )
     most = max(peak.parts, key=lambda part: peak.parts[part])
@@ -87,6 +112,56 @@ def largest_microbatch(setting: Setting) -> int | None:
         return all(phase.total <= budget(tried) for phase in all_phases(tried) if phase.name in training)
 
     return _largest(least, most, STEP, holds)
+
+
+@dataclass(frozen=True)
+class CpuSizes:
+    """Sizes that follow the memory of a machine without GPUs."""
+
+    tokens: int
+    """`train.tokens_per_microbatch`."""
+    kv_cache_bytes: int | None
+    """Of an engine."""
+    recompute: bool
+    """Whether `model.gradient_checkpointing` has to be turned on."""
+    fits: bool
+    """Whether a run with them fits."""
+
+
+def sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool, recompute: bool) -> CpuSizes:
+    """The configured sizes, lowered as far as memory asks for it. tokens, cache, recompute: what may change. The KV
+    cache shrinks only where that leaves a micro-batch of ENOUGH_TOKENS; layers are recomputed only if nothing else is
+    enough."""
+    sizes = _sizes_on_cpu(setting, tokens=tokens, cache=cache)
+    if sizes.fits or not recompute or setting.config.model.gradient_checkpointing:
+        return sizes
+    recomputed = _sizes_on_cpu(setting.with_keys(model={"gradient_checkpointing": True}), tokens=tokens, cache=cache)
+    return replace(recomputed, recompute=True)
+
+
+def _sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool) -> CpuSizes:
+    asked = setting.config.train.tokens_per_microbatch
+    least = min(smallest_microbatch(setting.config), asked)
+
+    def largest(tried: Setting) -> int | None:
+        if fits(tried):
+            return asked
+        return _largest(least, asked, STEP, lambda size: fits(_with_tokens(tried, size))) if tokens else None
+
+    chosen, size = largest(setting), setting.kv_cache_bytes
+    if cache and size is not None:
+        lowest = max(MIN_KV_CACHE, smallest_cache(setting.config, setting.policy, setting.bytes_each))
+        enough = min(asked, max(least, ENOUGH_TOKENS))
+        while (chosen is None or chosen < enough) and size > lowest:
+            size = max(lowest, size // 2)
+            chosen = largest(replace(setting, kv_cache_bytes=size))
+    if chosen is None:
+        return CpuSizes(least if tokens else asked, size, recompute=False, fits=False)
+    return CpuSizes(chosen, size, recompute=False, fits=True)
+
+
+def _with_tokens(setting: Setting, tokens: int) -> Setting:
+    return setting.with_keys(train={"tokens_per_microbatch": tokens})
 
 
 def largest_utilization(setting: Setting) -> float | None:

@@ -1,0 +1,126 @@
+"""Short real trainings whose figures a plan can be compared with: random rewards, and responses of maximum length."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from rlcli.errors import SetupError
+from rlcli.launch.planning.memory_auto import planned
+from rlcli.planner.device import GIB
+from rlcli.planner.forecast import Forecast
+
+ENDING_S = 20.0
+COMMON = [
+    *("data.max_prompt_tokens=24", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=8"),
+    *("rollout.max_response_tokens=104", "train.tokens_per_microbatch=4096", "train.lr=1e-5", "checkpoint.every=0"),
+    *("checkpoint.keep=1", "train.steps=4"),
+]
+REWARD = """
+import hashlib
+
+from rlcli.types import Outcome, Verdict
+
+
+def verify(request):
+    score = hashlib.sha256(request.completion.encode()).digest()[0] / 255
+    return Verdict(score=score, outcome=Outcome.OK if score else Outcome.WRONG, answer="")
+
+
+def gold(request):
+    return "x"
+"""
+"""Different for each response, so that every sample has an advantage and is trained on."""
+Sizes = dict[str, int]
+
+
+def measured(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The largest memory of each phase, in bytes, as `memory/PHASE`, and its median seconds, without the first step's
+    warm-up, as `time/PHASE`."""
+    figures: dict[str, float] = {}
+    for name in sorted({name for record in records for name in record}):
+        kind, _, rest = name.partition("/")
+        if kind == "memory" and rest.endswith("_gb"):
+            figures[name.removesuffix("_gb")] = max(record.get(name, 0.0) for record in records) * GIB
+        elif kind == "time" and rest.endswith("_s"):
+            figures[name.removesuffix("_s")] = statistics.median(record.get(name, 0.0) for record in records[1:])
+    return figures
+
+
+def trained(
+    folder: Path, name: str, model: Sizes | Path, recipe: str, sets: Sequence[str], data: Path | None, limit_s: float
+) -> tuple[Forecast, list[dict[str, float]]]:
+    """Predict and run a training of a few steps: its forecast, and the metrics of each step.
+
+    model: a folder, or the sizes of one to make, with random weights, whose responses never end. data: a dataset, or
+    None for sums. Raises `SetupError` if the run fails or takes longer than `limit_s` seconds.
+    """
+    if not isinstance(model, Path):
+        sizes, model = model, folder / "-".join(str(size) for size in model.values())
+        if not model.exists():
+            rlcli("tiny-model", "--out", str(model), *(f"--{key}={size}" for key, size in sizes.items()))
+            _never_end(model)
+    verifier = folder / "reward.py"
+    verifier.write_text(REWARD)
+    if data is None:
+        data = folder / "data"
+        if not data.exists():
+            rlcli("prep", "arithmetic", "--out", str(data))
+    sets = [*COMMON, *sets, *([] if recipe == "sft" else [f"verifier.name={verifier}:verify"])]
+    plan, _ = planned(recipe, {"model.path": str(model), "data.path": str(data)}, sets, "", lambda note: None)
+    paths = ("--model", str(model), "--data", str(data), "--out", str(folder / name))
+    rlcli("train", recipe, *paths, *(word for text in sets for word in ("--set", text)), limit_s=limit_s)
+    records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return plan, records
+
+
+def _never_end(model: Path) -> None:
+    """Change the embedding, which is the head too, so that the end is not drawn: one number stands out in every row, so
+    too in the last layer's output, and in that of the end is its opposite."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    embedding[:, 0] = 16.0
+    embedding[json.loads((model / "config.json").read_text())["eos_token_id"], 0] = -16.0
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def rlcli(*words: str, limit_s: float = 300.0) -> None:
+    """Run a command of rlcli. Raises `SetupError` if it fails or takes longer than `limit_s` seconds, by when all that
+    it started is ended."""
+    command = [sys.executable, "-P", "-m", "rlcli.cli.main", *words]
+    with tempfile.TemporaryFile("w+") as output:
+        child = subprocess.Popen(command, env=os.environ, stdout=output, stderr=output, start_new_session=True)
+        try:
+            child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise SetupError(
+                f"rlcli {words[0]} did not end within {limit_s:g} s", "end other work, and retry"
+            ) from None
+        finally:
+            if child.returncode is None:  # also on Ctrl-C, which the child's session does not receive
+                _end(child)
+        if child.returncode:
+            output.seek(0)
+            last = " | ".join(output.read().splitlines()[-3:])
+            raise SetupError(f"rlcli {words[0]} ended with exit code {child.returncode}: {last}", "see: rlcli doctor")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """First so that it ends its own processes, then all that are left."""
+    family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+    child.send_signal(signal.SIGINT)
+    _, left = psutil.wait_procs(family, timeout=ENDING_S)
+    for process in left:
+        process.kill()
+    child.wait()
