@@ -41,7 +41,7 @@ from rlcli.model.io.config import check_place
 from rlcli.model.io.facts import image_rule
 from rlcli.planner.calibration import MIB
 from rlcli.planner.device import GIB, cpu, parse_gpus, with_rates
-from rlcli.planner.fitting.solve import budget, shortfall, sizes_on_cpu, smallest_microbatch
+from rlcli.planner.fitting.solve import budget, cannot_fit, shortfall, sizes_on_cpu, smallest_microbatch
 from rlcli.planner.fitting.suggest import Suggested, suggested
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli.planner.setting import Setting, setting_of
@@ -184,6 +184,8 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
     found = forecast(setting.with_keys(**sections))
+    if not found.fits and device.is_cpu and not cannot_fit(setting):  # a smaller cache or recomputing may be enough
+        return with_sizes_for_cpus(resolved, prepared)
     if not found.fits:
         raise ConfigError(f"{AUTO}: {shortfall(found.setting)}", _first_fix(found))
     peak = found.peak
