@@ -33,7 +33,6 @@ PAGES = [
 NOT_RUN = {
     "rlcli doctor": "imports all that it checks: tests/unit/test_doctor.py",
     "rlcli engines *": "needs a run with servers: tests/unit/cli/test_cli_engines.py",
-    "rlcli plan --calibrate": "measures for minutes: tests/unit/planner/test_calibration.py",
     "rlcli prep clevr_count *": "needs more rows than are here: tests/unit/prep/test_image_converters.py",
     "rlcli quickstart*": "trains for minutes: tests/integration/test_quickstart.py",
     "rlcli real-model *": "downloads: tests/unit/quickstart/test_smollm2.py",

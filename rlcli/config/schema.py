@@ -163,7 +163,7 @@ class Rollout(Section):
     kv_cache_mb: Positive | None = Field(
         default=None,
         description="KV cache of one engine in MiB; unset: given by gpu_memory_utilization on GPUs, by the "
-        "workload on CPUs.",
+        "workload and the memory on CPUs.",
     )
     enforce_eager: bool = Field(default=False, description="Disable CUDA graphs in vLLM (CPUs never use them).")
     speculate: Annotated[int, Field(ge=0, le=32)] = Field(
@@ -450,7 +450,11 @@ class Train(Section):
     seed: Seed = Field(default=0, description="Seed of prompt order, sampling and initialisation.")
     minibatches: Positive = Field(default=1, description="Optimizer updates in one pass over a step's samples.")
     passes: Positive = Field(default=1, description="Passes over a step's samples.")
-    tokens_per_microbatch: Positive = Field(default=8192, description="Maximum tokens per forward pass of a worker.")
+    tokens_per_microbatch: Positive = Field(
+        default=8192,
+        description="Maximum tokens per forward pass of a worker; on CPUs, unless set on the command line, lowered to "
+        "what memory allows.",
+    )
     lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate (AdamW).")
     betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.999),

@@ -31,7 +31,7 @@ def measure(check: Check, shape: str) -> None:
     from _step_work import Workload
 
     model = models.make(check, shape)
-    peak, device = peak_flops(check, model)
+    peak, device = peak_flops(check)
     prompts, samples, response, micro, cache = (4, 4, 12, 1024, 64) if check.rehearse else SIZES[shape]
     work = Workload(model, runs.PROMPT_TOKENS, response, micro, ((response,) * samples,) * prompts)
     forward = forward_flops(shape_of_model(model), work.prompt_tokens, work.lengths)
@@ -76,13 +76,18 @@ def shape_of_model(model: str) -> Any:
     return shape_of(read_config(model))
 
 
-def peak_flops(check: Check, model: str) -> tuple[float, str]:
+def peak_flops(check: Check) -> tuple[float, str]:
     """Dense bfloat16 operations a second of this GPU by its name (rlcli.planner.device.TABLE, from data sheets); of the
     CPU what a matrix product reaches. And the device's name."""
-    from rlcli.planner.device import cpu, of_machine, with_rates
+    from rlcli.cluster.ray_session import worker_threads
+    from rlcli.planner.device import of_machine
+    from rlcli.planner.rates import machine_rates
 
     if check.rehearse:
-        return with_rates(cpu(), shape_of_model(model)).flops, "CPU, measured with a product of the model's widths"
+        rates = machine_rates("cpu", "float32", worker_threads(1), 1)
+        check.require(rates is not None, "the rates of this machine are known", "rlcli plan … --measure")
+        peak = max(rate for rows in rates.products for rate in rows) if rates is not None else float("nan")
+        return peak, "CPU, the fastest of the measured products"
     asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", visible())
     name = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     device = of_machine(name, 0.0)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlcli.config.load import resolve
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.errors import ConfigError, SetupError
 from rlcli.launch.derived_plan import derived_plan
-from rlcli.launch.planning.memory_auto import planned
-from rlcli.launch.planning.summary import summary
-from rlcli.launch.preflight import Prepared, prepare
+from rlcli.launch.planning.memory_auto import planned, with_sizes_for_cpus
+from rlcli.launch.planning.summary import estimates, setting_of_run, summary
+from rlcli.launch.preflight import Prepared, longest_of, prepare
 from rlcli.model.io.tiny import make_tiny_model
+from rlcli.planner.device import GIB
 from rlcli.planner.setting import Shown
 
 
@@ -47,7 +49,8 @@ def test_a_run_prints_five_lines(places: Path) -> None:
     assert lines["data"] == f"12 prompts of {places}, scored by gsm8k; evaluated on 5"
     assert lines["batch"] == "4 prompts × 2 samples a step, responses of up to 16 tokens; 6 steps, 2 epochs"
     assert lines["estimate"].startswith("memory at most ")
-    assert " GiB a worker; a step about " in lines["estimate"]
+    assert " GiB a worker; a step at most " in lines["estimate"]
+    assert " s generation; less as responses end early, or groups have equal rewards); disk " in lines["estimate"]
     assert lines["output"] == "runs/grpo-1; the whole plan: --plan"
 
 
@@ -62,10 +65,57 @@ def test_an_unknown_device_leaves_the_estimate_out(places: Path, monkeypatch: py
     def unknown(config: object) -> object:
         raise SetupError("the run's GPUs are in a cluster", "…")
 
-    monkeypatch.setattr("rlcli.launch.planning.memory_auto.own_device", unknown)
+    monkeypatch.setattr("rlcli.launch.planning.machine.own_device", unknown)
     prepared = prepared_for("grpo", places)
     lines = dict(summary(prepared, derived_plan(prepared), Path("runs/grpo-1")))
     assert lines["estimate"] == "unknown: the run's GPUs are in a cluster"
+
+
+def test_without_a_measurement_memory_is_predicted_and_no_time(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcli.planner.rates.machine_rates", lambda *_: None)
+    rows = dict(estimates(prepared_for("grpo", places), 6))
+    assert rows["memory"].startswith("at most ")
+    assert rows["time"] == "time not measured"
+
+
+def test_given_responses_count_at_their_own_lengths(places: Path) -> None:
+    """A response of the data has two tokens where the configuration allows 16."""
+    setting = setting_of_run(prepared_for("sft", places))
+    assert setting is not None
+    assert 1 <= setting.response_tokens < 4
+    assert setting.pack.tokens < setting.samples * (setting.prompt_tokens + 4)
+    drawn = setting_of_run(prepared_for("grpo", places))
+    assert drawn is not None
+    assert drawn.response_tokens == 16
+
+
+def test_the_engine_s_cache_is_as_large_as_the_prompts_ask_for(places: Path) -> None:
+    prepared = prepared_for("grpo", places)
+    longest = int(np.diff(prepared.prompts.offsets).max())
+    assert longest < 32, "what the configuration allows"
+    assert longest_of(prepared.config, prepared.prompts, prepared.held_out) == longest + 16
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(0.5, "does not fit: "), (1.9, "may not fit"), (40.0, "at most ")])
+def test_sizes_of_a_run_follow_the_memory_of_the_machine(
+    places: Path, monkeypatch: pytest.MonkeyPatch, free: float, verdict: str
+) -> None:
+    monkeypatch.setattr("rlcli.planner.device.available_memory", lambda: free * GIB)
+    flags = {"model.path": str(places / "tiny"), "data.path": str(places)}
+    sizes = ("train.tokens_per_microbatch=8192", "rollout.prompts_per_step=4")
+    recipe = [*sizes[1:], "cluster.device=cpu"]
+    resolved = resolve("grpo", flags, recipe)
+    changed, prepared, rows = with_sizes_for_cpus(resolved, prepare(resolved.config))
+    assert verdict in (text := dict(estimates(prepared, 1))["memory"])
+    if free == 40:
+        assert (changed.config, rows) == (resolved.config, [])
+        assert "fit" not in text
+        return
+    assert changed.config.train.tokens_per_microbatch == prepared.config.train.tokens_per_microbatch < 8192
+    assert dict(rows)["this machine's memory, micro-batch"].startswith("train.tokens_per_microbatch = ")
+    assert changed.origins["train.tokens_per_microbatch"] == "this machine's memory"
+    fixed, _, _ = with_sizes_for_cpus(resolve("grpo", flags, [*recipe, sizes[0]]), prepare(resolved.config))
+    assert fixed.config.train.tokens_per_microbatch == 8192
 
 
 @pytest.mark.parametrize(
