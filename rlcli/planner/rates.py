@@ -21,6 +21,8 @@ VERSION = 1
 """Of the measurement: a change of what is measured makes cached figures void."""
 LIMIT_S = 90.0
 """Most seconds that the processes of a measurement may take, imports included."""
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""A heap that keeps freed memory, as that of a worker does (`rlcli.cluster.process.malloc`)."""
 AGAIN_S = 3600.0
 """Age from which figures that were measured on a busy machine are measured again."""
 
@@ -148,7 +150,7 @@ def _frozen(value: Any) -> Any:
 def measure(device: str, dtype: str, threads: int, processes: int) -> Rates | None:
     """Measure in so many processes at once; the mean of what they find."""
     command = [sys.executable, "-P", "-m", "rlcli.planner.measure", device, dtype]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = os.environ | KEEPING | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     children: list[subprocess.Popen[str]] = []
     try:
         for _ in range(processes):

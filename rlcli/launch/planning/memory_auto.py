@@ -217,8 +217,11 @@ def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolve
 
 
 def _lowered(resolved: Resolved, setting: Setting) -> tuple[dict[str, dict[str, Any]], Rows]:
-    """The keys that a run on this machine's CPUs changes to fit its memory, by section, and rows for the plan."""
+    """The keys that a run on this machine's CPUs changes to fit its memory, by section, and rows for the plan; none
+    with train.deterministic, since other sizes sum in another order."""
     config = setting.config
+    if config.train.deterministic:
+        return {}, []
     chosen = sizes_on_cpu(
         setting,
         tokens=not is_given(resolved.origins[TOKENS]),

@@ -114,8 +114,10 @@ def test_sizes_of_a_run_follow_the_memory_of_the_machine(
     assert changed.config.train.tokens_per_microbatch == prepared.config.train.tokens_per_microbatch < 8192
     assert dict(rows)["this machine's memory, micro-batch"].startswith("train.tokens_per_microbatch = ")
     assert changed.origins["train.tokens_per_microbatch"] == "this machine's memory"
-    fixed, _, _ = with_sizes_for_cpus(resolve("grpo", flags, [*recipe, sizes[0]]), prepare(resolved.config))
-    assert fixed.config.train.tokens_per_microbatch == 8192
+    for key in (sizes[0], "train.deterministic=true"):
+        fixed = resolve("grpo", flags, [*recipe, key])
+        fixed, _, _ = with_sizes_for_cpus(fixed, prepare(fixed.config))
+        assert fixed.config.train.tokens_per_microbatch == 8192
 
 
 @pytest.mark.parametrize(
