@@ -146,7 +146,7 @@ def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: Vie
 
     if not rates_are_known(config, device):
         view.phase("measure this machine, once")
-        rates_of(config, device)
+        rates_of(config, device, "unless known")
         view.phase("check model and data")
     if early is not None:
         early.begin(config, device)

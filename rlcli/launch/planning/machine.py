@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Literal
 
 from rlcli.cluster.ray_session import cluster_address, policy_pool, resolve_device
 from rlcli.config.schema import RunConfig
@@ -13,12 +14,15 @@ from rlcli.planner.device import Device, cpu, of_machine
 from rlcli.planner.rates import Rates
 
 
-def rates_of(config: RunConfig, kind: str, *, again: bool = False) -> Rates | None:
-    """What was measured of this machine, or is now, for a run's workers; None if they are on others, or if nothing can
-    be measured. kind: `cpu` or `cuda`. again: measure it whatever is known."""
+def rates_of(config: RunConfig, kind: str, measure: Literal["unless known", "again", "never"]) -> Rates | None:
+    """What was measured of this machine for a run's workers, or is measured now; None if they are on others, or if
+    nothing is known. kind: `cpu` or `cuda`."""
     if cluster_address(config.cluster.address):
         return None
-    return (rates.measured_now if again else rates.machine_rates)(*_measured_as(config, kind))
+    what = _measured_as(config, kind)
+    if measure == "never":
+        return rates.load(*what)
+    return rates.measured_now(*what) if measure == "again" else rates.machine_rates(*what)
 
 
 def rates_are_known(config: RunConfig, kind: str) -> bool:

@@ -104,7 +104,9 @@ def planned(
     setting = setting_of(config, device, kv_cache_bytes=cache, **read)
     check_algorithm(config, setting.algorithm)
     if device.is_cpu or not gpus:  # else the machine that is described is another one
-        setting = replace(setting, device=with_rates(device, rates_of(config, kind, again=again)))
+        setting = replace(
+            setting, device=with_rates(device, rates_of(config, kind, "again" if again else "unless known"))
+        )
     lowered: Rows = []
     if device.is_cpu and not cluster_address(config.cluster.address):
         sections, lowered = _lowered(resolved, setting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError
@@ -48,28 +48,29 @@ def _batch(config: RunConfig, prompts: int) -> str:
 
 
 def setting_of_run(prepared: Prepared) -> Setting | None:
-    """The planner's input for the run on this machine; None if the machine, or the model's shape, is not known."""
+    """The planner's input for the run on this machine, with its rates if they are known; None if the machine, or the
+    model's shape, is not."""
     try:
-        return _setting(prepared)
+        return _setting(prepared, "never")
     except RlcliError:
         return None
 
 
-def _setting(prepared: Prepared) -> Setting:
+def _setting(prepared: Prepared, measure: Literal["unless known", "never"]) -> Setting:
     from rlcli.launch.planning.machine import own_device, rates_of
     from rlcli.launch.planning.measured import of_prompts
     from rlcli.planner.device import with_rates
     from rlcli.planner.setting import setting_of
 
     config = prepared.config
-    device = with_rates(own_device(config), rates_of(config, prepared.device))
+    device = with_rates(own_device(config), rates_of(config, prepared.device, measure))
     return setting_of(config, device, kv_cache_bytes=prepared.kv_cache_bytes, **of_prompts(prepared.prompts))
 
 
 def estimates(prepared: Prepared, steps: int) -> Rows:
     """Memory, time and disk of a run as (what, how) rows, as `rlcli plan` predicts them."""
     try:
-        setting = _setting(prepared)
+        setting = _setting(prepared, "unless known")
     except RlcliError as error:
         return [("memory", f"unknown: {error.message}")]
     return [("memory", _memory(setting)), ("time", _time(setting, steps)), ("disk", _disk(setting))]
