@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,7 +21,7 @@ from rlcli.launch.planning.memory_auto import planned
 from rlcli.planner.device import GIB
 from rlcli.planner.forecast import Forecast
 
-ENDING_S = 20.0
+ENDING_S, SAMPLED_S = 20.0, 0.05
 COMMON = [
     *("data.max_prompt_tokens=24", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=8"),
     *("rollout.max_response_tokens=104", "train.tokens_per_microbatch=4096", "train.lr=1e-5", "checkpoint.every=0"),
@@ -56,10 +58,57 @@ def measured(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return figures
 
 
+class CpuSeconds(threading.Thread):
+    """Samples the CPU time of a run's workers by the method that they are in, which is in their title: with one thread
+    a worker, that is what a phase takes on a machine that nothing else uses."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(daemon=True)
+        self.run_folder, self.child = run, 0
+        self.steps: list[dict[str, float]] = [{}]
+        """For each step, phase → seconds of the first worker."""
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        worker: psutil.Process | None = None
+        last = 0.0
+        while not self._ended.wait(SAMPLED_S):
+            try:
+                worker = worker or self._worker()
+                if worker is None:
+                    continue
+                title, times = worker.cmdline()[0], worker.cpu_times()
+            except (psutil.Error, IndexError):
+                worker = None
+                continue
+            phase, now = title.partition(".")[2], times.user + times.system
+            self.steps[-1][phase] = self.steps[-1].get(phase, 0.0) + now - last
+            last = now
+            metrics = self.run_folder / "metrics.jsonl"
+            if metrics.is_file() and len(metrics.read_text().splitlines()) >= len(self.steps):
+                self.steps.append({})
+
+    def _worker(self) -> psutil.Process | None:
+        if not self.child:
+            return None
+        for process in psutil.Process(self.child).children(recursive=True):
+            with contextlib.suppress(psutil.Error, IndexError):
+                if process.cmdline()[0].startswith("ray::Worker"):
+                    return process
+        return None
+
+    def end(self) -> list[dict[str, float]]:
+        """The seconds of whole steps."""
+        self._ended.set()
+        self.join()
+        return self.steps[:-1]
+
+
 def trained(
     folder: Path, name: str, model: Sizes | Path, recipe: str, sets: Sequence[str], data: Path | None, limit_s: float
-) -> tuple[Forecast, list[dict[str, float]]]:
-    """Predict and run a training of a few steps: its forecast, and the metrics of each step.
+) -> tuple[Forecast, list[dict[str, float]], list[dict[str, float]]]:
+    """Predict and run a training of a few steps: its forecast, the metrics of each step, and the CPU seconds of a
+    worker in each, by method.
 
     model: a folder, or the sizes of one to make, with random weights, whose responses never end. data: a dataset, or
     None for sums. Raises `SetupError` if the run fails or takes longer than `limit_s` seconds.
@@ -78,9 +127,12 @@ def trained(
     sets = [*COMMON, *sets, *([] if recipe == "sft" else [f"verifier.name={verifier}:verify"])]
     plan, _ = planned(recipe, {"model.path": str(model), "data.path": str(data)}, sets, "", lambda note: None)
     paths = ("--model", str(model), "--data", str(data), "--out", str(folder / name))
-    rlcli("train", recipe, *paths, *(word for text in sets for word in ("--set", text)), limit_s=limit_s)
+    clock = CpuSeconds(folder / name)
+    clock.start()
+    keys = (word for text in sets for word in ("--set", text))
+    rlcli("train", recipe, *paths, *keys, limit_s=limit_s, on_start=lambda pid: setattr(clock, "child", pid))
     records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return plan, records
+    return plan, records, clock.end()
 
 
 def _never_end(model: Path) -> None:
@@ -95,13 +147,14 @@ def _never_end(model: Path) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 
-def rlcli(*words: str, limit_s: float = 300.0) -> None:
+def rlcli(*words: str, limit_s: float = 300.0, on_start: Callable[[int], None] = lambda pid: None) -> None:
     """Run a command of rlcli. Raises `SetupError` if it fails or takes longer than `limit_s` seconds, by when all that
     it started is ended."""
     command = [sys.executable, "-P", "-m", "rlcli.cli.main", *words]
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(command, env=os.environ, stdout=output, stderr=output, start_new_session=True)
         try:
+            on_start(child.pid)
             child.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise SetupError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -69,20 +70,25 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "135m-lora-bfloat16": (MODEL, "grpo", [*FEW, *LORA, *HALF]),
     "135m-sft": (MODEL, "sft", [*SFT, *HALF, "rollout.prompts_per_step=32", "data.max_prompt_tokens=96"]),
 }
+METHODS = {"generate": "generate", "update": "update", "sync": "sync_weights"}
+"""Phase → the worker's method."""
 TIMED = ("generate", "update", "sync", "step")
 GIB = 1 << 30
 
 
-def run_case(name: str, folder: Path, model: Path | None, data: Path | None, limit_s: float) -> dict[str, Any]:
-    """Predict and run one case. Its record has `failed`, in words, in place of figures where the run did not end well
-    within `limit_s` seconds."""
+def run_case(
+    name: str, folder: Path, model: Path | None, data: Path | None, limit_s: float, alone: bool
+) -> dict[str, Any]:
+    """Predict and run one case. alone: on one thread, and measured in CPU seconds. Its record has `failed`, in words, in
+    place of figures where the run did not end well within `limit_s` seconds."""
     size, recipe, sets = CASES[name]
+    sets = [*sets, "train.deterministic=true"] if alone else sets
     began = time.monotonic()
     own = size == MODEL
     source: Sizes | Path = model if own and model is not None else SIZES[size]
     rows = data if own and recipe != "sft" else None
     try:
-        plan, steps = trained(folder, name, source, recipe, [*sets, "cluster.device=cpu"], rows, limit_s)
+        plan, steps, cpu = trained(folder, name, source, recipe, [*sets, "cluster.device=cpu"], rows, limit_s)
     except SetupError as error:
         return {"case": name, "failed": error.message}
     real = measured(steps)
@@ -97,9 +103,22 @@ def run_case(name: str, folder: Path, model: Path | None, data: Path | None, lim
         for phase in TIMED
         if phase in predicted and f"time/{phase}" in real
     }
+    if alone:
+        later = cpu[1:]
+        for phase, row in seconds.items():
+            of = [sum(step.values()) if phase == "step" else step.get(METHODS[phase], 0.0) for step in later]
+            row["measured"] = statistics.median(of) if of else 0.0
     parts = {phase.name: {part: size / GIB for part, size in phase.parts.items()} for phase in plan.memory}
     spent = time.monotonic() - began
-    return {"case": name, "took_s": spent, "memory": memory, "seconds": seconds, "parts": parts, "steps": steps}
+    return {
+        "case": name,
+        "took_s": spent,
+        "memory": memory,
+        "seconds": seconds,
+        "parts": parts,
+        "steps": steps,
+        "cpu": cpu,
+    }
 
 
 def show(records: list[dict[str, Any]]) -> None:
@@ -171,6 +190,11 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="its prompts (default: sums)")
     parser.add_argument("--limit-s", type=float, default=180.0, help="seconds that a run may take")
     parser.add_argument("--json", default="", help="write the figures here, case by case")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="one thread a worker (train.deterministic), and its CPU seconds: on a machine with other work",
+    )
     parser.add_argument("--again", action="store_true", help="run cases again that are in that file")
     options = parser.parse_args()
     records = earlier(options.json)
@@ -181,7 +205,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rlcli-plan-") as folder:
         for name in (name for name in names if name not in done):
             print(f"{name} …", file=sys.stderr, flush=True)
-            record = run_case(name, Path(folder), options.model, options.data, options.limit_s)
+            record = run_case(name, Path(folder), options.model, options.data, options.limit_s, options.cpu_time)
             done_in = record.get("failed") or f"{record['took_s']:.0f} s"
             print(f"{name}: {done_in}", file=sys.stderr, flush=True)
             records = [other for other in records if other["case"] != name] + [record]
