@@ -79,8 +79,10 @@ GIB = 1 << 30
 def run_case(
     name: str, folder: Path, model: Path | None, data: Path | None, limit_s: float, alone: bool
 ) -> dict[str, Any]:
-    """Predict and run one case. alone: on one thread, and measured in CPU seconds. Its record has `failed`, in words, in
-    place of figures where the run did not end well within `limit_s` seconds."""
+    """Predict and run one case. alone: on one thread, and measured in CPU seconds.
+
+    Its record has `failed`, in words, in place of figures where the run did not end well within `limit_s` seconds.
+    """
     size, recipe, sets = CASES[name]
     sets = [*sets, "train.deterministic=true"] if alone else sets
     began = time.monotonic()
