@@ -33,8 +33,8 @@ DECODING_OPERATIONS, STEP_OPERATIONS = 20, 150
 """Small operations of an engine on a CPU for each token step: of a layer, and besides."""
 STEP_PYTHON, REQUEST_PYTHON = 20.0, 0.5
 """Python of an engine for each token step, and for each request in it, in pieces of `Rates.python_s`."""
-SYNC_COPIES = 6
-"""Times that the weights are copied or read in a sync with its checks."""
+SYNC_COPIES = 100
+"""How many times as long as copying the weights a sync with its checks takes."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,8 @@ def _sync(setting: Setting) -> PhaseTime:
     size = setting.bytes_each * setting.policy.parameters
     if setting.separate_adapter:
         size = FLOAT * setting.trained_parameters()
-    over, copies = setting.device.constants, SYNC_COPIES if setting.device.rates is not None else 2
+    over, device = setting.device.constants, setting.device
+    copies = SYNC_COPIES if device.rates is not None and device.is_cpu else 2
     copying, moving, links = copies * size / setting.device.read_rate * _over_reading(setting.device), 0.0, ""
     if setting.shards > 1 or setting.config.rollout.workers:
         rate, links = setting.device.rate_among(setting.ranks if setting.config.rollout.workers else setting.shards)

@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "135m-lora-bfloat16": (MODEL, "grpo", [*FEW, *LORA, *HALF]),
     "135m-sft": (MODEL, "sft", [*SFT, *HALF, "rollout.prompts_per_step=32", "data.max_prompt_tokens=96"]),
 }
-METHODS = {"generate": "generate", "update": "update", "sync": "sync_weights"}
+METHODS = {"generate": "rollout", "update": "update", "sync": "sync_weights"}
 """Phase → the worker's method."""
 TIMED = ("generate", "update", "sync", "step")
 GIB = 1 << 30
@@ -130,7 +130,7 @@ def show(records: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if column == "case" else "right")
     for record in records:
         if "failed" in record:
-            table.add_row(record["case"], "no figures", record["failed"])
+            table.add_row(record["case"], "no figures")
             continue
         peak = _peak(record)
         seconds = record["seconds"]
@@ -141,6 +141,9 @@ def show(records: list[dict[str, Any]]) -> None:
             *(_both(seconds.get(phase)) for phase in ("step", "generate", "update", "sync")),
         )
     Console().print(table)
+    for record in records:
+        if "failed" in record:
+            Console().print(f"{record['case']}: {record['failed']}")
 
 
 def _both(row: Mapping[str, float] | None) -> str:
