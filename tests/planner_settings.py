@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlcli.config.load import resolve
 from rlcli.planner.device import parse_gpus
+from rlcli.planner.machine.rates import Rates
 from rlcli.planner.memory import phases
-from rlcli.planner.rates import Rates
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import ModelShape, read_shape
 

@@ -91,9 +91,8 @@ def prepare(
     """Check what can be checked and tokenise the prompts.
 
     train=False checks only for evaluation: `config.evaluation.data` is then the only data. on_checked: called with the
-    configuration and the device before the slow checks, of the model and the prompts. on_progress: how many of a set's
-    prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
-    is wrong and a hint.
+    configuration and the device before the slow checks, of model and prompts. on_progress: how many of a set's prompts
+    are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with a hint.
     """
     from rlcli.model.io.facts import check_model
 
@@ -112,7 +111,6 @@ def prepare(
     config = with_cpu_dtype(config, device, facts)
     dtype = compute_dtype(config, device)
     check_half(dtype, facts.kind)
-    served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
     tokenizer, template_day = _tokenizer(config, day, sets, on_note)
@@ -140,7 +138,7 @@ def prepare(
         thinking=thinking,
         day=template_day,
         environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=facts.images),
-        served=served,
+        served=models_of(verifiers),
         images=facts.images,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlcli.errors import ConfigError
 from rlcli.planner.calibration import Constants
-from rlcli.planner.rates import Rates
+from rlcli.planner.machine.rates import Rates
 from rlcli.registry import near
 
 GIB = 1 << 30

@@ -1,8 +1,8 @@
 """Estimate the seconds of a step by phase, for full-length responses of which every one is trained on.
 
 On the machine that the command runs on, operations and bytes are divided by rates that were measured there
-(`rlcli.planner.rates`). Of other devices the data sheet gives peaks, and constants say how many times as long real work
-takes, in round numbers: expect the order of magnitude, and trust comparisons more.
+(`rlcli.planner.machine.rates`). Of other devices the data sheet gives peaks, and constants say how many times as long
+real work takes, in round numbers: expect the order of magnitude, and trust comparisons more.
 """
 
 from __future__ import annotations

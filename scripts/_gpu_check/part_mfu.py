@@ -81,7 +81,7 @@ def peak_flops(check: Check) -> tuple[float, str]:
     CPU what a matrix product reaches. And the device's name."""
     from rlcli.cluster.ray_session import worker_threads
     from rlcli.planner.device import of_machine
-    from rlcli.planner.rates import machine_rates
+    from rlcli.planner.machine.rates import machine_rates
 
     if check.rehearse:
         rates = machine_rates("cpu", "float32", worker_threads(1), 1)

@@ -20,7 +20,7 @@ settings.load_profile("busy")
 @pytest.fixture(autouse=True)
 def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """No unit test measures this machine: plans in this process have the rates of a made-up one."""
-    from rlcli.planner import rates
+    from rlcli.planner.machine import rates
     from tests.planner_settings import RATES
 
     monkeypatch.setattr(rates, "measure", lambda *_: RATES)

@@ -16,6 +16,7 @@ from rlcli.cli.console import emit_json, plain, show, stderr, table
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
     from rlcli.config.schema import RunConfig
+    from rlcli.launch.preflight import Prepared
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.resume import Resumption
     from rlcli.tracking.console import View
@@ -108,14 +109,8 @@ def _run(
     if resumed is not None:
         check_data(resumed, prepared.prompts.fingerprint())
     chosen: list[tuple[str, str]] = []
-    if auto_memory:
-        from rlcli.launch.planning.memory_auto import with_auto_memory
-
-        resolved, prepared, chosen = with_auto_memory(resolved, prepared)
-    elif resumed is None:
-        from rlcli.launch.planning.memory_auto import with_sizes_for_cpus
-
-        resolved, prepared, chosen = with_sizes_for_cpus(resolved, prepared)
+    if resumed is None:
+        resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)
     plan = derived_plan(prepared) + chosen
     if call.dry_run:
         from rlcli.launch.dry_run import try_out
@@ -137,6 +132,15 @@ def _run(
 
     how: dict[str, Any] = {"force": force, "resumed": resumed, "profile": call.profile, "early": early}
     return train_in_folder(resolved, prepared, target, view, **how)
+
+
+def _sized(
+    resolved: Resolved, prepared: Prepared, auto_memory: bool
+) -> tuple[Resolved, Prepared, list[tuple[str, str]]]:
+    """With sizes that follow the memory that is there, and rows for the plan that say which."""
+    from rlcli.launch.planning.memory_auto import with_auto_memory, with_sizes_for_cpus
+
+    return (with_auto_memory if auto_memory else with_sizes_for_cpus)(resolved, prepared)
 
 
 def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: View) -> None:

@@ -9,9 +9,9 @@ from rlcli.cluster.ray_session import cluster_address, policy_pool, resolve_devi
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
 from rlcli.launch.preflight import compute_dtype
-from rlcli.planner import rates
 from rlcli.planner.device import Device, cpu, of_machine
-from rlcli.planner.rates import Rates
+from rlcli.planner.machine import rates
+from rlcli.planner.machine.rates import Rates
 
 
 def rates_of(config: RunConfig, kind: str, measure: Literal["unless known", "again", "never"]) -> Rates | None:

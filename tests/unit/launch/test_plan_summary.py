@@ -72,7 +72,7 @@ def test_an_unknown_device_leaves_the_estimate_out(places: Path, monkeypatch: py
 
 
 def test_without_a_measurement_memory_is_predicted_and_no_time(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcli.planner.rates.machine_rates", lambda *_: None)
+    monkeypatch.setattr("rlcli.planner.machine.rates.machine_rates", lambda *_: None)
     rows = dict(estimates(prepared_for("grpo", places), 6))
     assert rows["memory"].startswith("at most ")
     assert rows["time"] == "time not measured"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.planner import rates
 from rlcli.planner.device import parse_gpus, with_rates
-from rlcli.planner.rates import Rates, cache_file, load, machine_rates, mean
+from rlcli.planner.machine import rates
+from rlcli.planner.machine.rates import Rates, cache_file, load, machine_rates, mean
 from rlcli.planner.timing import step_seconds, times
 from tests.planner_settings import RATES, qwen_7b, setting
 
@@ -68,7 +68,7 @@ def test_another_torch_or_processor_is_measured(
 
 def test_rates_of_a_busy_machine_hold_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     now = RATES.measured + 10
-    monkeypatch.setattr("rlcli.planner.rates.time.time", lambda: now)
+    monkeypatch.setattr("rlcli.planner.machine.rates.time.time", lambda: now)
     busy = replace(RATES, quiet=False)
     rates.save(busy, *WHAT)
     assert load(*WHAT) == busy
@@ -111,7 +111,7 @@ def test_a_measurement_that_fails_gives_none(command: str, tmp_path: Path, monke
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{command}\n")
     python.chmod(0o755)
-    monkeypatch.setattr("rlcli.planner.rates.sys.executable", str(python))
+    monkeypatch.setattr("rlcli.planner.machine.rates.sys.executable", str(python))
     assert machine_rates(*WHAT) is None
     assert not cache_file().exists()
 

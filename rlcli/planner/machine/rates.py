@@ -1,4 +1,4 @@
-"""Rates of this machine, as a measurement of two seconds finds them (`rlcli.planner.measure`), and their cache."""
+"""Rates of this machine, as a measurement of two seconds finds them (`measure`, beside this), and their cache."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _frozen(value: Any) -> Any:
 
 def measure(device: str, dtype: str, threads: int, processes: int) -> Rates | None:
     """Measure in so many processes at once; the mean of what they find."""
-    command = [sys.executable, "-P", "-m", "rlcli.planner.measure", device, dtype]
+    command = [sys.executable, "-P", "-m", "rlcli.planner.machine.measure", device, dtype]
     environment = os.environ | KEEPING | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     children: list[subprocess.Popen[str]] = []
     try:

@@ -1,6 +1,6 @@
 """Measures the rates of this machine in one process, in about two seconds, and prints them as JSON.
 
-    python -P -m rlcli.planner.measure cpu bfloat16
+    python -P -m rlcli.planner.machine.measure cpu bfloat16
 
 Each figure is the fastest of several calls, since other work only makes calls slower.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from rlcli.planner.rates import Rates
+from rlcli.planner.machine.rates import Rates
 
 WIDTHS = {"cpu": (128, 384, 768, 1536), "cuda": (512, 1536, 4096)}
 ROWS = (1, 8, 32, 128, 512)
@@ -37,7 +37,7 @@ class Clock:
     def __init__(self, device: str) -> None:
         import torch
 
-        self.wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
+        self.wait: Callable[[], None] = torch.accelerator.synchronize if device == "cuda" else lambda: None
         self.threads = 1 if device == "cuda" else torch.get_num_threads()
         self.alone = device == "cpu" and self.threads == 1
         self.shares: list[float] = []
