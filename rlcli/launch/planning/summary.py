@@ -105,10 +105,15 @@ def _time(setting: Setting, steps: int) -> str:
     if not seconds:
         return "time not measured"
     generating = sum(phase.seconds for phase in phases if phase.name == "generate")
-    text = f"a step at most {seconds:.2g} s, all {duration(math.ceil(seconds * steps))}"
+    text = f"a step at most {_seconds(seconds)}, all {duration(math.ceil(seconds * steps))}"
     if generating:
-        text += f" ({generating:.2g} s generation; less as responses end early, or groups have equal rewards)"
-    return text if setting.device.rates is not None else f"{text}, {setting.device.rates_from}"
+        text += f" ({_seconds(generating)} generation; less as responses end early, or groups have equal rewards)"
+    rates = setting.device.rates
+    return text if rates is not None and rates.quiet else f"{text}, {setting.device.rates_from}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _disk(setting: Setting) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from rlcli.launch.preflight import Prepared, longest_of, prepare
 from rlcli.model.io.tiny import make_tiny_model
 from rlcli.planner.device import GIB
 from rlcli.planner.setting import Shown
+from tests.planner_settings import RATES
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,14 @@ def test_without_a_measurement_memory_is_predicted_and_no_time(places: Path, mon
     rows = dict(estimates(prepared_for("grpo", places), 6))
     assert rows["memory"].startswith("at most ")
     assert rows["time"] == "time not measured"
+
+
+def test_a_time_of_a_busy_machine_says_so(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(RATES, quiet=False, training=(1e6, 1e6, 1e6))
+    monkeypatch.setattr("rlcli.planner.machine.rates.machine_rates", lambda *_: slow)
+    time = dict(estimates(prepared_for("grpo", places), 6))["time"]
+    assert time.endswith("measured on this machine while it was busy")
+    assert "e+" not in time, "whole seconds where there are many"
 
 
 def test_given_responses_count_at_their_own_lengths(places: Path) -> None:
