@@ -26,7 +26,7 @@ FIGURES = (
 def run(check: Check, shape: str) -> None:
     model = models.make(check, shape)
     steps_wanted = 2 if check.rehearse else STEPS[shape]
-    words = ["--model", model, "--data", runs.prompts(check, 64), "--steps", str(steps_wanted), "--workers", "1"]
+    words = ["--model", model, "--data", runs.prompts(check, model, 64), "--steps", str(steps_wanted), "--workers", "1"]
     check.progress(f"rlcli train grpo, {steps_wanted} steps", 60)
 
     def on_step(steps: list[runs.Step]) -> None:

@@ -28,12 +28,20 @@ def run(check: Check) -> None:
 def measure(check: Check, shape: str) -> None:
     sys.path.insert(0, str(runs.BENCH))
     from _step_ours import run_ours
+    from _step_prompts import make_prompts
     from _step_work import Workload
 
     model = models.make(check, shape)
     peak, device = peak_flops(check)
     prompts, samples, response, micro, cache = (4, 4, 12, 1024, 64) if check.rehearse else SIZES[shape]
-    work = Workload(model, runs.PROMPT_TOKENS, response, micro, ((response,) * samples,) * prompts)
+    work = Workload(
+        model=model,
+        dtype="float32" if check.device == "cpu" else "bfloat16",
+        prompts=make_prompts(model, prompts, runs.PROMPT_TOKENS),
+        max_tokens=response,
+        micro=micro,
+        lengths=((response,) * samples,) * prompts,
+    )
     forward = forward_flops(shape_of_model(model), work.prompt_tokens, work.lengths)
     check.figure(f"{shape}: peak of the device", peak / 1e12, "TFLOP/s", note=device)
     check.figure(f"{shape}: operations of an update", UPDATE * forward / 1e12, "TFLOP", note="3 F of flops.py")
@@ -63,7 +71,7 @@ def report(check: Check, shape: str, work: Any, steps: Any, forward: float, peak
     check.figure(f"{shape}: MFU of the step", used, "", TARGETS["step"], note="generation counts as one forward pass")
     rate = work.response_tokens / generate
     check.figure(
-        f"{shape}: rollout", rate, "tokens/s", note=f"{work.prompts * work.samples} responses in {generate:.2f} s"
+        f"{shape}: rollout", rate, "tokens/s", note=f"{len(work.prompts) * work.samples} responses in {generate:.2f} s"
     )
     check.figure(f"{shape}: update", work.tokens / update, "tokens/s", note="prompts counted for each sample")
     check.keep(shape, {"phases": phases, "seconds": [step.seconds for step in steps]})

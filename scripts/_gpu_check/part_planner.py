@@ -18,7 +18,8 @@ CLOSE = 0.10
 
 
 def run(check: Check) -> None:
-    model, data = models.make(check, "0.5b"), runs.prompts(check, 64)
+    model = models.make(check, "0.5b")
+    data = runs.prompts(check, model, 64)
     # In a rehearsal one case alone: the others differ in what a GPU alone has.
     for name, own in list(CASES.items())[: 1 if check.rehearse else None]:
         words = ["--model", model, "--data", data, "--workers", "1", *runs.sizes(check, 16, 8, 512, 16384), *own]

@@ -26,14 +26,15 @@ TOLERANCE = 0.3
 Step = dict[str, Any]
 
 
-def prompts(check: Check, count: int) -> str:
-    """A folder with `count` prompts of PROMPT_TOKENS tokens of the models made here."""
+def prompts(check: Check, model: str, count: int) -> str:
+    """A folder with `count` prompts of PROMPT_TOKENS tokens of `model`, whose tokenizer all models made here have."""
     sys.path.insert(0, str(BENCH))
-    from _step_work import Workload, write_prompts
+    from _step_prompts import make_prompts
+    from _step_work import write_prompts
 
     folder = check.work / "data"
     if not folder.exists():
-        write_prompts(Workload("", PROMPT_TOKENS, 1, 1, ((1,),) * count), folder, 0.0)
+        write_prompts(make_prompts(model, count, PROMPT_TOKENS), folder, 0.0)
     return str(folder)
 
 

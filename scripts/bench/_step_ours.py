@@ -13,6 +13,7 @@ from typing import Any
 
 from _step_work import Workload, write_prompts
 
+from rlcli.config.load import resolve
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
 from rlcli.tracking.console import View
@@ -71,30 +72,35 @@ class NeverStop:
     armed = False
 
 
-def config_of(work: Workload, data: Path, steps: int, workers: int, device: str, kv_cache_mb: int) -> RunConfig:
-    verifier = Path(__file__).with_name("_step_work.py")
-    return RunConfig.model_validate(
-        {
-            "model": {"path": work.model},
-            "data": {"path": str(data), "max_prompt_tokens": work.prompt_tokens, "shuffle": False},
-            "rollout": {
-                "prompts_per_step": work.prompts,
-                "samples_per_prompt": work.samples,
-                "max_response_tokens": work.max_tokens,
-                "kv_cache_mb": kv_cache_mb,
-            },
-            "train": {"steps": steps, "tokens_per_microbatch": work.micro, "lr": 1e-6},
-            "verifier": {"name": f"{verifier}:reward"},
-            "cluster": {"workers": workers, "device": device},
-            "checkpoint": {"every": 0},
-        }
-    )
+def config_of(
+    work: Workload, data: Path, *, steps: int, workers: int, device: str, kv_cache_mb: int, sets: Sequence[str]
+) -> RunConfig:
+    """The run of the workload. sets: further settings, each KEY=VALUE, which override these."""
+    keys = {
+        "model.path": work.model,
+        "model.dtype": work.dtype,
+        "data.path": str(data),
+        "data.max_prompt_tokens": work.prompt_tokens,
+        "data.shuffle": False,
+        "rollout.prompts_per_step": work.prompts,
+        "rollout.samples_per_prompt": work.samples,
+        "rollout.max_response_tokens": work.max_tokens,
+        "rollout.kv_cache_mb": kv_cache_mb,
+        "train.steps": steps,
+        "train.tokens_per_microbatch": work.micro,
+        "train.lr": 1e-6,
+        "verifier.name": f"{Path(__file__).with_name('_step_work.py')}:reward",
+        "cluster.workers": workers,
+        "cluster.device": device,
+        "checkpoint.every": 0,
+    }
+    return resolve("grpo", keys, sets).config
 
 
 def lengths_by_seed(work: Workload, steps: int, seed: int) -> dict[int, int]:
     """How long each response is to be, by the seed that it is drawn with."""
     return {
-        sample_seed(seed, PURPOSE, step, f"bench:train:{prompt + half * work.prompts}", sample): length
+        sample_seed(seed, PURPOSE, step, f"bench:train:{prompt + half * len(work.prompts)}", sample): length
         for step in range(1, steps + 1)
         for half in (0, 1)
         for prompt, row in enumerate(work.lengths)
@@ -122,7 +128,14 @@ def bench_worker(lengths: dict[int, int]) -> type[Worker]:
 
 @contextmanager
 def run_ours(
-    work: Workload, *, steps: int, workers: int, device: str, kv_cache_mb: int, equal: float
+    work: Workload,
+    *,
+    steps: int,
+    workers: int,
+    device: str,
+    kv_cache_mb: int,
+    equal: float,
+    sets: Sequence[str] = (),
 ) -> Iterator[Callable[[Callable[[], None]], Sequence[Step]]]:
     """Start the workers; what is yielded trains for `steps` steps, calling its argument between them."""
     from ray import cloudpickle
@@ -134,8 +147,20 @@ def run_ours(
 
     with tempfile.TemporaryDirectory(prefix="bench-step-") as name:
         folder = Path(name)
-        write_prompts(work, folder / "data", equal)
-        prepared = prepare(config_of(work, folder / "data", steps + 1, workers, device, kv_cache_mb))
+        write_prompts(work.prompts, folder / "data", equal)
+        prepared = prepare(
+            config_of(
+                work,
+                folder / "data",
+                steps=steps + 1,
+                workers=workers,
+                device=device,
+                kv_cache_mb=kv_cache_mb,
+                sets=sets,
+            )
+        )
+        for number, prompt in enumerate(work.prompts * 2):
+            assert prepared.prompts.tokens(number).tolist() == list(prompt.ids), f"the run has another prompt {number}"
         cloudpickle.register_pickle_by_value(__import__(__name__))
         worker = bench_worker(lengths_by_seed(work, steps, prepared.config.train.seed))
         setattr(launch, "Worker", worker)  # noqa: B010

@@ -44,14 +44,14 @@ class RawSpec:
     @property
     def lengths(self) -> list[tuple[int, int]]:
         """(prompt, response tokens) of each sample of this process."""
-        return [(p, n) for p in range(self.rank, self.work.prompts, self.world) for n in self.work.lengths[p]]
+        return [(p, n) for p in range(self.rank, len(self.work.prompts), self.world) for n in self.work.lengths[p]]
 
 
 class RawGroup:
     """`world` processes; a call runs on all of them and gives the seconds of the slowest."""
 
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        self._connections = connections
+    def __init__(self, connections: Sequence[Connection], tokens: int) -> None:
+        self._connections, self._tokens = connections, tokens
 
     def generate(self) -> float:
         return self._call("generate")
@@ -61,7 +61,7 @@ class RawGroup:
 
     def tune(self) -> int:
         """Try the sizes of micro-batches, and keep the fastest; one that begins far slower is not tried on, and neither
-        is what is larger than one for which the device's memory does not suffice."""
+        is what is larger than one that holds all tokens, or for which the device's memory does not suffice."""
         times: dict[int, float] = {}
         for budget in BUDGETS:
             self._call("budget", budget)
@@ -72,6 +72,8 @@ class RawGroup:
             except OutOfMemory:
                 break
             times[budget] = seconds
+            if budget >= self._tokens:
+                break
         best = min(times, key=times.__getitem__)
         self._call("budget", best)
         return best
@@ -118,7 +120,7 @@ def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_by
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
             for connection in connections:
                 connection.recv()  # ready
-            yield RawGroup(connections)
+            yield RawGroup(connections, math.ceil(work.tokens / world))
         finally:
             for process in processes:
                 process.kill()
@@ -169,7 +171,7 @@ class _Generation:
         whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest), "block_size": 32}
         self.llm = LLM(
             spec.work.model,
-            dtype="float32" if on_cpu else "bfloat16",
+            dtype=spec.work.dtype,
             distributed_executor_backend="external_launcher",
             max_model_len=longest,
             max_num_seqs=256,
@@ -180,8 +182,7 @@ class _Generation:
             # Else it would begin only where its whole share of the GPU is free.
             **(whole if on_cpu else {"gpu_memory_utilization": 0.01}),
         )
-        prompts = [prompt_ids(spec.work, index) for index in range(spec.work.prompts)]
-        self.prompts = [TokensPrompt(prompt_token_ids=prompts[index]) for index, _ in spec.lengths]
+        self.prompts = [TokensPrompt(prompt_token_ids=list(spec.work.prompts[p].ids)) for p, _ in spec.lengths]
         self.params = [
             SamplingParams(
                 temperature=1.0,
@@ -203,7 +204,10 @@ class _Generation:
 
 class _Training:
     """Forward, backward and AdamW on tokens of those lengths: sequences of like length side by side, so that next to
-    nothing is padding and causality alone is the mask; logits of response tokens only."""
+    nothing is padding and causality alone is the mask; logits of response tokens only.
+
+    In bfloat16 a copy of the weights computes; the weights that AdamW updates, their gradients and its state are
+    float32, as in every contestant."""
 
     def __init__(self, spec: RawSpec) -> None:
         import torch
@@ -211,10 +215,14 @@ class _Training:
 
         self.spec, self.device = spec, torch.device(spec.device)
         self.model = AutoModelForCausalLM.from_pretrained(
-            spec.work.model, dtype=torch.float32, attn_implementation="sdpa"
+            spec.work.model, dtype=getattr(torch, spec.work.dtype), attn_implementation="sdpa"
         ).to(self.device)
         self.model.train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
+        self.computing = list(self.model.parameters())
+        self.weights = self.computing
+        if spec.work.dtype != "float32":
+            self.weights = [parameter.detach().float().requires_grad_() for parameter in self.computing]
+        self.optimizer = torch.optim.AdamW(self.weights, lr=1e-6, weight_decay=0.0, fused=True)
         self.pack(spec.work.micro)
 
     def pack(self, budget: int) -> None:
@@ -242,31 +250,33 @@ class _Training:
         import torch.nn.functional as F
 
         total = self.spec.work.response_tokens
-        mixed = torch.autocast("cuda", torch.bfloat16, enabled=self.spec.device == "cuda")
         for ids, where, targets, advantages in self.batches:
-            with mixed:
-                hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
-                logits = self.model.lm_head(hidden[where])
+            hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+            logits = self.model.lm_head(hidden[where])
             log_probs = -F.cross_entropy(logits.float(), targets, reduction="none")
             (-(log_probs * advantages).sum() / total).backward()
+            self.add_gradients()
         if self.spec.world > 1:
-            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            grads = [weight.grad for weight in self.weights if weight.grad is not None]
             flat = torch.cat([grad.flatten() for grad in grads])
             dist.all_reduce(flat)
             for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
                 grad.copy_(part.view_as(grad))
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.weights is not self.computing:
+            with torch.no_grad():
+                for parameter, weight in zip(self.computing, self.weights, strict=True):
+                    parameter.copy_(weight)
         if self.spec.device == "cuda":
             torch.cuda.synchronize()
 
-
-def prompt_ids(work: Workload, index: int) -> list[int]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(work.model)
-    message = [{"role": "user", "content": work.question(index)}]
-    found: list[int] = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
-    assert len(found) == work.prompt_tokens, f"{len(found)} tokens"
-    return found
+    def add_gradients(self) -> None:
+        """Add the gradients of a micro-batch to those of the weights, where another copy computes."""
+        if self.weights is self.computing:
+            return
+        for parameter, weight in zip(self.computing, self.weights, strict=True):
+            if parameter.grad is not None:
+                weight.grad = parameter.grad.float() if weight.grad is None else weight.grad.add_(parameter.grad)
+                parameter.grad = None

@@ -60,7 +60,9 @@ def trl_group(work: Workload, name: str, options: argparse.Namespace, folder: Pa
             {
                 "mode": mode,
                 "model": work.model,
-                "questions": [work.question(index) for index in range(work.prompts)],
+                "dtype": work.dtype,
+                "questions": [prompt.question for prompt in work.prompts],
+                "prompt_ids": [prompt.ids for prompt in work.prompts],
                 "lengths": work.lengths,
                 "max_tokens": work.max_tokens,
                 "prompt_tokens": work.prompt_tokens,

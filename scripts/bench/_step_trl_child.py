@@ -1,7 +1,7 @@
 """Run by `_step_trl.py` in the interpreter that has TRL: says `ready`, and does one step for each line that it reads.
 
 The responses get the lengths that all contestants give: by a logits processor (generate), by limits of each request
-(batching, vllm). The last needs, on CPUs, other arguments for vLLM and another way to reload its weights.
+(batching, vllm). In bfloat16 it computes by autocast, over weights in float32, as TRL does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import json
 import os
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
+import _trl_vllm
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
@@ -53,7 +55,7 @@ def trainer_of(given: dict[str, Any], answers: Any) -> GRPOTrainer:
     config = GRPOConfig(
         output_dir=given["out"],
         use_cpu=on_cpu,
-        bf16=not on_cpu,
+        bf16=given["dtype"] == "bfloat16",
         fp16=False,
         learning_rate=1e-6,
         lr_scheduler_type="constant",
@@ -97,6 +99,7 @@ def impose(trainer: GRPOTrainer, given: dict[str, Any], lengths: list[int]) -> N
     end = trainer.processing_class.eos_token_id
 
     def imposed(*arguments: Any, **options: Any) -> Any:
+        assert options["input_ids"].shape[1] == given["prompt_tokens"], options["input_ids"].shape
         processor = LogitsProcessorList([Lengths(lengths, given["prompt_tokens"], end)])
         return generate(*arguments, logits_processor=processor, **options)
 
@@ -118,47 +121,18 @@ def limit_requests(lengths: list[int]) -> None:
     ContinuousBatchingManager.add_request = limited
 
 
-def patch_vllm(given: dict[str, Any], lengths: list[int]) -> None:
-    """Per-request lengths; and on CPUs an engine that starts there and takes new weights."""
-    import trl.generation.vllm_generation as seam
-    import vllm
+def limit_each(lengths: list[int]) -> Callable[[Any], list[Any]]:
+    """With vLLM: of TRL's sampling parameters, those of each request, with its own length."""
 
-    extra: dict[str, Any] = {}
-    if given["device"] == "cpu":
-        extra = {
-            "enforce_eager": True,
-            "dtype": "float32",
-            "kv_cache_memory_bytes": given["kv_cache_bytes"],
-            "skip_tokenizer_init": True,
-            "enable_chunked_prefill": False,
-        }
+    def each(sampling_params: Any) -> list[Any]:
+        made = []
+        for length in lengths:
+            params = sampling_params.clone()
+            params.max_tokens, params.ignore_eos, params.detokenize = length, True, False
+            made.append(params)
+        return made
 
-    class Engine(vllm.LLM):  # type: ignore[misc]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options | extra | {"max_num_seqs": 256})
-
-        def generate(self, prompts: Any, sampling_params: Any, **options: Any) -> Any:
-            each = []
-            for length in lengths:
-                params = sampling_params.clone()
-                params.max_tokens, params.ignore_eos, params.detokenize = length, True, False
-                each.append(params)
-            return super().generate(prompts, sampling_params=each, **options)
-
-    seam.LLM = Engine
-    if given["device"] == "cpu":
-
-        def sync(generation: Any) -> None:
-            weights = ((name, parameter.data) for name, parameter in generation.model.named_parameters())
-            generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-
-            def repack(model: Any) -> None:
-                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-            generation.llm.apply_model(repack)
-            generation.llm.reset_prefix_cache()
-
-        seam.VLLMGeneration.sync_weights = sync
+    return each
 
 
 def main(path: str) -> None:
@@ -168,10 +142,15 @@ def main(path: str) -> None:
         given = json.load(file)
     lengths = [length for row in given["lengths"] for length in row]
     if given["mode"] == "vllm":
-        patch_vllm(given, lengths)
+        on_cpu = given["device"] == "cpu"
+        _trl_vllm.patch(given["dtype"], given["kv_cache_bytes"], limit_each(lengths), on_cpu=on_cpu)
     if given["mode"] == "batching":
         limit_requests(lengths)
     trainer = trainer_of(given, answers)
+    for question, ids in zip(given["questions"], given["prompt_ids"], strict=True):
+        message = [{"role": "user", "content": question}]
+        tokens = trainer.processing_class.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        assert tokens == ids, f"TRL has another prompt: {tokens}, not {ids}"
     if given["mode"] == "generate":
         impose(trainer, given, lengths)
     trainer.train()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # scoring processes load this file alone, for `reward`
+    from _step_prompts import BenchPrompt
 
 TINY = {"tiny-1m": (128, 4, 4, 2), "tiny-10m": (384, 5, 6, 2)}
 """hidden, layers, heads, kv_heads of models of about 1 and 10 million parameters, float32."""
@@ -13,8 +17,7 @@ SHAPES = {  # of Qwen2.5, random weights
     "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
 }
-VOCABULARY, KV_HEADS, MARKERS = 151936, 2, 2
-"""MARKERS: what the chat template adds to a question."""
+VOCABULARY, KV_HEADS = 151936, 2
 
 UNEQUAL, EQUAL = "unequal", "equal"
 """The ground truths: whether the samples of a group get different rewards or all the same."""
@@ -22,18 +25,24 @@ UNEQUAL, EQUAL = "unequal", "equal"
 
 @dataclass(frozen=True)
 class Workload:
-    """model: a folder. lengths: `[prompts][samples]`, response tokens; max_tokens bounds them. micro: the most tokens
-    that one worker forwards at once."""
+    """What every contestant generates and trains on."""
 
     model: str
-    prompt_tokens: int
+    """Folder of the model."""
+    dtype: str
+    """What it computes in: float32, or bfloat16 with master weights in float32."""
+    prompts: tuple[BenchPrompt, ...]
+    """All of `prompt_tokens` tokens."""
     max_tokens: int
+    """The longest response."""
     micro: int
+    """The most tokens that one worker forwards at once."""
     lengths: tuple[tuple[int, ...], ...]
+    """`[prompts][samples]`, tokens of each response."""
 
     @property
-    def prompts(self) -> int:
-        return len(self.lengths)
+    def prompt_tokens(self) -> int:
+        return len(self.prompts[0].ids)
 
     @property
     def samples(self) -> int:
@@ -45,14 +54,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        return self.response_tokens + self.prompts * self.samples * self.prompt_tokens
-
-    def question(self, index: int) -> str:
-        """As many printable characters, each a token of the tiny tokenizer, as make a prompt of `prompt_tokens`."""
-        import numpy as np
-
-        drawn = np.random.default_rng(index).integers(ord("a"), ord("z") + 1, self.prompt_tokens - MARKERS)
-        return bytes(drawn.tolist()).decode()
+        return self.response_tokens + len(self.prompts) * self.samples * self.prompt_tokens
 
 
 def draw_lengths(prompts: int, samples: int, most: int, ragged: bool) -> tuple[tuple[int, ...], ...]:
@@ -88,19 +90,19 @@ def make_model(name: str, folder: Path) -> str:
     return str(made)
 
 
-def write_prompts(work: Workload, folder: Path, equal_share: float) -> None:
-    """train.parquet: the workload's questions twice, first with groups of unequal rewards alone, then with
-    `equal_share` of them equal; unshuffled, steps take the two in turn."""
+def write_prompts(prompts: Sequence[BenchPrompt], folder: Path, equal_share: float) -> None:
+    """train.parquet: the prompts twice, first with groups of unequal rewards alone, then with `equal_share` of them
+    equal; unshuffled, steps take the two in turn."""
     from rlcli.prep.write import write_splits
     from rlcli.types import Prompt
 
     def row(number: int) -> Prompt:
-        index = number % work.prompts
-        equal = number >= work.prompts and index < equal_share * work.prompts
-        message = {"role": "user", "content": work.question(index)}
+        index = number % len(prompts)
+        equal = number >= len(prompts) and index < equal_share * len(prompts)
+        message = {"role": "user", "content": prompts[index].question}
         return Prompt(f"bench:train:{number}", (message,), "bench", "bench", "bench", EQUAL if equal else UNEQUAL)
 
-    write_splits(folder, {"train": [row(number) for number in range(2 * work.prompts)]}, {})
+    write_splits(folder, {"train": [row(number) for number in range(2 * len(prompts))]}, {})
 
 
 def reward(request: Any) -> Any:

@@ -2,6 +2,7 @@
 
     python scripts/bench/step.py --model tiny-1m --max-tokens 64 [--ragged] [--workers 1,2] [--json step.json]
     python scripts/bench/step.py --model 0.5b --prompts 64 --max-tokens 1024                  # on a GPU
+    python scripts/bench/step.py --model FOLDER --dtype bfloat16 --prompt-tokens 48           # a real model
     python scripts/bench/step.py --compare trl --trl-python /path/to/python                   # where TRL is installed
 
 In one run, in turn, round by round: (a) vLLM generates the workload, in a plain process; (b) torch trains on as many
@@ -34,6 +35,7 @@ from typing import Any
 
 from _common import ratio, write_json
 from _step_ours import Step, run_ours
+from _step_prompts import make_prompts
 from _step_raw import RawGroup, raw_group
 from _step_trl import TrlError, TrlGroup, trl_group
 from _step_work import Workload, draw_lengths, make_model
@@ -46,23 +48,23 @@ from rlcli.cluster.process import malloc
 HEAPS: dict[str, dict[str, str]] = {"jemalloc": malloc.environment(), "glibc": malloc.GLIBC, "fresh": {}}
 """Of our workers: as it is, glibc's made to keep what is freed, and as it comes."""
 
-WARM_UP = 2
-"""Steps that do not count, one of each kind: the first of either is slower."""
-
 
 def main() -> None:
     options = parse()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="bench-step-") as folder, ExitStack() as stack:
+        device = resolve_device(options)
+        model = make_model(options.model, Path(folder) / "model")
         work = Workload(
-            make_model(options.model, Path(folder) / "model"),
-            options.prompt_tokens,
-            options.max_tokens,
-            options.micro,
-            draw_lengths(options.prompts, options.samples, options.max_tokens, options.ragged),
+            model=model,
+            dtype=options.dtype or ("float32" if device == "cpu" else "bfloat16"),
+            prompts=make_prompts(model, options.prompts, options.prompt_tokens),
+            max_tokens=options.max_tokens,
+            micro=options.micro,
+            lengths=draw_lengths(options.prompts, options.samples, options.max_tokens, options.ragged),
         )
-        console.print(f"{options.model}: {work.response_tokens} response tokens of {work.tokens}")
-        device, cache = resolve_device(options), options.kv_cache_mb
+        console.print(f"{options.model}, {work.dtype}: {work.response_tokens} response tokens of {work.tokens}")
+        cache = options.kv_cache_mb
         raw = {
             world: stack.enter_context(raw_group(work, world, threads(world), device, cache << 20))
             for world in (options.workers if options.floor else ())
@@ -97,6 +99,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--model", default="tiny-1m", help="tiny-1m, tiny-10m, 0.5b, 1.5b (random weights), or a folder"
     )
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16"],
+        help="what all contestants compute in; master weights are float32. Default: float32 on CPUs, bfloat16 on GPUs",
+    )
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=32)
@@ -104,6 +111,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ragged", action="store_true", help="lengths up to that, log-normal")
     parser.add_argument("--workers", type=_numbers, default=[1], help="layouts to try, as in 1,2")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of either kind")
+    parser.add_argument("--warm-up", type=int, default=1, help="steps of either kind before them that do not count")
     parser.add_argument("--micro", type=int, default=8192, help="our train.tokens_per_microbatch")
     parser.add_argument("--fixed-micro", action="store_true", help="the floor trains with --micro, and tries no other")
     parser.add_argument("--rounds", action="store_true", help="print each round's seconds, too, as a line of JSON")
@@ -111,6 +119,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--kv-cache-mb", type=int, default=1024, help="of each engine, ours and the raw one")
     parser.add_argument("--heap", choices=HEAPS, default="jemalloc", help="of our workers on CPUs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of our run")
     parser.add_argument("--no-floor", dest="floor", action="store_false", help="measure our steps and TRL's alone")
     parser.add_argument("--compare", choices=["trl"])
     parser.add_argument("--trl-python", default="python", help="an interpreter that imports trl")
@@ -164,7 +173,8 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
     """Our steps in this layout, in turn with the others; those that warm up are left out on both sides."""
     before = {name: len(times) for name, times in contest.times.items()}
     kinds = len(kinds_of(options))
-    steps = WARM_UP + kinds * options.steps
+    warm_up = kinds * options.warm_up
+    steps = warm_up + kinds * options.steps
     done = 0
 
     def between() -> None:
@@ -177,13 +187,19 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
 
     setattr(malloc, "environment", lambda: HEAPS[options.heap])  # noqa: B010
     with run_ours(
-        work, steps=steps, workers=world, device=device, kv_cache_mb=options.kv_cache_mb, equal=options.equal_groups
+        work,
+        steps=steps,
+        workers=world,
+        device=device,
+        kv_cache_mb=options.kv_cache_mb,
+        equal=options.equal_groups,
+        sets=options.set,
     ) as run:
         found = run(between)
     for name, times in contest.times.items():
         start = before[name]
-        contest.times[name] = times[:start] + times[start + WARM_UP // kinds :]
-    return list(found[WARM_UP:])
+        contest.times[name] = times[:start] + times[start + options.warm_up :]
+    return list(found[warm_up:])
 
 
 def kinds_of(options: argparse.Namespace) -> list[str]:
