@@ -82,7 +82,7 @@ def config_of(
         "data.path": str(data),
         "data.max_prompt_tokens": work.prompt_tokens,
         "data.shuffle": False,
-        "rollout.prompts_per_step": work.prompts,
+        "rollout.prompts_per_step": len(work.prompts),
         "rollout.samples_per_prompt": work.samples,
         "rollout.max_response_tokens": work.max_tokens,
         "rollout.kv_cache_mb": kv_cache_mb,

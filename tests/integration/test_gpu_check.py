@@ -28,6 +28,7 @@ FIGURES = {
 CHEAP = ["environment", "sync"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     "parts", [CHEAP, pytest.param(list(FIGURES), marks=pytest.mark.exhaustive)], ids=["few", "all"]

@@ -76,6 +76,7 @@ def check(steps: list[dict[str, Any]]) -> None:
         assert step["update/grad_norm"] > 0
 
 
+@pytest.mark.long
 def test_tiles_are_trained_sampled_and_exported(cli: Cli, pictures: Path, tmp_path: Path) -> None:
     """vLLM takes these prompts otherwise than those of the other kinds."""
     model, run = made("internvl", tmp_path / "model"), tmp_path / "run"
@@ -84,6 +85,7 @@ def test_tiles_are_trained_sampled_and_exported(cli: Cli, pictures: Path, tmp_pa
     cli("export", run, "--out", tmp_path / "exported")  # compares the log-probs with the trainer's
 
 
+@pytest.mark.long  # test_pictures_in_conversations.py trains, samples from and reports one of them
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("internvl", "qwen2_5_vl")), "qwen3_vl"]
 )
