@@ -18,7 +18,7 @@ from _step_work import Workload
 
 from rlcli.cluster.process import malloc
 
-BUDGETS = (2048, 4096, 8192, 16384)
+BUDGETS = (1024, 2048, 4096, 8192, 16384)
 """Tokens a micro-batch, of which the fastest is kept."""
 
 

@@ -129,7 +129,6 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
             return_dict=True,
             return_tensors="pt",
             padding=True,
-            padding_side="left",
         ).to(model.device)
         limit = self.settings["trl"]["max_completion_length"]
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self.settings["dtype"] == "bfloat16"):
@@ -153,7 +152,7 @@ def main(path: str) -> None:
         settings = json.load(file)
     if settings["mode"] == "vllm":
         _trl_vllm.patch(settings["dtype"], settings["kv_cache_bytes"], on_cpu=not torch.cuda.is_available())
-    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
     stops = model.generation_config.eos_token_id
     stops = {tokenizer.eos_token_id, *(stops if isinstance(stops, list) else [stops])} - {None}
