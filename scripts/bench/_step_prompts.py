@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,12 +53,14 @@ def prompt_ids(tokenizer: Any, question: str) -> list[int]:
 
 
 def vocabulary(tokenizer: Any) -> list[str]:
-    """Words of small letters that the tokenizer has as one token, with the single letters in front."""
+    """Words of small letters that the tokenizer writes, with the space before them, as at most two tokens, with the
+    single letters in front."""
     size = len(tokenizer)
     drawn = np.random.default_rng(0).choice(size, min(size, CANDIDATES), replace=False)
     texts = (tokenizer.decode([int(token)]).strip() for token in drawn)
-    whole = (text for text in texts if len(text) > 1 and WORD.fullmatch(text))
-    return [*"abcdefghijklmnopqrstuvwxyz", *sorted(set(whole))[:WORDS]]
+    words = [text for text in dict.fromkeys(texts) if len(text) > 1 and WORD.fullmatch(text)]
+    short = (word for word in words if len(tokenizer.encode(f" {word}", add_special_tokens=False)) <= 2)
+    return [*"abcdefghijklmnopqrstuvwxyz", *itertools.islice(short, WORDS)]
 
 
 def question(measure: Callable[[str], int], words: list[str], tokens: int, chance: np.random.Generator) -> str:

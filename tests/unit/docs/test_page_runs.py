@@ -16,6 +16,7 @@ RUN = [command for command in IN_BLOCKS if not not_run(command)]
 RUN_PAGES = list(dict.fromkeys(command.page for command in RUN))
 
 
+@pytest.mark.long  # test_page_commands.py shows that each is accepted
 @pytest.mark.parametrize("page", RUN_PAGES, ids=name_of)
 @pytest.mark.usefixtures("forget_algorithms")
 def test_the_commands_of_a_page_run(page: Path, here: Callable[[Path], Path], judge: str) -> None:

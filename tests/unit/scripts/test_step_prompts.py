@@ -9,8 +9,10 @@ import pytest
 
 from tests.chat_templates import bpe_tokenizer_with, tokenizer_with
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "bench"))
 
+from _gpu_check import models
 from _step_prompts import prompts_for
 
 PLAIN = "{% for m in messages %}{{ m.role }}\n{{ m.content }}\n\n{% endfor %}assistant\n"
@@ -18,6 +20,7 @@ STRIPPED = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{
 TOKENIZERS = {
     "characters": lambda: tokenizer_with(PLAIN),
     "words": lambda: bpe_tokenizer_with(STRIPPED),
+    "words that no text is encoded into": lambda: models.tokenizer(2048),
     "merges across words": lambda: bpe_tokenizer_with(PLAIN, by_words=False),
 }
 
