@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -214,7 +215,12 @@ def to_greedy(evaluations: Mapping[int, float], seconds: Sequence[float], score:
 
 def show(run: Run, result: Mapping[str, Any]) -> None:
     metrics = run.metrics()
-    rewards, seconds = {"ours": metrics["reward/mean"]}, {"ours": metrics["time/step_s"]}
+    steps = [
+        (math.nan if reward is None else reward, took)
+        for reward, took in zip(metrics["reward/mean"], metrics["time/step_s"], strict=True)
+        if took is not None  # the line of the evaluation before the first step
+    ]
+    rewards, seconds = {"ours": [reward for reward, _ in steps]}, {"ours": [took for _, took in steps]}
     greedy = {"ours": {step: report["pass"]["pass@1"]["mean"] for step, report in run.evaluations.items()}}
     rewards["TRL"] = [step["reward"] for step in result["steps"]]
     seconds["TRL"] = [step["seconds"] for step in result["steps"]]
