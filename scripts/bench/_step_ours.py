@@ -30,15 +30,16 @@ class Step:
     metrics: dict[str, float]
 
     def phases(self) -> dict[str, float]:
-        """Seconds by phase; what is in none of them is bookkeeping."""
+        """Seconds by phase; what is in none of them is bookkeeping. `check` is part of canary and sync."""
         times = {name[5:-2]: value for name, value in self.metrics.items() if name.startswith("time/")}
-        for apart in ("step", "checkpoint", "evaluate", "bookkeeping"):  # the last counts what runs between our steps
+        # Sums of phases, and bookkeeping, which counts what runs between our steps.
+        for apart in ("step", "checkpoint", "evaluate", "bookkeeping", "trainer_idle", "engine_idle"):
             times.pop(apart, None)
         times["verify"] = times.pop("verify_wait", 0.0)
         times["generate"] -= times["verify"] + times.get("idle", 0.0)
         times["canary"] = times["sync"] - times["transfer"]
         times["sync"] = times.pop("transfer")
-        times["bookkeeping"] = self.seconds - sum(times.values())
+        times["bookkeeping"] = self.seconds - sum(times.values()) + times.get("check", 0.0)
         return times
 
 
