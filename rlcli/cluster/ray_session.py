@@ -34,6 +34,12 @@ MIN_OPEN_FILES = 1024
 SERVER_CPUS = 8
 """CPUs that a local cluster counts beyond the machine's, for servers of models: they work while the workers wait."""
 
+HELPERS = ("/monitor.py", "/log_monitor.py")
+"""Ray's autoscaler and log monitor, which a local cluster of one machine starts too and does not need."""
+
+LOOK_EVERY_S, LOWEST = 0.2, 19
+"""How often to look for them, and their priority (`nice`)."""
+
 HEAD = ("gcs_server", "raylet")
 """The daemons that every local cluster has."""
 
@@ -215,6 +221,7 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
         if sentinel is not None:
             sentinel.close()
         reaper.watch()  # An interrupt may have come while Ray was starting.
+        reaper.end_helpers(HEAD)
         ray.shutdown()
         reaper.close()
 
@@ -225,7 +232,7 @@ def _start(**options: Any) -> None:
 
     for last in (False, True):
         try:
-            with _own_signal_handlers():
+            with _own_signal_handlers(), _helpers_last():
                 ray.init(
                     address="local",  # Otherwise it would join a cluster that happens to run on this machine.
                     include_dashboard=False,
@@ -239,6 +246,32 @@ def _start(**options: Any) -> None:
             if last:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
                 raise RunFailed(f"Ray did not start: {reason}", retry=True) from error
+
+
+@contextlib.contextmanager
+def _helpers_last() -> Iterator[None]:
+    """Give `HELPERS` the lowest priority as they start: Ray starts them beside what a run waits for, and their imports
+    take a second or two of a core."""
+    started = threading.Event()
+
+    def lower() -> None:
+        import psutil
+
+        lowered: set[int] = set()
+        while len(lowered) < len(HELPERS) and not started.wait(LOOK_EVERY_S):
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):  # The process has ended.
+                    if child.pid not in lowered and any(word.endswith(HELPERS) for word in child.cmdline()):
+                        child.nice(LOWEST)
+                        lowered.add(child.pid)
+
+    thread = threading.Thread(target=lower, name="priorities", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        started.set()
+        thread.join()
 
 
 def _daemons() -> dict[int, str]:

@@ -13,9 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from rlcli.attempt import remove_leftovers
 from rlcli.cluster.process import process_time
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 GRACE_S = 2.0
 """How long the processes may take to end by themselves once the driver is gone."""
@@ -46,14 +51,32 @@ class Reaper:
         import psutil
 
         found: list[tuple[int, float]] = []
-        for child in psutil.Process().children():
+        for child in self._daemons():
             with contextlib.suppress(psutil.Error):  # The process has ended.
-                if child.pid != self._process.pid and any(self._folder in word for word in child.cmdline()):
-                    found += [(p.pid, process_time.since_boot_s(p)) for p in (child, *child.children(recursive=True))]
+                found += [(p.pid, process_time.since_boot_s(p)) for p in (child, *child.children(recursive=True))]
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(found) + "\n")
             self._process.stdin.flush()
+
+    def end_helpers(self, head: Collection[str]) -> None:
+        """Kill the session's daemons but those named in `head`: log monitor, autoscaler and API server, which have
+        nothing to save. `ray.shutdown` would give each up to a second to end, one after another."""
+        import psutil
+
+        for child in self._daemons():
+            with contextlib.suppress(psutil.Error):
+                if child.name() not in head:
+                    child.kill()
+
+    def _daemons(self) -> Iterator[Process]:
+        """The driver's children whose command line contains the session's folder."""
+        import psutil
+
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # The process has ended.
+                if child.pid != self._process.pid and any(self._folder in word for word in child.cmdline()):
+                    yield child
 
     def close(self) -> None:
         """Start the clean-up now, and wait until it is done."""

@@ -227,7 +227,8 @@ def train_in_folder(
                 trainer.listeners.append(StartReport(folder, list(groups.by_name.values())).phase)
                 with _profile(trainer, groups, checkpoint) if profile else nullcontext():
                     result = trainer.run(checkpoint)
-        if _draw(target, result, view):
+                drawing = in_background(partial(_draw, target, result, view))  # while the workers are closed
+        if drawing.result():
             trackers.picture("reward", folder.path / "reward.png")
     return outcome_of(target, result)
 

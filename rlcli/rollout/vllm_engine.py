@@ -14,7 +14,15 @@ from rlcli.errors import SetupError
 from rlcli.model.io.config import dense_layers
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
-from rlcli.rollout.vllm_hooks import base_layout, borrowed_classes, cpu_kernels, pictures, process_state, speculation
+from rlcli.rollout.vllm_hooks import (
+    base_layout,
+    borrowed_classes,
+    cpu_kernels,
+    packed_matrices,
+    pictures,
+    process_state,
+    speculation,
+)
 from rlcli.rollout.vllm_hooks.routes import Recorder
 
 if TYPE_CHECKING:
@@ -54,16 +62,15 @@ class VllmEngine:
         self.spec = spec
         self.on_step: Callable[[], None] = lambda: None
         check_version()
-        if spec.device == "cpu" and spec.tensor_parallel > 1:
-            process_state.unique_shared_memory_names(spec.group_id)
-        if spec.tensor_parallel > 1:
-            process_state.sockets_in(Path("/dev/shm") / f"{shared_memory_prefix(spec.group_id)}sockets")
+        _name_shared_files(spec)
         recorded: contextlib.AbstractContextManager[Sequence[Layout]] = contextlib.nullcontext(())
         if spec.lora_rank and not spec.weights_follow:
             recorded = base_layout.recorded()
         with process_state.kept(), recorded as bases, borrowed_classes.noted() as borrowed:
             from vllm import LLM
 
+            if spec.device == "cpu":
+                packed_matrices.install()
             self._llm = LLM(
                 spec.model,
                 dtype=spec.dtype,
@@ -103,6 +110,7 @@ class VllmEngine:
         self._salt = 0
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
         self._layout: Layout | None = None
+        self._kernels_read = False
         self._bases = bases
         self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
         self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
@@ -119,7 +127,7 @@ class VllmEngine:
                 "leave rollout.speculate out",
             )
         self._llm.apply_model(cpu_kernels.install)
-        self._llm.collective_rpc(cpu_kernels.leave_out_ranks)
+        self._llm.apply_model(packed_matrices.expose)
         if self.spec.routes:
             (self._recorder,) = self._llm.collective_rpc(Recorder)
 
@@ -222,6 +230,7 @@ class VllmEngine:
             self._layout = recorder.layout()
         if self.spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.repack)
+            self._llm.apply_model(packed_matrices.expose)
         self._forget_prefixes()
 
     def load_adapter(self, folder: str) -> None:
@@ -265,14 +274,16 @@ class VllmEngine:
         )
 
         layout, model = self._layout or Layout(), self._model
+        held = weights_of(model, through_kernels=not self._kernels_read)
         if self.spec.lora_rank:
             slots = adapter_slots(model.lora_manager)
             parts = layout.parts(lambda owner, shape: [slots[owner]], sent)
             base = {name: one for name, one in sent.items() if not name.startswith(PEFT_PREFIX)}
             if base:
-                parts += base_parts(self._bases, weights_of(model), base)
+                parts += base_parts(self._bases, held, base)
         else:
-            parts = layout.parts(weights_of(model), sent)
+            parts = layout.parts(held, sent)
+        self._kernels_read = True
         group = get_tp_group()
         ranks: list[Any] = [None] * group.world_size
         dist.all_gather_object(ranks, parts, group=group.cpu_group)
@@ -307,7 +318,8 @@ class VllmEngine:
         self._wake("kv_cache")
 
     def close(self) -> None:
-        self._engine.engine_core.shutdown()
+        with process_state.uncollected():  # the process ends after this
+            self._engine.engine_core.shutdown()
 
     @property
     def _model(self) -> Any:
@@ -411,6 +423,14 @@ class VllmEngine:
             logit_bias=None if self.spec.images is None else dict.fromkeys(self.spec.images.never, pictures.NEVER),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+
+def _name_shared_files(spec: EngineSpec) -> None:
+    """Name what the ranks of an engine share on their machine after the run, which removes it."""
+    if spec.device == "cpu" and spec.tensor_parallel > 1:
+        process_state.unique_shared_memory_names(spec.group_id)
+    if spec.tensor_parallel > 1:
+        process_state.sockets_in(Path("/dev/shm") / f"{shared_memory_prefix(spec.group_id)}sockets")
 
 
 def _prompt_log_probs(tokens: Any, output: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import socket
@@ -69,11 +70,13 @@ class Worker(WeightSync):
     def preload(self, engine: str) -> None:
         """Import what `build` needs, for the engine of that name too if there is one: most of the startup time of a
         small model."""
-        import rlcli.model.io.loading  # noqa: F401
+        with startup.few_collections():
+            import rlcli.model.io.loading  # noqa: F401
 
-        redact_output()  # before an engine creates loggers that write there
-        if engine:
-            engine_named(engine).preload()
+            redact_output()  # before an engine creates loggers that write there
+            if engine:
+                engine_named(engine).preload()
+        gc.freeze()  # modules stay: vLLM's explicit collections need not visit them
         startup.done("preloaded")
 
     @dispatch()
@@ -127,6 +130,7 @@ class Worker(WeightSync):
         return self.dims.data_rank(self.rank)
 
     @dispatch()
+    @startup.few_collections()
     def build(self, spec: WorkerSpec | None = None) -> None:
         """Build the roles: those that train first (their memory is known), then the engine, then the verifiers'
         processes. Given another `spec`, for another run on the same ranks, rebuild them, except for the engine, which

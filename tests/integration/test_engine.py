@@ -64,6 +64,21 @@ def cached_tokens(engine: Any, prompt: Any) -> list[int]:
     return found
 
 
+def with_a_wrong_bit(layer: Any, differences: Any) -> list[str]:
+    """What the check finds once the packed copy of a layer's matrix has one wrong bit, with its weight as it was."""
+    import torch
+
+    from rlcli.model.weight_check.packed import PackedMatrix
+
+    matrix = layer.cpu_linear
+    wrong = matrix.read()
+    wrong[-1:, -1:].view(torch.int32).bitwise_xor_(1)
+    layer.cpu_linear = PackedMatrix(wrong)
+    found: list[str] = differences()
+    layer.cpu_linear = matrix
+    return found
+
+
 def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
     """What the checks of a sync find of the engine, which has the weights of `lm`: as it is, and in each of several
     ways in which a sync may fail."""
@@ -99,6 +114,9 @@ def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
     if packed:
         packed.lm_head.cpu_linear = head
         found["old head"] = differences()
+        found["packed"] = type(packed.model.layers[0].mlp.down_proj.cpu_linear).__name__
+        for name in ("down_proj", "gate_up_proj"):
+            found[f"a bit of {name}"] = with_a_wrong_bit(getattr(packed.model.layers[0].mlp, name), differences)
     found["not cached"], found["cached"] = engine.cached_tokens(prompt), engine.probe(prompt)[0]
     found["again"] = differences(engine.load_weights)
     found["reset"], log_probs = engine.probe(prompt)
@@ -116,6 +134,9 @@ def main(model: str, out: str, *names: str) -> None:
     """In the spawned process: drive the engines and write what they give."""
     import torch.distributed as dist
 
+    from rlcli.rollout.vllm_hooks import packed_matrices
+
+    packed_matrices.MIN_ELEMENTS = 1 << 15  # of this model only matrices of its feed-forward part have as many
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
     Path(out).write_text(json.dumps({name: driven(name, model) for name in names}))
@@ -323,6 +344,12 @@ def test_one_bit_of_a_weight_that_the_engine_does_not_have_is_found(found: dict[
     assert {name.split(" ")[0].rpartition(".")[0] for name in checks["up left out"]} <= {
         f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up")
     }
+
+
+def test_one_bit_of_a_packed_copy_that_is_read_back_is_found(vllm: dict[str, Any]) -> None:
+    assert vllm["checks"]["packed"] == "PackedMatrix"
+    for layer, last in (("down_proj", "down_proj"), ("gate_up_proj", "up_proj")):
+        assert vllm["checks"][f"a bit of {layer}"] == [f"model.layers.0.mlp.{last}.weight differs"]
 
 
 def test_the_head_that_vllm_has_packed_is_compared_too(vllm: dict[str, Any]) -> None:

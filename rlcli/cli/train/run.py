@@ -98,13 +98,14 @@ def _run(
     startup.done("command")
     view.phase("check model and data")
     check_trackers(resolved.config.tracking.trackers)
-    prepared = prepare(
-        resolved.config,
-        on_note=notes.append,
-        on_checked=partial(_checked, early=None if call.dry_run else early, view=view),
-        on_progress=view.progress,
-        day=resumed.day if resumed else None,
-    )
+    with startup.few_collections():
+        prepared = prepare(
+            resolved.config,
+            on_note=notes.append,
+            on_checked=(lambda config, device: None) if call.dry_run else early.begin,
+            on_progress=view.progress,
+            day=resumed.day if resumed else None,
+        )
     startup.done("prepared")
     if resumed is not None:
         check_data(resumed, prepared.prompts.fingerprint())
@@ -128,7 +129,8 @@ def _run(
     for line in [f"{what}: {how}" for what, how in plan] + notes:
         view.note(line)
     view.phase("load torch and the engine")  # done by the next import, takes seconds
-    from rlcli.launch.launch import train_in_folder
+    with startup.few_collections():
+        from rlcli.launch.launch import train_in_folder
 
     how: dict[str, Any] = {"force": force, "resumed": resumed, "profile": call.profile, "early": early}
     return train_in_folder(resolved, prepared, target, view, **how)

@@ -1,18 +1,18 @@
 """Checksums of tensors, additive over parts of a tensor: 64 bits, by torch, on the tensor's device.
 
-    checksum(W) = Σ_ij bits(W_ij) · row_key(i) · column_key(j)   modulo 2⁶⁴
+    checksum(W) = Σ_ij word(W_ij) · row_key(i) · column_key(j)   modulo 2⁶⁴
 
-bits: the element's 16 or 32 bits as an integer. The keys are odd pseudo-random numbers: swapped elements, rows or
-columns are detected, and two different tensors agree with a probability of about 2⁻⁴⁰ or less. Since it is a sum, the
-checksums of the slices of W (one projection's rows of a fused weight, one rank's part), each with the keys of its own
-place in W, add up to that of W.
+word: 32 bits of a row as an integer: an element of 4 bytes, or two neighbours of 2 bytes. The keys are odd
+pseudo-random numbers: swapped elements, rows or columns are detected, and two different tensors agree with a
+probability of about 2⁻³² or less. Since it is a sum, the checksums of the slices of W (one projection's rows of a fused
+weight, one rank's part), each with the keys of its own place in W, add up to that of W.
 
 Numbers below the smallest normal one, including −0, count as 0: matrix kernels of CPUs read them so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -74,13 +74,19 @@ def checksum(tensor: Tensor) -> Tensor:
 def part_checksum(part: Tensor, row_keys: Tensor, column: int) -> Tensor:
     """The contribution of `part`, `[r, c]`, without a gradient, to the checksum of the tensor that it is cut from.
     row_keys: int64 `[r]`, of the rows in that tensor; its columns are those from `column` on."""
-    column_keys = keys(column + part.shape[1], 1, part.device)[column:]
-    chunk = CHUNK[part.device.type]
-    if part.numel() <= chunk:
-        return ((_bits(part) * column_keys).sum(-1) * row_keys).sum()
-    rows = max(1, chunk // part.shape[1])
+    width = part.shape[1]
+    words_of: Callable[[Tensor], Tensor] = _bits
+    if part.itemsize != 2:
+        column_keys = keys(column + width, 1, part.device)[column:]
+    elif column % 2 == width % 2 == 0:
+        words_of, column_keys = _pairs, keys((column + width) // 2, 1, part.device)[column // 2 :]
+    else:
+        words_of, column_keys = _halves(column, width, part.device)
+    rows = max(1, CHUNK[part.device.type] // max(width, 1))
     pieces = zip(part.split(rows), row_keys.split(rows), strict=True)
-    return torch.stack([((_bits(piece) * column_keys).sum(-1) * weights).sum() for piece, weights in pieces]).sum()
+    # Converted first: a product of two integer types is not vectorised.
+    sums = [((words_of(piece).to(torch.int64) * column_keys).sum(-1) * weights).sum() for piece, weights in pieces]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum()
 
 
 def keys(count: int, salt: int, device: torch.device) -> Tensor:
@@ -96,6 +102,21 @@ def _bits(values: Tensor) -> Tensor:
     if values.dtype.is_floating_point and values.itemsize > 1:
         values = torch.nn.functional.hardshrink(values, torch.finfo(values.dtype).tiny)
     return values.view(INTEGERS[values.itemsize])
+
+
+def _pairs(values: Tensor) -> Tensor:
+    """int32 `[r, c / 2]`: elements of 2 bytes, two at a time; the first one is the low half."""
+    return _bits(values).contiguous().view(torch.int32)
+
+
+def _halves(column: int, width: int, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """For columns that do not begin or end with a pair: what each element of 2 bytes is in its pair, and the key of
+    each, which moves it to its half."""
+    place = torch.arange(column, column + width, device=device)
+    high = place % 2
+    masks = torch.where(high == 1, -1, 0xFFFF)
+    column_keys = keys((column + width + 1) // 2, 1, device)[place // 2] << (16 * high)
+    return lambda values: _bits(values).to(torch.int64) & masks, column_keys
 
 
 @cache

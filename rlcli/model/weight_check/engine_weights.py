@@ -9,7 +9,9 @@ equal the one that the sender computed while it sent (see `rlcli.model.weight_ch
 
 A matrix that a CPU kernel has packed is read through that kernel, by multiplying it with the unit matrix: one product
 per number, which is exact. That shows what the kernel computes with, whatever happened to the memory that it was packed
-from, and costs as much as a forward pass over as many tokens as the layer has inputs.
+from, and costs as much as a forward pass over as many tokens as the layer has inputs. A large one is a `PackedMatrix`:
+read through its kernel at the first sync, and at later ones by bringing its bits back into their first order, which
+costs as much as packing it.
 
 A tensor that a loader changes (or an engine that quantises) cannot be compared: `Verified.unchecked` counts those.
 """
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.model.weight_check.checksum import Sent, columns_of, keys, part_checksum, to_host
+from rlcli.model.weight_check.packed import PackedMatrix
 
 PEFT_PREFIX = "base_model.model."
 DECODER = ("language_model.model.", "model.language_model.")
@@ -331,10 +334,11 @@ def base_parts(layouts: Sequence[Layout], held: Held, sent: Mapping[str, Sent]) 
     return found + [Part(name, (), 0, None) for name in sent if name not in known]
 
 
-def weights_of(model: nn.Module) -> Held:
+def weights_of(model: nn.Module, *, through_kernels: bool = True) -> Held:
     """The tensors with which `model` computes: its parameters, and for each matrix that a CPU kernel has packed the one
     by which the kernel multiplies; of experts that a CPU kernel has packed, the packed ones in their first order. Names
-    omit the layers that vLLM wraps around a model's for LoRA."""
+    omit the layers that vLLM wraps around a model's for LoRA. through_kernels: read a `PackedMatrix` by a product too.
+    """
     parameters: dict[str, Tensor] = {}
     first: dict[int, str] = {}
     kernels: dict[str, list[nn.Module]] = defaultdict(list)
@@ -355,14 +359,16 @@ def weights_of(model: nn.Module) -> Held:
         own = parameters[owner].detach()
         if owner in experts:
             return [_unpacked(own, experts[owner])]
-        packed = [_multiplied(module, shape[1], own.dtype) for module in kernels[owner]]
+        packed = [_by_kernel(module, shape[1], own.dtype, through_kernels) for module in kernels[owner]]
         return [own, *packed] if own.numel() or not packed else packed
 
     return held
 
 
-def _multiplied(module: nn.Module, inputs: int, dtype: torch.dtype) -> Tensor:
+def _by_kernel(module: nn.Module, inputs: int, dtype: torch.dtype, through_kernels: bool) -> Tensor:
     """The matrix `[outputs, inputs]` by which a CPU kernel multiplies."""
+    if isinstance(module.cpu_linear, PackedMatrix) and not through_kernels:
+        return module.cpu_linear.read()
     unit = torch.eye(inputs, dtype=dtype)
     rows = [module.cpu_linear(part, module.weight, None) for part in unit.split(UNIT_ROWS)]
     return (torch.cat(rows) if len(rows) > 1 else rows[0]).t().contiguous()

@@ -20,6 +20,7 @@ def install(model: Any) -> int:
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
 
+    _leave_embeddings(model)
     if not all(hasattr(torch.ops._C, name) for name in KERNELS):
         return 0
     found = 0
@@ -29,6 +30,24 @@ def install(model: Any) -> int:
             layer._forward_method = partial(ours, layer)
             found += 1
     return found
+
+
+def _leave_embeddings(model: Any) -> None:
+    """Pack no embedding that is only looked up: vLLM packs each like a head, at each load, and never uses it."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+
+    class LookUp(UnquantizedEmbeddingMethod):
+        def process_weights_after_loading(self, layer: Any) -> None:
+            pass
+
+    heads = [module.lm_head for module in model.modules() if getattr(module, "lm_head", None) is not None]
+    heads += [head.base_layer for head in heads if hasattr(head, "base_layer")]  # within vLLM's layer for LoRA
+    for module in model.modules():
+        if type(module) is not VocabParallelEmbedding or any(module is head for head in heads):
+            continue
+        if type(module.quant_method) is UnquantizedEmbeddingMethod:
+            module.quant_method = LookUp()
+            vars(module).pop("cpu_linear", None)
 
 
 def _norm(layer: Any, x: Any, residual: Any = None) -> Any:

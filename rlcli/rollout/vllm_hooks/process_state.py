@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -45,3 +46,15 @@ def kept() -> Iterator[None]:
             os.environ.pop("LD_PRELOAD", None)
         else:
             os.environ["LD_PRELOAD"] = preload
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """`gc.collect` does nothing in the block. vLLM calls it several times while an engine closes, to free memory for
+    another one in the same process; each call visits every object of torch and transformers."""
+    collect = gc.collect
+    gc.collect = lambda *_: 0
+    try:
+        yield
+    finally:
+        gc.collect = collect

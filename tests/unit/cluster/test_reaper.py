@@ -40,6 +40,12 @@ def sleeper(*words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", SLEEP, *words])
 
 
+def named(name: str, session: Path) -> subprocess.Popen[bytes]:
+    """A process of that name and with the session's folder in its command line."""
+    program = f"from pathlib import Path; Path('/proc/self/comm').write_text({name!r}); {SLEEP}"
+    return subprocess.Popen([sys.executable, "-c", program, f"--session_dir={session}"])
+
+
 def test_the_session_ends_with_its_descendants_and_other_children_live_on(session: Path) -> None:
     reaper = Reaper(str(session), GROUP)
     # It outlives its child: which of the two is killed first is left open.
@@ -58,6 +64,28 @@ def test_the_session_ends_with_its_descendants_and_other_children_live_on(sessio
     finally:
         other.kill()
         other.wait()
+
+
+def test_helpers_end_at_once_and_the_head_and_other_children_live_on(session: Path) -> None:
+    reaper = Reaper(str(session), GROUP)
+    helper, head, other = (
+        sleeper(f"--logs-dir={session}/logs"),
+        named("raylet", session),
+        sleeper("a tracker's service"),
+    )
+    try:
+        while psutil.Process(head.pid).name() != "raylet":
+            time.sleep(0.02)
+        reaper.end_helpers(("gcs_server", "raylet"))
+        assert helper.wait(timeout=5) == -signal.SIGKILL
+        assert head.poll() is None
+        assert other.poll() is None
+        assert reaper._process.poll() is None
+    finally:
+        for process in (helper, head, other):
+            process.kill()
+            process.wait()
+        reaper.close()
 
 
 def test_a_signal_to_all_processes_does_not_end_the_one_that_clears_up(session: Path) -> None:

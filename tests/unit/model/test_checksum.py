@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcli.model.weight_check import checksum as checksums
 from rlcli.model.weight_check.checksum import Checksums, checksum, columns_of, keys, part_checksum
 
-SHAPES = [(), (7,), (5, 8), (3, 4, 6)]
+SHAPES = [(), (7,), (8,), (5, 8), (5, 7), (3, 4, 6)]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -27,7 +27,13 @@ def slowly(tensor: Tensor) -> int:
     bits = tensor.reshape(-1).view({2: torch.int16, 4: torch.int32}[tensor.itemsize]).tolist()
     row_keys = keys(max(1, len(bits) // columns), 0, tensor.device).tolist()
     column_keys = keys(columns, 1, tensor.device).tolist()
-    total = sum(bit * row_keys[i // columns] * column_keys[i % columns] for i, bit in enumerate(bits))
+    total = 0
+    for i, bit in enumerate(bits):
+        row, column = divmod(i, columns)
+        word, key = bit, column
+        if tensor.itemsize == 2:  # the low or the high half of a word
+            word, key = (bit << 16 if column % 2 else bit % (1 << 16)), column // 2
+        total += word * row_keys[row] * column_keys[key]
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -44,7 +50,12 @@ def test_one_bit_one_swap_or_one_row_elsewhere_shows(dtype: torch.dtype) -> None
     flipped, swapped = tensor.clone(), tensor.clone()
     flipped.view({2: torch.int16, 4: torch.int32}[tensor.itemsize])[3, 5] ^= 1
     swapped[2, 1], swapped[2, 6] = tensor[2, 6], tensor[2, 1]
-    others = [flipped, swapped, tensor.roll(1, 0), tensor.roll(1, 1), -tensor, tensor[:, :-1], tensor.t().contiguous()]
+    neighbours = tensor.clone()
+    neighbours[2, 2], neighbours[2, 3] = tensor[2, 3], tensor[2, 2]
+    signs = tensor.clone()
+    signs[1, 1], signs[1, 5] = -tensor[1, 1], -tensor[1, 5]
+    others = [flipped, swapped, neighbours, signs, tensor.roll(1, 0), tensor.roll(1, 1), -tensor, tensor[:, :-1]]
+    others += [tensor.t().contiguous()]
     assert len({int(checksum(one)) for one in [tensor, *others]}) == 1 + len(others)
 
 
