@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from rlcli.cluster.placement import Placed, Pool, place
 from rlcli.cluster.ray_monitor import OnLost, leave
@@ -15,6 +15,8 @@ from rlcli.config.schema import RunConfig
 
 CLOSE_S = 20.0
 """Maximum time for a cluster to shut down."""
+ALONE_S = 5.0
+"""Maximum time for which the driver leaves its interpreter to the thread that starts Ray and the workers."""
 SWITCH_S = 0.0005
 """Python's thread switch interval meanwhile: Ray's start waits for many replies, and after each of them for the thread
 with the imports to yield."""
@@ -24,7 +26,7 @@ class EarlyStart:
     """A local cluster with the policy's workers, started before they are needed.
 
         with EarlyStart() as early:
-            early.begin(config, "cpu")        # returns at once; a running cluster is joined later, as usual
+            early.begin(config, "cpu")        # until the workers start; a running cluster is joined later, as usual
             ...
             with early.session(config, on_lost):
                 group = start_group(Worker, pool, logs, spec, placed=early.take(pool))
@@ -42,6 +44,9 @@ class EarlyStart:
         self._switch_s = 0.0
 
     def begin(self, config: RunConfig, device: str) -> None:
+        """Start the cluster and its workers. Returns when these exist, or could not be started, or after ALONE_S: their
+        imports take longest of all, and the driver's next imports would delay them, since one interpreter runs one
+        thread at a time."""
         if cluster_address(config.cluster.address):
             return
         set_environment()
@@ -52,6 +57,7 @@ class EarlyStart:
         engine = config.rollout.engine if generates else ""
         self._thread = threading.Thread(target=self._run, args=(self._pool, config.all_workers, engine), daemon=True)
         self._thread.start()
+        wait([self._placed], ALONE_S)
 
     def __enter__(self) -> EarlyStart:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import socket
@@ -76,7 +75,6 @@ class Worker(WeightSync):
             redact_output()  # before an engine creates loggers that write there
             if engine:
                 engine_named(engine).preload()
-        gc.freeze()  # modules stay: vLLM's explicit collections need not visit them
         startup.done("preloaded")
 
     @dispatch()

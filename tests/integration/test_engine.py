@@ -280,6 +280,9 @@ def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
         "quantizations": list(QUANTIZATION_METHODS),
         "own_kernels": engine._llm.apply_model(cpu_kernels.install),
         "cached": cached_tokens(engine, prompt),
+        "packed": [
+            name for name, module in engine._model.named_modules() if "cpu_linear" in vars(module) and "embed" in name
+        ],
     }
 
 
@@ -369,6 +372,10 @@ def test_a_prompt_is_not_cached_after_a_load(found: dict[str, Any], vllm: dict[s
     assert (checks["not cached"], checks["reset"]) == (0, 0)
     assert vllm["checks"]["cached"] == CPU_BLOCK
     assert checks["probe"] == pytest.approx(checks["alone"], abs=1e-5)
+
+
+def test_an_embedding_that_is_only_looked_up_is_not_packed(vllm: dict[str, Any]) -> None:
+    assert vllm["packed"] == []
 
 
 def test_norms_and_gated_units_are_not_left_to_a_compiler(vllm: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(prewarm, "local", found.local)
     monkeypatch.setattr(prewarm, "place", found.place)
+    monkeypatch.setattr(prewarm, "ALONE_S", 0.0)
     return found
 
 
@@ -84,6 +85,15 @@ def test_the_workers_of_the_pool_are_handed_over_once(cluster: Cluster) -> None:
     threads = {thread for _, thread in cluster.events}
     assert len(threads) == 1, "Ray's daemons die with the thread that has started them"
     assert threads != {threading.get_ident()}
+
+
+def test_the_driver_waits_until_the_workers_import(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prewarm, "ALONE_S", 30.0)
+    cluster.place_now.clear()
+    threading.Timer(0.2, cluster.place_now.set).start()
+    with EarlyStart() as start:
+        start.begin(CONFIG, "cpu")
+        assert cluster.preloads == ["vllm"] * CONFIG.cluster.workers
 
 
 def test_it_ends_where_the_run_is_refused_meanwhile(cluster: Cluster) -> None:
