@@ -112,11 +112,11 @@ def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
     found["up left out"] = differences(without("model.layers.1.mlp.up_proj.weight"))
     found["all"] = differences(engine.load_weights)
     if packed:
-        packed.lm_head.cpu_linear = head
-        found["old head"] = differences()
         found["packed"] = type(packed.model.layers[0].mlp.down_proj.cpu_linear).__name__
         for name in ("down_proj", "gate_up_proj"):
             found[f"a bit of {name}"] = with_a_wrong_bit(getattr(packed.model.layers[0].mlp, name), differences)
+        packed.lm_head.cpu_linear = head
+        found["old head"] = differences()
     found["not cached"], found["cached"] = engine.cached_tokens(prompt), engine.probe(prompt)[0]
     found["again"] = differences(engine.load_weights)
     found["reset"], log_probs = engine.probe(prompt)
