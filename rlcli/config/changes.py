@@ -22,7 +22,7 @@ ALLOWED: Mapping[str, str] = {
     "from here on verifications near the deadline may end differently": "verifier.deadline_s",
     "from here on experts are chosen otherwise in training": "rollout.replay_routes",
     "from here on a bad update may be handled differently": "fault_tolerance.*bad*",
-    "": "train.offload cluster.address rollout.canary_tolerance algorithm.mismatch_warning verifier.processes "
+    "": "train.offload cluster.address rollout.log_prob_check algorithm.mismatch_warning verifier.processes "
     "verifier.max_crash_rate verifier.sandbox checkpoint.* evaluation.every tracking.* fault_tolerance.* "
     "rollout.sync",
     "evaluations before and after cannot be compared": "evaluation.*",

@@ -188,10 +188,10 @@ class Rollout(Section):
         description="fp8: compute the engine's linear layers in 8-bit floating point, on GPUs that support it (Ada, "
         "Hopper and newer): faster, but less close to the trainer.",
     )
-    canary_tolerance: PositiveFloat | None = Field(
-        default=None,
-        description="Largest allowed log-prob difference |engine − trainer| on the probe after a weight sync; "
-        "unset: 0.001 in float32, 0.05 in float16, 0.3 in bfloat16, 1 with rollout.quantization = fp8.",
+    log_prob_check: Literal["stop", "warn", "off"] = Field(
+        default="stop",
+        description="What happens when engine and trainer compute different log-probs at equal weights, by more than "
+        "rounding explains: the run stops, it warns and continues, or nothing is compared.",
     )
 
     @property

@@ -148,8 +148,8 @@ class StepWork:
     """A step's samples, as all ranks receive them alike. columns: data of each of its N samples, by name: arrays
     `[N, …]`; `shard` and `row` are where its trajectory is stored. seed: for all random draws on this step's samples.
     shards: references to the generated shards. one_prompt: the samples of a group begin with the same prompt.
-    recording: what is recorded of the step for viewers, if anything. Which samples a rank trains on is sent to it
-    apart, as indexes.
+    recording: what is recorded of the step for viewers, if anything. version: of the trainer's weights, as a number of
+    weight syncs. Which samples a rank trains on is sent to it apart, as indexes.
 
     Each rank needs some of the shards, and receives all of them in this one object: a reference in the arguments of a
     call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
@@ -161,6 +161,7 @@ class StepWork:
     shards: list[Any]
     one_prompt: bool = True
     recording: Recording | None = None
+    version: int = 0
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,11 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
     )
 
 
-def step_work(plan: Plan, chosen: SelectedSamples, seed: int, recording: Recording | None = None) -> Shared:
-    """The StepWork that all ranks share. seed: for random choices. recording: what they record of the step."""
+def step_work(
+    plan: Plan, chosen: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
+) -> Shared:
+    """The StepWork that all ranks share. seed: for random choices. recording: what they record of the step. version: of
+    the trainer's weights."""
     right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
     minibatches = [
         MiniWork(
@@ -202,7 +205,8 @@ def step_work(plan: Plan, chosen: SelectedSamples, seed: int, recording: Recordi
         for mini in plan.minibatches
     ]
     places = {"shard": chosen.samples.shard, "row": chosen.samples.row}
-    return Shared(StepWork(minibatches, chosen.columns | places, seed, chosen.shards, chosen.one_prompt, recording))
+    columns = chosen.columns | places
+    return Shared(StepWork(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version))
 
 
 def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:

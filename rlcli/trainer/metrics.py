@@ -238,8 +238,6 @@ def staleness_metrics(samples: Samples, version: int) -> dict[str, float]:
 def sync_metrics(synced: Synced) -> dict[str, float]:
     """How the new weights reached the engines."""
     return {
-        "canary/max_abs_diff": synced.difference,
-        "canary/k3": synced.k3,
         "sync/bytes": float(synced.bytes),
         "sync/checked_tensors": float(synced.checked),
         "sync/unchecked_tensors": float(synced.unchecked),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -33,6 +34,7 @@ from rlcli.trainer.critic import Critic, Teachers
 from rlcli.trainer.engines import Engines
 from rlcli.trainer.hacking import HackingAlarms
 from rlcli.trainer.invariants import Invariants
+from rlcli.trainer.log_prob_check import LogProbCheck
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
@@ -58,8 +60,9 @@ from rlcli.workers.pools import Groups
 from rlcli.workers.step_recorder import StepReport
 
 PROBE_TOKENS = 64
-CANARY_TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3, "fp8": 1.0}
-"""Allowed difference of log-probs of the same weights, by the dtype that the engine, or the trainer, computes in."""
+"""Tokens of the prompt whose prefix must not outlive a weight sync, and whose log-probs go into checkpoints."""
+PROBE_PROMPTS = 8
+"""Prompts that the log-prob check compares before there are samples."""
 
 
 class StopRequest(Protocol):
@@ -93,7 +96,6 @@ class Trainer:
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[config.rollout.quantization or dtype]
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         self.held_out = held_out
         self.done = self.version = 0
@@ -104,7 +106,7 @@ class Trainer:
         self.listeners: list[Callable[[str, int], None]] = []
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
-        # Any tokens serve as the canary's probe; a prompt's tokens are typical for the model.
+        # Any tokens serve as the probe; a prompt's tokens are typical for the model.
         self.probe = prompts.words(prompts.longest())[:PROBE_TOKENS]
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
@@ -119,6 +121,7 @@ class Trainer:
             checkpoints, folder, groups.policy, groups.critic, view.note, self.records.flush
         )
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
+        self.log_prob_check = self._log_prob_check(prompts)
         told = (view.note, view.warning, folder.event)
         self.hacking = HackingAlarms(folder.path, config.train.steps, *told, enabled=not config.data.response)
         self.pace = PaceReport(config, planned, view.note, folder.event)
@@ -136,6 +139,21 @@ class Trainer:
         )
         beside = bool(config.async_.staleness and config.rollout.workers)
         self.prefetcher = Prefetcher(self.source, beside, config.train.steps, self.engines.workers.kill)
+
+    def _log_prob_check(self, prompts: TokenizedPrompts) -> LogProbCheck:
+        from rlcli.model.rounding import unit_of
+
+        config = self.config
+        rows = [(prompts.words(i), 1) for i in range(min(PROBE_PROMPTS, len(prompts)))]
+        return LogProbCheck(
+            config.rollout.log_prob_check if self.has_engine else "off",
+            unit_of(self.dtype, config.rollout.quantization),
+            [(tokens, prompt) for tokens, prompt in rows if len(tokens) > prompt],
+            config.data.max_prompt_tokens + config.rollout.max_response_tokens - 1,
+            self.workers,
+            self.engines.workers,
+            self.warnings.log_prob_check,
+        )
 
     def _progressed(self, done: int, total: int) -> None:
         if self.prefetcher.waited_for:
@@ -164,6 +182,7 @@ class Trainer:
         self.hacking.restart(self.done)
         self.phase("sync", self.done)
         self.sync_weights()
+        self.log_prob_check.check(self.done, counts=False)
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
             found = self.evaluate()
             self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
@@ -235,7 +254,8 @@ class Trainer:
             self.guard.counted(number, chosen.left_out)
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
-            self.workers.load(bins, step_work(plan, chosen, seed, self.records.recording(number, batch, chosen)))
+            recording = self.records.recording(number, batch, chosen)
+            self.workers.load(bins, step_work(plan, chosen, seed, recording, self.version))
             self.critic.load(chosen, seed)
             self.teachers.load(chosen, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
@@ -258,12 +278,14 @@ class Trainer:
             self.engines.send_ahead(self.prefetcher.generating)
             self.prefetcher.wait()
         with clock.phase("sync"):
-            canary = self.sync_weights()
+            self.log_prob_check.collect()
+            synced = self.sync_weights()
+            compared = self.log_prob_check.check(number)
         self.records.phase("measure")
         reports: dict[str, list[StepReport]] = {name: group.step_report() for name, group in self.groups().items()}
         self.records.trained(number, batch, chosen, reports)
         peaks = largest(report.memory for ranks in reports.values() for report in ranks)
-        measured = self.measure(batch, chosen, plan, updates) | lr | canary | peaks | engine_metrics(reports)
+        measured = self.measure(batch, chosen, plan, updates) | lr | synced | compared | peaks | engine_metrics(reports)
         self.warnings.check_sync(number, measured)
         return measured | time_metrics(clock, batch, plan, self.prefetcher.busy_s)
 
@@ -324,7 +346,7 @@ class Trainer:
         return metrics
 
     def sync_weights(self) -> dict[str, float]:
-        """Sync weights, then check that engine and trainer agree. Raises RunFailed if they do not."""
+        """Sync weights. Raises RunFailed if an engine does not hold them, or computes no number with them."""
         self.prefetcher.wait()
         self.critic.drop_batch()
         self.teachers.drop_batch()
@@ -333,11 +355,10 @@ class Trainer:
             self.workers.drop_batch()
             return {}
         synced = self.engines.sync(self.probe, self.version)
-        if not synced.difference <= self.tolerance:
+        if not math.isfinite(synced.difference):
             raise RunFailed(
-                f"after the weight sync the engine's log-probs differ from the trainer's by {synced.difference:.3g}, "
-                f"more than {self.tolerance:g}",
-                "the engine does not run the trained weights; raise rollout.canary_tolerance only if you know why",
+                "after the weight sync the log-probs of engine or trainer are no numbers",
+                "check update/grad_norm in the last steps; with model.dtype = float16 values may have overflowed",
             )
         return sync_metrics(synced)
 
@@ -393,6 +414,7 @@ class Trainer:
             **source,
             "data": self.fingerprint,
             "dtype": self.dtype,
+            "log_prob_check": self.log_prob_check.state(),
             "probe": {"tokens": probe, "log_probs": self.workers.probe_log_probs(probe)},
         }, shards
 
@@ -403,19 +425,17 @@ class Trainer:
         state = checkpoint.state
         for name, group in self.checkpointer.groups.items():
             group.load_state(str(checkpoint.path / name))
-        # The probe compares trainers only: the wider tolerance for a quantized engine does not apply.
-        exact = not self.config.rollout.quantization
-        tolerance = self.tolerance if exact else CANARY_TOLERANCE[self.dtype]
         if state["dtype"] != self.dtype:  # model.dtype is auto, and the device differs
             self.view.note(f"from here on the run computes in {self.dtype}, before in {state['dtype']}")
-            tolerance = max(tolerance, CANARY_TOLERANCE[state["dtype"]])
-        check_probe(self.workers, checkpoint, tolerance)
+        check_probe(self.workers, checkpoint, self.dtype)
         shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
         self.source.cursor = self.source.cursor.restored(state["cursor"])
         self.source.restore(state, shards)
         self.algorithm.kl.restore(state["kl"])
         self.algorithm.entropy.restore(state["entropy"])
         self.guard.restore(state["bad_updates"])
+        if "log_prob_check" in state:  # not in checkpoints of before
+            self.log_prob_check.restore(state["log_prob_check"])
         # "alarms": in checkpoints of before; older ones have neither.
         self.warnings.restore(state.get("warnings", state.get("alarms", {})))
         self.invariants.forget()
@@ -450,6 +470,7 @@ class Trainer:
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
         self.hacking.restart(self.done)
         self.sync_weights()
+        self.log_prob_check.check(self.done, counts=False)
 
     def show_start(self) -> None:
         """Show where the run begins or continues, with the steps before."""

@@ -139,6 +139,10 @@ class Warnings:
         if metrics["update/count"]:
             self.lr_sum += metrics["update/lr"]
 
+    def log_prob_check(self, step: int, text: str) -> None:
+        """Report a failed log-prob check, where that does not stop the run."""
+        self._report(step, LOG_PROB_CHECK, text)
+
     def _report(self, step: int, name: str, text: str | None) -> None:
         if text and step >= self._reported.get(name, -REPEAT_EVERY) + REPEAT_EVERY:
             self._reported[name] = step
@@ -192,11 +196,11 @@ class Warnings:
 
     def _mismatch_of_equal_weights(self, metrics: Metrics) -> str | None:
         """Engine and trainer disagree although their weights are equal, in a step with samples of an older policy."""
-        difference = metrics.get("canary/k3", 0.0)
+        difference = metrics.get("log_prob_check/k3", 0.0)
         if not metrics.get("rollout/staleness") or difference <= self.mismatch_warning:
             return None
         return (
-            f"engine and trainer disagree at equal weights: canary/k3 = {difference:.3g} is above "
+            f"engine and trainer disagree at equal weights: log_prob_check/k3 = {difference:.3g} is above "
             f"algorithm.mismatch_warning = {self.mismatch_warning:g}; so mismatch/kl is not of the samples' age alone; "
             "check model.dtype and rollout.quantization"
         )
@@ -334,5 +338,7 @@ _CHECKS: dict[str, Callable[[Warnings, Metrics], str | None]] = {
 }
 NO_UPDATE = "no_update"
 """The warning at the end of a run none of whose updates had a gradient."""
-NAMES = (*_CHECKS, "weights_unchanged", NO_UPDATE)
+LOG_PROB_CHECK = "log_prob_check"
+"""The warning of `rlcli.trainer.log_prob_check`, if `rollout.log_prob_check` is warn."""
+NAMES = (*_CHECKS, "weights_unchanged", LOG_PROB_CHECK, NO_UPDATE)
 """Names of all warnings, as in docs/checks.md."""

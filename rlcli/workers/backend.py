@@ -71,6 +71,10 @@ class TrainingBackend(Protocol):
         """Within the block the model computes without its adapter."""
         ...
 
+    def rounded_again(self, unit: float, seed: int) -> AbstractContextManager[None]:
+        """Within the block the model's layers round their outputs once more, at random (`rlcli.model.rounding`)."""
+        ...
+
     def update(self, micros: Sequence[MicroBatch], loss: MicroLoss, lr: float, **forward: Any) -> dict[str, float]:
         """One optimizer step over the micro-batches of a minibatch; every rank has equally many, some of them empty.
         forward: options of the model's forward pass. The backward pass runs on `data_ranks` × the loss.

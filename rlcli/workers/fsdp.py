@@ -149,6 +149,11 @@ class FsdpBackend:
     def adapter_disabled(self) -> AbstractContextManager[None]:
         return self.model.adapter_disabled()
 
+    def rounded_again(self, unit: float, seed: int) -> AbstractContextManager[None]:
+        from rlcli.model.rounding import rounded_again
+
+        return rounded_again(self.model, unit, seed)
+
     def update(self, micros: Sequence[MicroBatch], loss: MicroLoss, lr: float, **forward: Any) -> dict[str, float]:
         if not micros:
             return {}  # No sample of this minibatch has a gradient, on any rank.

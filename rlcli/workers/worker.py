@@ -220,6 +220,8 @@ class Worker(WeightSync):
         """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
         step = step if self.dims.leads(self.rank) else replace(step, recording=None)
         self.batch = TrainBatch(bins, step, self.device, self.spec.images)
+        if self.policy is not None:
+            self.policy.begin(self.batch, step.version)
         self.recorder.begin(step, bins, self.batch, spare=self.rank == 0)
 
     @dispatch()
@@ -387,6 +389,33 @@ class Worker(WeightSync):
         self.offload.to_device("policy")
         found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
         return found
+
+    @dispatch()
+    def log_prob_table(self) -> Any:
+        """Engine and trainer on the step's samples, as far as both computed them with the same weights: the table of
+        `rlcli.algorithms.log_prob_check`. Empty on ranks that compute what another one does."""
+        record = self._policy.log_prob_record
+        table = record.table()
+        return table if self.dims.leads(self.rank) else table[:0]
+
+    @dispatch(collect="first")
+    def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
+        """Recent samples of about so many tokens, each its tokens and how many of them are the prompt."""
+        return self._policy.log_prob_record.recent(tokens)
+
+    @dispatch(collect="first")
+    def trainer_log_probs(self, rows: list[tuple[Any, int]], unit: float = 0.0, seed: int = 0) -> list[Any]:
+        """See `PolicyRole.rows_log_probs`. Collective."""
+        self.offload.to_device("policy")
+        log_probs = self._policy.rows_log_probs(rows, unit, seed)
+        if self.rollout_role is not None:
+            self.offload.to_host("policy")
+        return log_probs
+
+    @dispatch()
+    def engine_log_probs(self, rows: list[tuple[Any, int]]) -> list[Any]:
+        """The engine's log-probs of the tokens behind each row's prompt, float32, at temperature 1."""
+        return [self.engine.prompt_log_probs(tokens)[prompt - 1 :] for tokens, prompt in rows]
 
     @dispatch()
     def step_report(self) -> StepReport:

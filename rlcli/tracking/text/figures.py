@@ -16,7 +16,7 @@ FIGURES = {
     "throughput/update_tokens_per_s": "update {:,.0f} tok/s",
     "update/grad_norm": "grad {:.2g}",
     "update/kl": "kl {:.2g}",
-    "canary/max_abs_diff": "canary {:.2g}",
+    "log_prob_check/mean_abs_diff": "log-prob diff {:.2g}",
 }
 """Metric → its text in a step's line."""
 WITHIN = frozenset({"step", "verify_wait", "idle", "trainer_idle", "engine_idle", "transfer", "check"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from rlcli.images.rule import ImageRule
 from rlcli.workers.backend import Loader
 from rlcli.workers.roles.batch import MicroBatch, TrainBatch
 from rlcli.workers.roles.integrity import of_samples, watch_pull, weight_of
+from rlcli.workers.roles.log_prob_record import LogProbRecord
 
 if TYPE_CHECKING:
     import torch
@@ -43,10 +44,20 @@ class PolicyRole:
         needs_copy = self.algorithm.needs_reference and lora is None
         self.reference = load("policy", config.model.path, trained=False, replays=replays) if needs_copy else None
         self.on_outputs: Callable[[MicroBatch, TokenOutputs], None] = lambda micro, outputs: None
+        self.log_prob_record = LogProbRecord()
+        # With top-p the engine's log-probs are those of a cut distribution: not the trainer's, by design.
+        self.compares_samples = self.sampled and config.rollout.top_p == 1.0 and config.rollout.log_prob_check != "off"
+
+    def begin(self, batch: TrainBatch, version: int) -> None:
+        """Begin a step on `batch`. version: of the weights, as a number of weight syncs."""
+        self.log_prob_record.begin(version)
+        self.log_prob_record.remember([row for micro in batch for row in micro.rows])
 
     def compute_old_log_probs(self, batch: TrainBatch) -> None:
         for micro in batch:
             micro.tokens["old_log_probs"] = self.policy.log_probs(micro.packed, self.temperature)
+            if self.compares_samples:
+                self.log_prob_record.saw(micro, micro.tokens["old_log_probs"])
 
     def compute_reference_log_probs(self, batch: TrainBatch) -> None:
         model = self.reference or self.policy
@@ -60,6 +71,8 @@ class PolicyRole:
 
         def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
             self.on_outputs(micro, outputs)
+            if self.compares_samples and "old_log_probs" not in micro.tokens:
+                self.log_prob_record.saw(micro, outputs.log_probs)
             return self._objective(batch, index, micro, outputs, coefficients)
 
         for micro in batch.minibatches[index] if self.algorithm.needs_teacher_top else ():
@@ -67,6 +80,7 @@ class PolicyRole:
                 micro.packed = replace(micro.packed, candidates=micro.tokens["teacher_top"])
         forward = {"temperature": self.temperature, "want_entropy": True}
         sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
+        self.log_prob_record.end()
         return sums | self._checks(batch, index) if sums and "bad" not in sums else sums
 
     def probe_log_probs(self, tokens: Any) -> Any:
@@ -76,6 +90,17 @@ class PolicyRole:
         # The engine's log-probs of a prompt are of all tokens, those that it does not draw too.
         packed = replace(pack([(tokens, 1)], self.device, rule=self.images), never=None)
         return self.policy.log_probs(packed, temperature=1.0).float().cpu().numpy()
+
+    def rows_log_probs(self, rows: Sequence[tuple[Any, int]], unit: float = 0.0, seed: int = 0) -> list[Any]:
+        """For each row, int32 tokens and how many of them are its prompt, float32 log-probs at temperature 1 of the
+        tokens behind the prompt. unit: if given, layers round their outputs once more, by so much (see
+        `rlcli.model.rounding`)."""
+        from rlcli.model.packed import pack
+
+        packed = replace(pack(rows, self.device, rule=self.images), never=None)
+        with self.policy.rounded_again(unit, seed) if unit else nullcontext():
+            log_probs = self.policy.log_probs(packed, temperature=1.0).float().cpu()
+        return [part.numpy() for part in log_probs.split([len(tokens) - prompt for tokens, prompt in rows])]
 
     def _objective(
         self, batch: TrainBatch, index: int, micro: MicroBatch, outputs: TokenOutputs, coefficients: Coefficients

@@ -31,7 +31,6 @@ from rlcli.workers.weights.transfer import (
     counted,
     largest,
     load_files,
-    mean_k3,
     outgoing,
     packed,
     save_adapter,
@@ -77,7 +76,7 @@ class WeightSync:
     @dispatch()
     def sync_weights(self, probe: Any, version: int) -> Synced:
         """Stream the policy into the engine, and check that it holds what was sent; then compare both on `probe` (int32
-        token ids); the controller applies its tolerance. version: of the weights, recorded with each sample that they
+        token ids). version: of the weights, recorded with each sample that they
         generate. RunFailed if the engine holds anything else, or old prefixes."""
         from rlcli.model.weight_check.checksum import Checksums
 
@@ -290,8 +289,7 @@ class WeightSync:
         difference = largest(log_probs - generates)
         changed = sum(self.sent.get(name) != one for name, one in sent.items())
         self.sent = sent
-        k3 = mean_k3(log_probs - generates)
-        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed, k3)
+        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed)
 
     def _add_base(self, sums: Checksums) -> None:
         """Add to `sums` what the engine must hold besides an adapter, which it read from the checkpoint itself. Only

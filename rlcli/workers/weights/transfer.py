@@ -37,9 +37,9 @@ class Synced(NamedTuple):
     """The result of a sync. difference: the largest difference of a log-prob of the probe between any engine and the
     trainer; infinite if one is NaN. bytes: received by each engine. seconds: for gathering and loading, without the
     checks. checked: tensors that the engine holds exactly as they were sent. unchecked: those that could not be
-    compared, since its loader changes them. check_s: seconds for the checks, without the canary. changed: tensors
-    whose values differ from the last sync. k3: of engine and trainer on the probe, mean over its tokens. share: of the
-    values that differ from the last sync, with `rollout.sync = delta`; 1 if everything was sent."""
+    compared, since its loader changes them. check_s: seconds for the checks, without the probe. changed: tensors
+    whose values differ from the last sync. share: of the values that differ from the last sync, with `rollout.sync =
+    delta`; 1 if everything was sent."""
 
     difference: float
     bytes: int
@@ -48,26 +48,12 @@ class Synced(NamedTuple):
     unchecked: int
     check_s: float
     changed: int
-    k3: float = 0.0
     share: float = 1.0
 
     @classmethod
     def of_all(cls, ranks: Sequence[Synced]) -> Synced:
         """The maximum of each field: all wait for the slowest."""
         return cls(*(max(values) for values in zip(*ranks, strict=True)))
-
-
-def mean_k3(log_ratios: Any) -> float:
-    """Mean of r − 1 − log r, the estimate of a KL that is never negative. log_ratios: `[T]`, log π − log μ.
-
-    >>> import numpy as np
-    >>> round(mean_k3(np.array([0.0, 0.1])), 6)
-    0.002585
-    """
-    import numpy as np
-
-    log_ratios = np.clip(np.asarray(log_ratios, np.float64), -20.0, 20.0)  # an engine may report −inf
-    return float((np.expm1(log_ratios) - log_ratios).mean())
 
 
 def largest(differences: Any) -> float:

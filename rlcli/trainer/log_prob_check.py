@@ -1,0 +1,135 @@
+"""The log-prob check: whether engine and trainer compute the same log-probs at equal weights, apart from rounding.
+
+That the engine *holds* the trainer's weights is checked byte by byte at each sync. This check is of the *computation*:
+temperature, positions, masks, kernels. `rlcli.algorithms.log_prob_check` has the statistics. Here is where their tokens
+come from, and how their noise is known:
+
+samples      The step's own samples: the engine's log-probs came with them, and the trainer's are those of its first
+             forward pass, before the first optimizer step. Thousands of tokens, at no cost.
+probe        Where a step has few such tokens (samples of an older policy, all groups equal, top-p, no sampling), about
+             PROBE_TOKENS tokens of recent samples, or of prompts before there are any, through both after the sync.
+noise        How far the trainer's own log-probs move on such tokens if its layers round once more: in the first
+             CALIBRATED steps, and every CALIBRATE_EVERY steps, since it changes with the policy. Nothing of the engine
+             takes part, so that a fault which is there from the first step is not calibrated away.
+
+Sums are kept over the steps, earlier ones with less weight, so that small faults show within three steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from rlcli.algorithms.log_prob_check import Moments, Statistic, joined, noise_of, sample_table, statistics
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.errors import RunFailed
+
+PROBE_TOKENS = 256
+"""Tokens of recent samples, prompts included, in a probe or a calibration."""
+LEAST_TOKENS = 256
+"""A step whose samples give fewer tokens at equal weights is probed."""
+CALIBRATED, CALIBRATE_EVERY = 2, 10
+"""Noise is measured in so many first steps, and then every so many steps."""
+DECAY = 0.8
+"""Weight of the sums of all earlier steps at each step: about the last five count."""
+NOISE_DECAY = 0.7
+"""The same of the noise, at each measurement."""
+NAME = "log_prob_check"
+"""How its metrics begin, and what its warning is called."""
+
+
+class LogProbCheck:
+    """Compares engine and trainer after each weight sync.
+
+    mode: `rollout.log_prob_check`. unit: relative rounding of the engine's arithmetic. prompts: rows (int32 tokens, and
+    how many of them are the prompt) to probe with before there are samples. longest: tokens that the engine can score.
+    warn: receives the step, and the text of a failed check, if that does not stop the run.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["stop", "warn", "off"],
+        unit: float,
+        prompts: list[tuple[Any, int]],
+        longest: int,
+        policy: WorkerGroup,
+        engines: WorkerGroup,
+        warn: Callable[[int, str], None],
+    ) -> None:
+        self.mode, self.unit, self.prompts, self.longest = mode, unit, prompts, longest
+        self.policy, self.engines, self.warn = policy, engines, warn
+        self.moments = Moments.of(joined([]))
+        self.noise = Moments.of(joined([]))
+        self._samples = joined([])
+
+    def collect(self) -> None:
+        """After the updates of a step, before its batch is dropped: fetch what was compared of its samples."""
+        if self.mode != "off":
+            self._samples = joined(self.policy.log_prob_table())
+
+    def check(self, step: int, *, counts: bool = True) -> dict[str, float]:
+        """After a weight sync: the metrics. Raises RunFailed, or warns, if engine and trainer disagree. counts: the
+        sync ends a step; otherwise (at the start, or after a return to a checkpoint) later checks do not know of it."""
+        if self.mode == "off":
+            return {}
+        new, self._samples = self._samples, joined([])
+        probes = not counts or new[:, 0].sum() < LEAST_TOKENS
+        calibrates = not self.noise.samples or (counts and (step <= CALIBRATED or step % CALIBRATE_EVERY == 0))
+        noise = self.noise
+        if probes or calibrates:
+            rows = [(tokens[: self.longest], prompt) for tokens, prompt in self.policy.recent_rows(PROBE_TOKENS)]
+            rows = [(tokens, prompt) for tokens, prompt in rows if len(tokens) > prompt] or self.prompts
+            trainer = self.policy.trainer_log_probs(rows)
+            if calibrates:
+                again = self.policy.trainer_log_probs(rows, self.unit, step)
+                noise = noise.scaled(NOISE_DECAY) + Moments.of(_table(again, trainer))
+            if probes:
+                new = joined([new, self._probed(rows, trainer, step)])
+        moments = self.moments.scaled(DECAY) + Moments.of(new)
+        if counts:
+            self.moments, self.noise = moments, noise
+        found = statistics(moments, new, noise_of(noise).value)
+        failed = [one for one in found if not one.holds]
+        if failed:
+            self._report(step, failed[0])
+        return {f"{NAME}/{one.name}": one.value for one in found} | {
+            f"{NAME}/noise_of_trainer": noise_of(noise).value,
+            f"{NAME}/mean_abs_diff": moments.total("a") / max(moments.total("tokens"), 1.0),
+            f"{NAME}/max_abs_diff": float(new[:, -1].max(initial=0.0)),
+            f"{NAME}/k3": moments.total("k3") / max(moments.total("tokens"), 1.0),
+            f"{NAME}/tokens": float(new[:, 0].sum()),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """For `restore`, in a checkpoint."""
+        return {"moments": self.moments.state(), "noise": self.noise.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.moments, self.noise = Moments.restored(state["moments"]), Moments.restored(state["noise"])
+
+    def _probed(self, rows: list[tuple[Any, int]], trainer: list[Any], step: int) -> Any:
+        """The table of the rows, each from one engine: another one at the next step. All of them are asked, since some
+        share an engine."""
+        engines = self.engines.engine_log_probs(rows)
+        chosen = [engines[(row + step) % len(engines)][row] for row in range(len(rows))]
+        return _table(trainer, chosen)
+
+    def _report(self, step: int, failed: Statistic) -> None:
+        text = (
+            f"engine and trainer compute different log-probs at equal weights: {NAME}/{failed.name} = "
+            f"{failed.value:.3g}, bound {failed.bound:.3g}; {failed.meaning}"
+        )
+        if self.mode == "warn":
+            self.warn(step, text)
+            return
+        raise RunFailed(
+            text, "see Engine and trainer disagree in docs/debug.md; rollout.log_prob_check = warn continues anyway"
+        )
+
+
+def _table(trainer: list[Any], engine: list[Any]) -> Any:
+    """The table of rows of log-probs."""
+    import numpy as np
+
+    lengths = np.array([len(row) for row in trainer])
+    return sample_table(np.concatenate(trainer), np.concatenate(engine), lengths, drawn=False)

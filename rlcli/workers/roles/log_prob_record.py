@@ -1,0 +1,85 @@
+"""What a worker records for the log-prob check: log-probs of engine and trainer for equal tokens and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlcli.algorithms.log_prob_check import joined, sample_table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from rlcli.data.trajectories import Trajectory
+    from rlcli.workers.roles.batch import MicroBatch
+
+
+class LogProbRecord:
+    """One rank's part. A step's own samples are compared: their engine log-probs came with them, and the trainer's are
+    those of the first forward pass, before the step's first optimizer step. Tokens of earlier weights are left out.
+
+    version: of the trainer's weights, as a number of weight syncs. equal_weights: no optimizer step was taken since.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.equal_weights = False
+        self._log_probs: dict[int, tuple[MicroBatch, Tensor]] = {}
+        self._rows: list[Trajectory] = []
+
+    def begin(self, version: int) -> None:
+        """A step begins: no optimizer step was taken since the weight sync `version`."""
+        self.version, self.equal_weights = version, True
+        self._log_probs = {}
+
+    def end(self) -> None:
+        """An optimizer step was taken: from here on the weights differ from the engine's."""
+        self.equal_weights = False
+
+    def saw(self, micro: MicroBatch, log_probs: Tensor) -> None:
+        """Keep the trainer's log-probs of a micro-batch, `[R]`. A later call for the same one replaces the first."""
+        if self.equal_weights and not micro.empty:
+            self._log_probs[id(micro)] = micro, log_probs.detach()
+
+    def table(self) -> np.ndarray:
+        """The table of all samples recorded in this step (see `sample_table`), which are then forgotten."""
+        import numpy as np
+
+        tables: list[np.ndarray] = []
+        for micro, log_probs in self._log_probs.values():
+            trainer = log_probs.float().cpu().numpy()
+            engine = micro.tokens["rollout_log_probs"].cpu().numpy()
+            current = np.concatenate([drawn_by(row, self.version) for row in micro.rows])
+            # A trainer that computes no number is the update guard's to report: its gradient is bad.
+            used = current & np.isfinite(trainer)
+            sample: np.ndarray = np.repeat(np.arange(len(micro.rows)), [row.drawn_tokens for row in micro.rows])
+            lengths = np.bincount(sample[used], minlength=len(micro.rows))
+            tables.append(sample_table(trainer[used], engine[used], lengths, drawn=True))
+        self._log_probs = {}
+        return joined(tables)
+
+    def remember(self, rows: Sequence[Trajectory]) -> None:
+        """Keep some of a batch's samples for `recent`."""
+        if rows:
+            self._rows = list(rows)
+
+    def recent(self, tokens: int) -> list[tuple[Any, int]]:
+        """Recent samples of about this many tokens in all, each the int32 tokens of its last branch and how many of
+        them are its prompt; none with pictures."""
+        found: list[tuple[Any, int]] = []
+        for row in self._rows:
+            branch = row.branches[-1]
+            if not branch.pictures and branch.drawn_tokens and tokens > 0:
+                found.append((branch.tokens, branch.prompt_tokens))
+                tokens -= len(branch.tokens)
+        return found
+
+
+def drawn_by(row: Trajectory, version: int) -> np.ndarray:
+    """Which of the drawn tokens of a trajectory the weights `version` drew: bool `[D]`."""
+    import numpy as np
+
+    parts = [np.full(span.end - span.start, span.version == version) for span in row.spans if span.speaker == "policy"]
+    mask: np.ndarray = np.concatenate([np.zeros(0, bool), *parts])
+    return mask

@@ -1,0 +1,270 @@
+"""The statistics of the log-prob check: against plain loops, on noise alone, and with planted faults."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlcli.algorithms.log_prob_check import (
+    CLIP,
+    COLUMNS,
+    NEGLIGIBLE,
+    SAMPLE,
+    SPREAD,
+    TOKEN,
+    Moments,
+    deviations,
+    joined,
+    mean_of,
+    noise_of,
+    position_of,
+    sample_table,
+    slope_of,
+    statistics,
+    worst_sample,
+)
+
+VOCABULARY = 200
+DTYPE_NOISE = {"float32": 1e-6, "float16": 0.006, "bfloat16": 0.06}
+"""Standard deviation of the noise on the logits of either side."""
+TRAINER = 1.2
+"""ν of the trainer alone ÷ ν of two sound implementations, as measured."""
+
+
+class Simulated:
+    """Responses drawn from an engine's softmax, and the log-probs of both sides, whose logits have noise each.
+
+    Contexts differ in how sure the policy is. Noise has heavy tails, and samples differ in its scale.
+    """
+
+    def __init__(self, seed: int, noise: float, *, samples: int = 64, tokens: int = 32) -> None:
+        self.random = random = np.random.default_rng(seed)
+        self.lengths = random.integers(tokens // 2, tokens + tokens // 2, samples)
+        self.total = int(self.lengths.sum())
+        self.sample = np.repeat(np.arange(samples), self.lengths)
+        self.position = np.concatenate([np.arange(length) for length in self.lengths])
+        sharp = random.uniform(0.2, 5.0, (self.total, 1))
+        self.logits = sharp * random.standard_normal((self.total, VOCABULARY))
+        self.scale = noise * np.exp(0.15 * random.standard_normal(samples))[self.sample][:, None]
+        self.engine = _log_softmax(self.noisy(self.logits))
+        gumbel = random.gumbel(size=self.engine.shape)
+        self.drawn = (self.engine + gumbel).argmax(axis=1)
+
+    def noisy(self, logits: np.ndarray) -> np.ndarray:
+        noise = self.random.standard_t(5, logits.shape) / math.sqrt(5 / 3)
+        return logits + self.scale * noise
+
+    def of(self, log_probs: np.ndarray) -> np.ndarray:
+        picked: np.ndarray = log_probs[np.arange(self.total), self.drawn]
+        return picked
+
+    def table(self, trainer: np.ndarray | None = None, *, drawn: bool = True) -> np.ndarray:
+        """trainer: the logits that the trainer computes, before its noise."""
+        mine = self.of(_log_softmax(self.noisy(self.logits if trainer is None else trainer)))
+        return sample_table(mine, self.of(self.engine), self.lengths, drawn=drawn)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
+
+
+def failed(tables: Sequence[np.ndarray], noise: float) -> list[str]:
+    """What fails after these steps. noise: ν of the trainer alone."""
+    moments = Moments.of(joined([]))
+    for table in tables:
+        moments = moments.scaled(0.8) + Moments.of(table)
+    return [one.name for one in statistics(moments, tables[-1], noise) if not one.holds]
+
+
+def of_trainer(noise: float) -> float:
+    """ν of the trainer alone, at this noise of the logits."""
+    return TRAINER * noise_of(Moments.of(Simulated(99, noise, samples=256).table())).value
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, float]:
+    return {dtype: of_trainer(noise) for dtype, noise in DTYPE_NOISE.items()}
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_the_table_equals_plain_loops(drawn: bool) -> None:
+    random = np.random.default_rng(0)
+    lengths = np.array([3, 0, 5, 1])
+    pi, mu = -random.exponential(2.0, 9), -random.exponential(2.0, 9)
+    table, start = sample_table(pi, mu, lengths, drawn=drawn), 0
+    assert table.shape == (3, len(COLUMNS)), "a sample without tokens has no row"
+    for row, length in zip(table, [3, 5, 1], strict=True):
+        sums = dict.fromkeys(COLUMNS, 0.0)
+        for place in range(length):
+            p, m = float(pi[start + place]), float(mu[start + place])
+            delta, x = p - m, (p + m) / 2
+            clipped = max(-CLIP, min(CLIP, delta))
+            d = clipped * math.exp(clipped / 2) if drawn else clipped
+            e, late = 1 - math.exp(x), place >= 1.5  # half of the mean of 3, 5 and 1
+            terms = {"tokens": 1, "x": x, "xx": x * x, "d": d, "xd": x * d, "a": abs(delta), "e": e, "ee": e * e}
+            terms |= {"late_a": abs(delta) * late, "late_e": e * late, "k3": math.exp(delta) - 1 - delta}
+            for name, term in terms.items():
+                sums[name] += term
+            sums["largest"] = max(sums["largest"], abs(delta))
+        start += length
+        np.testing.assert_allclose(row, list(sums.values()), rtol=1e-12)
+
+
+def test_the_estimates_equal_plain_loops() -> None:
+    """Also their standard errors: the root of the sum of squares of each sample's influence, from differences."""
+    table = Simulated(1, 0.06, samples=12).table()
+    moments = Moments.of(table)
+
+    def estimates(weights: np.ndarray) -> list[float]:
+        sums = dict(zip(COLUMNS, (weights[:, None] * table).sum(axis=0).tolist(), strict=True))
+        n, early = sums["tokens"], (sums["a"] - sums["late_a"]) / (sums["e"] - sums["late_e"])
+        covariance = sums["xd"] / n - sums["x"] / n * sums["d"] / n
+        slope = covariance / (sums["xx"] / n - (sums["x"] / n) ** 2)
+        return [sums["d"] / n, slope, sums["a"] / sums["e"], sums["late_a"] / sums["late_e"] - early]
+
+    whole, found = (
+        estimates(np.ones(12)),
+        [mean_of(moments), slope_of(moments), noise_of(moments), position_of(moments)],
+    )
+    squares, step = np.zeros(4), 1e-6
+    for sample in range(12):
+        up, down = np.ones(12), np.ones(12)
+        up[sample], down[sample] = 1 + step, 1 - step
+        squares += ((np.array(estimates(up)) - np.array(estimates(down))) / (2 * step)) ** 2
+    np.testing.assert_allclose([one.value for one in found], whole, rtol=1e-9)
+    np.testing.assert_allclose([one.error for one in found], np.sqrt(squares * 12 / 11), rtol=1e-5)
+
+
+def test_sums_of_steps_are_those_of_their_samples() -> None:
+    first, second = Simulated(1, 0.06).table(), Simulated(2, 0.06).table()
+    both = Moments.of(first) + Moments.of(second)
+    together = Moments.of(joined([first, second]))
+    np.testing.assert_allclose(both.sums, together.sums)
+    np.testing.assert_allclose(both.products, together.products)
+    assert both.samples == together.samples == 128
+    halved = Moments.of(first).scaled(0.5)
+    assert halved.samples == 64, "a common weight changes no estimate"
+    assert slope_of(halved).error == pytest.approx(slope_of(Moments.of(first)).error, rel=1e-9)
+    assert (Moments.of(first).scaled(0.5) + Moments.of(second)).samples == pytest.approx(96**2 / 80)
+    again = Moments.restored(json.loads(json.dumps(both.state())))
+    assert again.products.tolist() == both.products.tolist(), "not a bit is lost in a checkpoint"
+    assert (again.weights, again.squares) == (both.weights, both.squares)
+
+
+def test_the_worst_sample_equals_a_plain_loop() -> None:
+    table = Simulated(3, 0.06).table()
+    found = 0.0
+    for row in table:
+        sums = dict(zip(COLUMNS, row.tolist(), strict=True))
+        found = max(found, sums["a"] / (SAMPLE * sums["e"] + SPREAD * math.sqrt(sums["ee"]) + TOKEN))
+    assert worst_sample(table) == pytest.approx(found, rel=1e-12)
+    assert worst_sample(joined([])) == 0.0
+
+
+def test_few_samples_need_more_standard_errors() -> None:
+    """Against the quantiles of Student's distribution at 1 − 1e-9 (tables to five digits)."""
+    assert deviations(1e12) == pytest.approx(6.0)
+    assert deviations(101) == pytest.approx(6.61, abs=0.03)
+    assert deviations(31) == pytest.approx(8.41, rel=0.03)
+    assert deviations(9) > 15
+
+
+def test_estimates_without_tokens_or_spread_say_nothing() -> None:
+    nothing = Moments.of(joined([]))
+    assert [one.name for one in statistics(nothing, joined([]), 0.05)] == ["nonfinite"]
+    assert noise_of(nothing).error == position_of(nothing).error == math.inf
+    alike = Moments.of(sample_table(np.full(20, -1.0), np.full(20, -1.0), np.full(10, 2), drawn=True))
+    assert slope_of(alike).error == math.inf
+    assert [one.name for one in statistics(alike, joined([]), 0.0) if not one.holds] == []
+
+
+def test_log_probs_that_are_no_numbers_fail() -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        table = sample_table(np.array([-1.0, -2.0]), np.array([-1.0, value]), np.array([2]), drawn=True)
+        assert failed([table], 0.05) == ["nonfinite"]
+        assert np.isfinite(table[:, :-1]).all(), "the sums of later steps stay finite"
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NOISE)
+def test_rounding_alone_never_fails(dtype: str, known: dict[str, float]) -> None:
+    """100 steps of 32 samples, each with the sums of the steps before it."""
+    moments, wrong = Moments.of(joined([])), []
+    for step in range(100):
+        table = Simulated(step, DTYPE_NOISE[dtype], samples=32).table()
+        moments = moments.scaled(0.8) + Moments.of(table)
+        wrong += [one.name for one in statistics(moments, table, known[dtype]) if not one.holds]
+    assert wrong == []
+
+
+def test_standardised_estimates_have_the_errors_that_they_state() -> None:
+    """Over many steps of noise alone, estimate ÷ error has mean 0 and variance 1: so the bound's rate is that of
+    Student's distribution, beyond 6 standard deviations of a normal variable."""
+    ratios = []
+    for seed in range(150):
+        moments = Moments.of(Simulated(seed, 0.06, samples=32, tokens=16).table())
+        ratios.append([one.value / one.error for one in (mean_of(moments), slope_of(moments))])
+    means, deviation = np.mean(ratios, axis=0), np.std(ratios, axis=0)
+    assert (np.abs(means) < 4 / math.sqrt(150)).all()
+    assert (np.abs(deviation - 1) < 0.25).all()
+    assert np.abs(ratios).max() < 4.5
+
+
+def test_drawn_tokens_have_no_bias_where_plain_differences_have() -> None:
+    """E[Δ] is −KL of what was drawn from; d has mean 0."""
+    moments = [Moments.of(Simulated(seed, 0.3, samples=128).table()) for seed in range(10)]
+    kl = sum(one.total("k3") for one in moments) / sum(one.total("tokens") for one in moments)
+    together = moments[0]
+    for one in moments[1:]:
+        together += one
+    assert kl > 20 * together.total("tokens") ** -0.5 * 0.05, "a bias that would be found"
+    assert abs(mean_of(together).value) < 4 * mean_of(together).error
+
+
+FAULTS = {
+    "logits scaled by 1.02": "slope",
+    "temperature of 0.9": "slope",
+    "top-p on one side": "mean",
+    "noise twice as large": "noise",
+    "noise that grows with the position": "position",
+    "one sample in a hundred differs": "worst_sample",
+}
+
+
+def planted(fault: str, seed: int) -> np.ndarray:
+    simulated = Simulated(seed, DTYPE_NOISE["bfloat16"], samples=128)
+    logits, random = simulated.logits, simulated.random
+    if fault == "logits scaled by 1.02":
+        return simulated.table(1.02 * logits)
+    if fault == "temperature of 0.9":
+        return simulated.table(logits / 0.9)
+    if fault == "top-p on one side":
+        cut = logits - 10.0 * (logits < np.quantile(logits, 0.2, axis=1, keepdims=True))
+        return simulated.table(cut, drawn=False)
+    if fault == "noise twice as large":
+        return simulated.table(logits + 2.5 * simulated.scale * random.standard_normal(logits.shape))
+    if fault == "noise that grows with the position":
+        growth = simulated.position[:, None] / 16
+        return simulated.table(logits + 2.5 * growth * simulated.scale * random.standard_normal(logits.shape))
+    other = np.isin(simulated.sample, [40])[:, None]
+    return simulated.table(logits + 6.0 * other * simulated.scale * random.standard_normal(logits.shape))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_within_three_steps(fault: str, known: dict[str, float]) -> None:
+    """In bfloat16, 128 samples of 32 tokens a step, by the statistic that is meant for it."""
+    for first in (0, 10, 20):
+        tables = [planted(fault, first + step) for step in range(3)]
+        assert FAULTS[fault] in {name for end in (1, 2, 3) for name in failed(tables[:end], known["bfloat16"])}
+
+
+def test_differences_that_do_not_matter_are_none() -> None:
+    """Float32 differs by less than NEGLIGIBLE even where a pattern is certain."""
+    simulated = Simulated(0, 1e-9, samples=128)
+    assert failed([simulated.table(simulated.logits * (1 + NEGLIGIBLE / 10))], 0.0) == []
+    assert "slope" in failed([simulated.table(simulated.logits * (1 + 20 * NEGLIGIBLE))], 0.0)
