@@ -59,7 +59,7 @@ class EndpointError(RlcliError):
 
 
 class RunFailed(RlcliError):
-    """A run that had started and had to stop: a worker died, the canary failed. Exit code 1.
+    """A run that had started and had to stop: a worker died, a check failed. Exit code 1.
 
     retry: the cause is outside the run (a process was killed, a machine went down), so that resuming from the last
     checkpoint may help. who: what failed: `worker 3`, `the Ray head`, `the run`.

@@ -230,7 +230,7 @@ def metrics_line(rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]
         "update/lr": 1e-6,
         "update/clip_high": 0.01,
         "mismatch/kl": 1e-4,
-        "canary/max_abs_diff": 1e-6,
+        "log_prob_check/mean_abs_diff": 1e-6,
         "time/generate_s": 1.0,
         "time/plan_s": 0.1,
         "time/update_s": 0.6,

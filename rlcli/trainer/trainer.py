@@ -30,11 +30,11 @@ from rlcli.runs.records import RunResult, course_of, evaluations_of, metrics_of,
 from rlcli.tracking import Trackers
 from rlcli.tracking.console import SampleText, View
 from rlcli.trainer.checkpointer import WAITING, Checkpointer, check_probe
+from rlcli.trainer.checks.invariants import Invariants
+from rlcli.trainer.checks.log_prob_check import LogProbCheck
 from rlcli.trainer.critic import Critic, Teachers
 from rlcli.trainer.engines import Engines
 from rlcli.trainer.hacking import HackingAlarms
-from rlcli.trainer.invariants import Invariants
-from rlcli.trainer.log_prob_check import LogProbCheck
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
@@ -61,7 +61,7 @@ from rlcli.workers.step_recorder import StepReport
 
 PROBE_TOKENS = 64
 """Tokens of the prompt whose prefix must not outlive a weight sync, and whose log-probs go into checkpoints."""
-PROBE_PROMPTS = 8
+PROBE_PROMPTS = 4
 """Prompts that the log-prob check compares before there are samples."""
 
 

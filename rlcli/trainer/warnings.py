@@ -339,6 +339,6 @@ _CHECKS: dict[str, Callable[[Warnings, Metrics], str | None]] = {
 NO_UPDATE = "no_update"
 """The warning at the end of a run none of whose updates had a gradient."""
 LOG_PROB_CHECK = "log_prob_check"
-"""The warning of `rlcli.trainer.log_prob_check`, if `rollout.log_prob_check` is warn."""
+"""The warning of `rlcli.trainer.checks.log_prob_check`, if `rollout.log_prob_check` is warn."""
 NAMES = (*_CHECKS, "weights_unchanged", LOG_PROB_CHECK, NO_UPDATE)
 """Names of all warnings, as in docs/checks.md."""

@@ -393,7 +393,7 @@ class Worker(WeightSync):
     @dispatch()
     def log_prob_table(self) -> Any:
         """Engine and trainer on the step's samples, as far as both computed them with the same weights: the table of
-        `rlcli.algorithms.log_prob_check`. Empty on ranks that compute what another one does."""
+        `rlcli.algorithms.correction.log_prob_check`. Empty on ranks that compute what another one does."""
         record = self._policy.log_prob_record
         table = record.table()
         return table if self.dims.leads(self.rank) else table[:0]

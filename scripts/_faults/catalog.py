@@ -15,12 +15,18 @@ PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
 """Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own."""
 SOUND = "sound"
 """The layout of runs without a fault: two workers, and the quickstart's model, data and verifier."""
+REAL, REAL_FLOAT32 = "real", "real-float32"
+"""Layouts of `--model`: one worker, in bfloat16 and in float32."""
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
     PAIR: (),
     LORA: ("lora.rank=4", "model.dtype=bfloat16"),  # in float32 the adapter goes with the weights, added to them
     HALF: ("model.dtype=bfloat16",),
     APART: ("cluster.workers=1", "rollout.workers=1"),
+}
+REAL_LAYOUTS: dict[str, tuple[str, ...]] = {
+    REAL: ("model.dtype=bfloat16",),
+    REAL_FLOAT32: ("model.dtype=float32",),
 }
 LATE = ("async.staleness=1", "async.engine_steps=0")
 
@@ -52,6 +58,7 @@ def _controller(name: str, what: str, check: str, plant: Callable[[Any], None], 
 
 NOTHING = "after the first sync the engine loads nothing"
 SLOW = ("train.lr=1e-6",)
+CHECK = "log_prob_check"
 FAULTS = [
     _worker("sync-nothing", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, in_ci=True),
     _worker("sync-nothing-bfloat16", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, layout=HALF),
@@ -76,12 +83,13 @@ FAULTS = [
     _worker(
         "temperature",
         "log-probs at temperature 1 of samples drawn at 0.6",
-        "mismatch",
+        CHECK,
         in_workers.temperature_of_one,
         settings=("rollout.temperature=0.6",),
         in_ci=True,
     ),
-    _worker("shifted", "engine log-probs shifted by one token", "mismatch", in_workers.shift_log_probs),
+    _worker("shifted", "engine log-probs shifted by one token", CHECK, in_workers.shift_log_probs),
+    _worker("logits-scaled", "the trainer's logits are scaled by 1.02", CHECK, in_workers.scale_logits, in_ci=True),
     _worker(
         "mask", "the mask begins at the prompt's last token", "signature", in_workers.mask_begins_early, in_ci=True
     ),
@@ -132,3 +140,20 @@ FAULTS = [
     _worker("endless", "the end token never ends a response", "no_response_ends", in_workers.never_end),
     _worker("truncated", "truncated responses are rewarded", "truncated_rewarded", in_workers.reward_truncated),
 ]
+ROTARY = "the rotary base is off by 1%"
+REAL_FAULTS = [
+    _worker("real-head", "the tied head's packed copy stays", "weights", in_workers.leave_the_head, layout=REAL),
+    _worker("real-scaled", "logits scaled by 1.02", CHECK, in_workers.scale_logits, layout=REAL),
+    _worker("real-8-bit", "one layer computes with 8 bits", CHECK, in_workers.round_one_layer, layout=REAL),
+    _worker(
+        "real-positions",
+        "positions shifted by one in 1% of the samples",
+        CHECK,
+        in_workers.shift_positions_of_a_percent,
+        layout=REAL,
+    ),
+    _worker("real-rotary", "the rotary base is doubled", CHECK, in_workers.rotary_base_doubled, layout=REAL),
+    # In bfloat16 this moves log-probs by less than rounding does.
+    _worker("real-rotary-1", ROTARY, CHECK, in_workers.rotary_base_off_by_a_percent, layout=REAL_FLOAT32),
+]
+"""Faults planted in runs of the model that `--model` gives."""

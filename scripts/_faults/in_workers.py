@@ -66,6 +66,62 @@ def temperature_of_one(worker: Any) -> None:
     patch(worker.policy, "temperature", 1.0)
 
 
+def scale_logits(worker: Any) -> None:
+    """The trainer's logits are 1.02 times as large as the engine's."""
+    patch(worker.policy, "temperature", worker.policy.temperature / 1.02)
+
+
+def _rotary_base(worker: Any, factor: float) -> None:
+    """The trainer's rotary embeddings have `factor` times the base: θ_i = base^(−2i/D)."""
+    rotary = worker.policy.policy.model.lm.base_model.rotary_emb
+    frequencies, rotated = rotary.inv_freq, 2 * len(rotary.inv_freq)
+    steps = np.arange(0, rotated, 2) / rotated
+    patch(rotary, "inv_freq", frequencies * frequencies.new_tensor(factor**-steps))
+
+
+def rotary_base_off_by_a_percent(worker: Any) -> None:
+    _rotary_base(worker, 1.01)
+
+
+def rotary_base_doubled(worker: Any) -> None:
+    _rotary_base(worker, 2.0)
+
+
+def round_one_layer(worker: Any) -> None:
+    """The trainer computes one layer with matrices of 8 bits, one scale each; what it sends is exact."""
+    import torch
+
+    def rounded(linear: Any) -> Callable[[Any], Any]:
+        def forward(inputs: Any) -> Any:
+            weight = linear.weight
+            scale = weight.detach().abs().max() / 127
+            return torch.nn.functional.linear(inputs, (weight / scale).round() * scale, linear.bias)
+
+        return forward
+
+    for module in worker.policy.policy.model.lm.base_model.layers[2].modules():
+        if isinstance(module, torch.nn.Linear):
+            patch(module, "forward", rounded(module))
+
+
+def shift_positions_of_a_percent(worker: Any) -> None:
+    """In every hundredth sample that the trainer packs, the response is one position further from its prompt."""
+    from rlcli.workers.roles.batch import TrainBatch
+
+    numbers = itertools.count(50)
+
+    def shifted(batch: Any, *given: Any) -> Any:
+        micro = original(batch, *given)
+        for sample in range(len(micro.rows)):
+            if next(numbers) % 100 == 0:
+                # The drawn tokens but the last: each predicts the one after it.
+                own = micro.packed.response_index[micro.packed.sequence == sample][1:]
+                micro.packed.position_ids[..., own] += 1
+        return micro
+
+    original = patch(TrainBatch, "_pack", shifted)
+
+
 def shift_log_probs(worker: Any) -> None:
     from rlcli.rollout.vllm_engine import VllmEngine
 

@@ -23,7 +23,7 @@ import catalog
 import in_controller
 import in_workers
 import patches
-from catalog import FAULTS, LAYOUTS, SOUND, Fault
+from catalog import FAULTS, LAYOUTS, REAL_FAULTS, REAL_LAYOUTS, SOUND, Fault
 
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RlcliError, RunFailed
@@ -55,7 +55,16 @@ TASK = (
 )
 """The quickstart's settings, and 64 samples a step: small batches are the harder test."""
 SIZES = {"ppo": ("rollout.prompts_per_step=64",), "dapo": ("shaping.overlong_buffer=10",)}
+REAL = (
+    *("train.tokens_per_microbatch=2048", "train.lr=1e-5", "train.warmup_steps=0", "checkpoint.every=0"),
+    *("rollout.prompts_per_step=8", "rollout.samples_per_prompt=8", "rollout.max_response_tokens=32"),
+    *("rollout.kv_cache_mb=256", "tracking.trackers=", "evaluation.data=", "verifier.processes=1"),
+    # About half of the responses earn it, so that most groups are trained on.
+    'verifier.name=regex(pattern="there", match=search)',
+)
+"""64 samples a step of the model that `--model` gives."""
 FOUND = {
+    "log_prob_check": r"different log-probs at equal weights",
     "weights": r"after the weight sync",
     "signature": r"other tokens, log-probs or reward|different prompts",
     "coverage": r"signatures of the samples|drawn tokens forwarded",
@@ -79,6 +88,9 @@ def resolved(work: Path, fault: Fault, recipe: str, steps: int) -> Resolved:
         flags |= {"train.steps": steps, "train.warmup_steps": min(10, steps), "cluster.workers": 2}
         return resolve(recipe, flags, [*TASK, *own, *SIZES.get(recipe, ())])
     model, data = work / "model", work / "data"
+    if fault.layout in REAL_LAYOUTS:
+        flags = {"model.path": str(model), "data.path": str(data), "train.steps": steps, "cluster.workers": 1}
+        return resolve(recipe, flags, [*REAL, *REAL_LAYOUTS[fault.layout], *fault.settings])
     if fault.model:
         model, data = work / f"model-{fault.name}", work / "data-with-system"
         shutil.copytree(work / "model", model, dirs_exist_ok=True)
@@ -151,7 +163,7 @@ def went(folder: Path) -> dict[str, Any]:
 
 
 def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
-    faults = {fault.name: fault for fault in FAULTS}
+    faults = {fault.name: fault for fault in (*FAULTS, *REAL_FAULTS)}
     sound = Fault("", "", "", layout=layout)
     first = prepare(resolved(work, sound, "grpo", steps).config)
     out = work / "runs" / layout

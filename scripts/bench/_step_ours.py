@@ -37,7 +37,7 @@ class Step:
             times.pop(apart, None)
         times["verify"] = times.pop("verify_wait", 0.0)
         times["generate"] -= times["verify"] + times.get("idle", 0.0)
-        times["canary"] = times["sync"] - times["transfer"]
+        times["log-prob check"] = times["sync"] - times["transfer"]
         times["sync"] = times.pop("transfer")
         times["bookkeeping"] = self.seconds - sum(times.values()) + times.get("check", 0.0)
         return times

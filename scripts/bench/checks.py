@@ -101,7 +101,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
     from rlcli.data.signature import signature, tokens_digest
     from rlcli.data.trajectories import Trajectory
     from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
-    from rlcli.trainer.invariants import Invariants
+    from rlcli.trainer.checks.invariants import Invariants
     from rlcli.types import Outcome, Sample, Verdict
     from rlcli.workers.roles.batch import TrainBatch
 

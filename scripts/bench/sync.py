@@ -12,7 +12,7 @@ In turn, in the same processes, on a real model that FSDP2 has sharded over gloo
 
 The engine's own loading is not in it. With `--engine` there is a second table, of one engine in one process, in turn:
 
-    load       a sync into vLLM: its own loading, packing for CPU kernels, and the canary's log-probs
+    load       a sync into vLLM: its own loading, packing for CPU kernels, and the probe's log-probs
     checked    the same with all checks: checksums of what is sent and of what the engine holds, a cached prompt looked
                for before and after
     sender's   the checksums of what is sent alone

@@ -150,7 +150,7 @@ def found_in(run: Path, kills: int) -> list[tuple[str, Any, Any]]:
         (
             "largest |log-prob difference| of engine and trainer < 1e-3",
             True,
-            max(metrics["canary/max_abs_diff"]) < 1e-3,
+            max(metrics["log_prob_check/max_abs_diff"]) < 1e-3,
         ),
         ("steps that changed the weights", steps, sum(bool(value) for value in metrics["sync/changed_tensors"])),
         ("tensors that could not be compared", 0, sum(value or 0 for value in metrics["sync/unchecked_tensors"])),

@@ -45,7 +45,7 @@ def test_the_pages_agent_trains_and_one_that_crashes_is_left_out(
     for step in steps:
         assert step["outcome/environment"] == step["ended/failed"] == pytest.approx(1 / 3)
         assert step["turns/max"] == 2
-        assert step["canary/max_abs_diff"] < 1e-3, "the trained log-probs are those that were drawn with"
+        assert step["log_prob_check/max_abs_diff"] < 1e-3, "the trained log-probs are those that were drawn with"
     left = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)]
     assert [process.pid for process in left] == [os.getpid()], "a program has outlived its run"
 

@@ -75,7 +75,7 @@ def two_workers(tiny: Path, sums: Path, folder: Path, request: pytest.FixtureReq
     names = [name for name in NAMES if name in asked and name not in ADAPTED]
     rows = train(tiny, sums, folder / "two", 2, [*names, *HARMED, COPIES])
     rows |= train(tiny, sums, folder / "adapted", 2, [*ADAPTED, *(f"{name}:stale" for name in ADAPTED)])
-    print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'canary':>8} {'seconds':>8}")
+    print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'diff':>8} {'seconds':>8}")
     for name, row in rows.items():
         if row["failed"]:
             print(f"{name:<24} {row['failed']}")
@@ -85,7 +85,7 @@ def two_workers(tiny: Path, sums: Path, folder: Path, request: pytest.FixtureReq
         print(
             f"{name:<24} {reward:>7.3f} {last.get('update/policy_loss', math.nan):>10.2e} "
             f"{last.get('update/grad_norm', math.nan):>10.2e} {last['update/count']:>8.0f} "
-            f"{last.get('canary/max_abs_diff', math.nan):>8.1e} {row['seconds']:>8.1f}"
+            f"{last.get('log_prob_check/max_abs_diff', math.nan):>8.1e} {row['seconds']:>8.1f}"
         )
     return rows
 
@@ -99,7 +99,7 @@ def test_a_recipe_trains_two_steps(two_workers: dict[str, dict[str, Any]], name:
     # Two optimizer steps, each of some size: the policy has moved.
     assert sum(step.get("update/grad_norm", 0.0) for step in steps) > 0
     if name != "sft":
-        assert all(step["canary/max_abs_diff"] < 1e-3 for step in steps)
+        assert all(step["log_prob_check/max_abs_diff"] < 1e-3 for step in steps)
         assert all(step["mismatch/kl"] < 1e-3 for step in steps if step["update/count"] and not step["rollout/stale"])
     assert ("critic/loss" in steps[-1]) == (name in WITH_CRITIC)
 
@@ -110,8 +110,8 @@ def test_an_adapter_reaches_the_engine(
 ) -> None:
     (name,) = ADAPTED
     steps: Steps = two_workers[name]["steps"]
-    # The canary compares the engine with the trainer: an adapter that stayed behind would show after the first update.
-    assert all(step["canary/max_abs_diff"] < 1e-4 for step in steps)
+    # Engine and trainer are compared: an adapter that stayed behind would show after the first update.
+    assert all(step["log_prob_check/max_abs_diff"] < 1e-4 for step in steps)
     # Before the first update the adapter is zero and the policy is the reference; after it, it is not.
     assert steps[0]["update/kl"] == pytest.approx(0.0, abs=1e-3)
     assert steps[1]["update/kl"] > 0
@@ -138,7 +138,7 @@ def test_an_update_with_a_nan_loss_on_one_rank_is_skipped_on_all(
     assert not run["failed"]
     assert [(step["update/count"], step["update/skipped"]) for step in run["steps"]] == [(1, 1), (2, 0)]
     assert run["steps"][0]["reward/mean"] == sound[0]["reward/mean"]
-    assert all(step["canary/max_abs_diff"] < 1e-3 for step in run["steps"])
+    assert all(step["log_prob_check/max_abs_diff"] < 1e-3 for step in run["steps"])
     events = [event for event in events_of(folder / "two" / "grpo:skip") if event["event"] == "bad_update"]
     assert [(event["step"], event["model"], event["minibatch"]) for event in events] == [(1, "policy", 1)]
     saved = sorted((folder / "two" / "grpo:skip" / "bad-batches").iterdir())
@@ -182,7 +182,7 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[
     assert first["rollout/aborted"] > 0
     assert (first["rollout/resumed"], first["rollout/stale"]) == (0, 0)
     assert second["rollout/stale"] >= second["rollout/resumed"] > 0
-    assert second["canary/max_abs_diff"] < 1e-3
+    assert second["log_prob_check/max_abs_diff"] < 1e-3
     rows = [
         row
         for file in sample_files(folder / "two" / "grpo:tail" / "samples", 2)
@@ -208,7 +208,7 @@ def test_a_step_in_which_every_sample_is_left_out_is_skipped(
         samples = step["rollout/generated"]
         assert step["samples/left_out/truncated"] == round(step["response_tokens/truncated"] * samples) > 0
         assert (step["reward/mean"] is None) == (step["samples/left_out"] == samples) == (step["update/count"] == 0)
-        assert step["canary/max_abs_diff"] < 1e-3
+        assert step["log_prob_check/max_abs_diff"] < 1e-3
         skipped += [(step["step"], samples)] if step["reward/mean"] is None else []
     events = [event for event in events_of(folder / "two" / name) if event["event"] == "step_skipped"]
     assert [(event["step"], event["samples"]) for event in events] == skipped
@@ -329,5 +329,5 @@ def with_engines_apart(recipe: str, cli: Cli, model: Path, data: Path, out: Path
     steps: Steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     for step in steps:
         assert step["update/grad_norm"] > 0
-        assert step["canary/max_abs_diff"] < 1e-3
+        assert step["log_prob_check/max_abs_diff"] < 1e-3
     return steps

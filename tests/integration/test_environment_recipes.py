@@ -72,7 +72,7 @@ def test_a_recipe_with_an_environment_trains_two_steps(trained: dict[str, list[d
     steps = trained[name]
     assert [step["step"] for step in steps] == [1, 2]
     assert sum(step.get("update/grad_norm", 0.0) for step in steps) > 0
-    assert all(step["canary/max_abs_diff"] < 1e-3 for step in steps)
+    assert all(step["log_prob_check/max_abs_diff"] < 1e-3 for step in steps)
     assert all(step["outcome/environment"] == 0 for step in steps)
 
 

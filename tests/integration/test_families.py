@@ -64,7 +64,7 @@ def test_the_engine_samples_from_what_is_trained(
     assert len(steps) == 2
     for step in steps:
         assert step["sync/unchecked_tensors"] == 0
-        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["log_prob_check/max_abs_diff"] < 1e-4
         assert step["mismatch/k3"] < 1e-9
         assert step["update/grad_norm"] > 0
         if kind in MIXTURES:

@@ -56,7 +56,7 @@ def test_adapters_on_experts_reach_the_engine_merged(
     layers = 2
     for step in steps:
         assert step["sync/unchecked_tensors"] == 0
-        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["log_prob_check/max_abs_diff"] < 1e-4
         assert step["update/grad_norm"] > 0
     assert steps[-1]["sync/changed_tensors"] == 6 * layers
 
@@ -68,7 +68,7 @@ def test_experts_reach_the_engine_exactly(runs: dict[int, dict[str, Any]], ranks
     for step in steps:
         assert step["sync/unchecked_tensors"] == 0
         assert step["sync/changed_tensors"] == step["sync/checked_tensors"], "every expert is trained, and the router"
-        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["log_prob_check/max_abs_diff"] < 1e-4
         assert step["update/grad_norm"] > 0
 
 

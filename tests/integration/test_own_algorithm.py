@@ -35,5 +35,5 @@ def test_the_documented_file_trains_with_the_documented_command(
     # Both workers, processes of their own, have run the file; the loss has a gradient whatever the advantage.
     assert all(step["update/count"] == 1 and step["plan/skipped_samples"] == 0 for step in steps)
     assert sum(step["update/grad_norm"] for step in steps) > 0
-    assert all(step["canary/max_abs_diff"] < 1e-3 for step in steps)
+    assert all(step["log_prob_check/max_abs_diff"] < 1e-3 for step in steps)
     assert f'code = "{mine}"' in (out / "config.toml").read_text()

@@ -71,7 +71,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 def check(steps: list[dict[str, Any]]) -> None:
     for step in steps:
         assert step["sync/unchecked_tensors"] == 0
-        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["log_prob_check/max_abs_diff"] < 1e-4
         assert step["mismatch/k3"] < 1e-9
         assert step["update/grad_norm"] > 0
 
@@ -141,12 +141,12 @@ def test_a_frozen_tower_stays_and_a_resumed_run_is_the_same(cli: Cli, pictures: 
     assert "all weights but vision (model.freeze)" in told.stderr + told.stdout
     cli(*words, "--out", halves, "--steps", "1")
     cli("train", "--resume", halves, "--steps", "2")
-    same = ("reward/mean", "update/grad_norm", "update/policy_loss", "canary/max_abs_diff")
+    same = ("reward/mean", "update/grad_norm", "update/policy_loss", "log_prob_check/max_abs_diff")
     expected, found = steps_of(whole)[-1], steps_of(halves)[-1]
     assert {name: found.get(name) for name in same} == {name: expected.get(name) for name in same}
     for step in steps_of(whole):
         assert step["sync/unchecked_tensors"] == 0
-        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["log_prob_check/max_abs_diff"] < 1e-4
         assert step["update/grad_norm"] > 0
     weights = []
     for run in (whole, halves):

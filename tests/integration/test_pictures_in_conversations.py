@@ -98,7 +98,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 
 def check(step: dict[str, Any]) -> None:
     assert step["sync/unchecked_tensors"] == 0
-    assert step["canary/max_abs_diff"] < 1e-5
+    assert step["log_prob_check/max_abs_diff"] < 1e-5
     assert step["mismatch/k3"] < 1e-11, "the engine and the trainer see the same pictures at the same places"
     assert step["update/grad_norm"] > 0
     assert step["ended/failed"] == 0

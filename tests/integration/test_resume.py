@@ -173,7 +173,7 @@ def test_what_was_generated_ahead_is_neither_lost_nor_used_twice(ahead: Runs, ca
     steps = metrics_of(whole)[1:]
     assert steps[0]["rollout/staleness"] == 0.0
     assert [line["rollout/staleness"] >= 1.0 for line in steps[1:]] == [True] * 3
-    assert all(line["canary/max_abs_diff"] < 1e-3 and line["update/grad_norm"] > 0 for line in steps)
+    assert all(line["log_prob_check/max_abs_diff"] < 1e-3 and line["update/grad_norm"] > 0 for line in steps)
     state = json.loads((whole / "checkpoints/step-000002/state.json").read_text())
     assert state["waiting"]
     assert state["rounds"]["count"] > 0

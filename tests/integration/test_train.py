@@ -83,7 +83,7 @@ def test_a_run_leaves_metrics_samples_configuration_logs_and_checkpoints(runs: d
     assert [line["step"] for line in steps] == [0, 1, 2, 3]
     assert "eval/pass@1" in steps[0]
     assert "eval/pass@1" in steps[3]
-    assert steps[1]["canary/max_abs_diff"] < 1e-4
+    assert steps[1]["log_prob_check/max_abs_diff"] < 1e-4
     assert steps[1]["update/count"] == 2
     phases = ("build", "generate", "load", "old_log_probs", "reference", "update", "sync")
     assert all(0.2 < steps[2]["memory/base_gb"] < steps[2][f"memory/{name}_gb"] < 8 for name in phases)
@@ -281,7 +281,7 @@ def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path
         *("--set", "rollout.oversample=1.5", "--set", "rollout.max_concurrent=8"),
     )
     steps = metrics_of(out)
-    assert all(line["canary/max_abs_diff"] < 1e-4 for line in steps)
+    assert all(line["log_prob_check/max_abs_diff"] < 1e-4 for line in steps)
     assert steps[0]["update/grad_norm"] > 0
     # Both generate the same; the first of the two keeps the samples.
     assert {path.name for path in (out / "samples").iterdir()} == {"step-000001", "step-000002"}
@@ -301,7 +301,7 @@ def test_a_run_needs_no_vllm(cli: Cli, tiny: Path, sums: Path, tmp_path: Path, m
     assert "rollout.engine = vllm: not installed: vllm;" in refused.stderr
     cli(*words, "--out", tmp_path / "run", "--set", "rollout.engine=transformers")
     for line in metrics_of(tmp_path / "run")[1:]:
-        assert line["canary/max_abs_diff"] < 1e-4
+        assert line["log_prob_check/max_abs_diff"] < 1e-4
         assert line["sync/checked_tensors"] > 25
         assert line["mismatch/kl"] < 1e-6
         assert line["update/grad_norm"] > 0

@@ -1,7 +1,7 @@
 """Checks on a rank that training follows the plan: the rows, the loss, the gradient, the optimizer step.
 
 Each costs far less than 2% of a step. Checks of a single rank's data raise here; those that need all ranks return sums
-whose names begin with `check_`, which the controller compares with its plan (`rlcli.trainer.invariants`).
+whose names begin with `check_`, which the controller compares with its plan (`rlcli.trainer.checks.invariants`).
 """
 
 from __future__ import annotations

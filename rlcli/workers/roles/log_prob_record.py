@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlcli.algorithms.log_prob_check import joined, sample_table
+from rlcli.algorithms.correction.log_prob_check import joined, sample_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,13 +60,12 @@ class LogProbRecord:
         return joined(tables)
 
     def remember(self, rows: Sequence[Trajectory]) -> None:
-        """Keep some of a batch's samples for `recent`."""
-        if rows:
-            self._rows = list(rows)
+        """Keep a step's samples for `recent`: no earlier ones, so that a run that resumes equals one that does not."""
+        self._rows = list(rows)
 
     def recent(self, tokens: int) -> list[tuple[Any, int]]:
-        """Recent samples of about this many tokens in all, each the int32 tokens of its last branch and how many of
-        them are its prompt; none with pictures."""
+        """Samples of the step of about this many tokens in all, each the int32 tokens of its last branch and how many
+        of them are its prompt; none with pictures."""
         found: list[tuple[Any, int]] = []
         for row in self._rows:
             branch = row.branches[-1]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlcli.algorithms.log_prob_check import (
+from rlcli.algorithms.correction.log_prob_check import (
     CLIP,
     COLUMNS,
     NEGLIGIBLE,

@@ -29,7 +29,7 @@ METRICS = {
     "throughput/update_tokens_per_s": 678.0,
     "time/step_s": 2.0,
     "update/grad_norm": 0.5,
-    "canary/max_abs_diff": 1.2e-5,
+    "log_prob_check/mean_abs_diff": 1.2e-5,
 }
 
 
@@ -85,7 +85,7 @@ def test_plain_output_is_one_line_a_step(plain: View, clock: Clock) -> None:
     assert shown(plain).splitlines() == [
         "grpo: 10 steps",
         "step 1/10  reward 0.250  length 123 (12% cut)  generate 12,345 tok/s  update 678 tok/s  grad 0.5  "
-        "canary 1.2e-05  2.0 s  0:18 left",
+        "log-prob diff 1.2e-05  2.0 s  0:18 left",
     ]
 
 

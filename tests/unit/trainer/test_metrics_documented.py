@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
+
 from rlcli.cluster.process.memory import PHASES
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Coefficients, Collected
@@ -56,6 +58,18 @@ class Workers:
     def sync_weights(self, probe: Any, version: int) -> list[Synced]:
         return [Synced(0.0, 8, 1.0, 1, 0, 1.0, 1)]
 
+    def log_prob_table(self) -> list[Any]:
+        return []
+
+    def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
+        return [(np.arange(6), 2)] * 16
+
+    def trainer_log_probs(self, rows: list[Any], unit: float = 0.0, seed: int = 0) -> list[Any]:
+        return [np.full(4, -1.0)] * len(rows)
+
+    def engine_log_probs(self, rows: list[Any]) -> list[list[Any]]:
+        return [self.trainer_log_probs(rows)]
+
     def step_report(self) -> list[StepReport]:
         memory = dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0)
         return [StepReport(memory, [], engine=dict.fromkeys(("servers", "lost", "moved"), 1.0))]
@@ -72,7 +86,6 @@ def written(advantage: str, folder: Path) -> set[str]:
         algorithm={"kl_coef": 0.1, "advantage": advantage, **DISTILS},
         teacher={"path": "teacher", "top_k": 1},
         train={"passes": 2, "tokens_per_microbatch": 1 << 20},
-        rollout={"canary_tolerance": 1.0},
     )
     trainer.invariants = MagicMock()  # the sums of `Workers` are no sums of these samples
     facts = SelectingCursor(4, 0, True, rule="thompson", decay=0.5, retire=1, rest=1).facts()

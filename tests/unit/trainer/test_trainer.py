@@ -321,6 +321,7 @@ def test_the_shown_samples_are_the_steps_not_the_evaluations(tmp_path: Path) -> 
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok", "messages": None, "turns": 1}]
     ]
     trainer = trainer_of(tmp_path, workers, PROMPTS, train={"steps": 2}, evaluation={"every": 1})
+    trainer.log_prob_check = MagicMock()
     trainer.checkpointer = MagicMock(saved=2)
     trainer.evaluations = {0: {}}
     trainer.sync_weights = MagicMock()  # type: ignore[method-assign]

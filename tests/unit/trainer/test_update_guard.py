@@ -18,7 +18,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.sample_filter import REASONS
 from rlcli.runs.folder import RunFolder, events_of
-from rlcli.trainer.invariants import Invariants
+from rlcli.trainer.checks.invariants import Invariants
 from rlcli.trainer.metrics import critic_metrics, update_metrics
 from rlcli.trainer.trainer import Trainer
 from rlcli.trainer.update_guard import (
@@ -197,6 +197,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
             checkpoints=SimpleNamespace(newest=lambda on_note: SimpleNamespace(step=4, path="step-000004")),
         ),
         sync_weights=lambda: None,
+        log_prob_check=MagicMock(),
     )
 
     def load(checkpoint: Any) -> None:
@@ -229,6 +230,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
         hacking=MagicMock(),
         prefetcher=MagicMock(),
         sync_weights=lambda: synced.append(1),
+        log_prob_check=MagicMock(),
     )
     Trainer.roll_back(trainer, "a bad update")
     assert synced

@@ -129,10 +129,10 @@ def test_samples_of_an_older_policy_may_differ_from_the_trainer() -> None:
 
 def test_a_mismatch_at_equal_weights_is_told_apart_from_age() -> None:
     aged = {"mismatch/kl": 0.2, "rollout/staleness": 1.0}
-    assert Run().steps(5, **aged, **{"canary/k3": 0.01}) == []
+    assert Run().steps(5, **aged, **{"log_prob_check/k3": 0.01}) == []
     run = Run()
-    assert run.steps(5, **aged, **{"canary/k3": 0.2}) == [(1, "mismatch")]
-    assert "disagree at equal weights: canary/k3 = 0.2 is above algorithm.mismatch_warning = 0.05" in run.notes[0]
+    assert run.steps(5, **aged, **{"log_prob_check/k3": 0.2}) == [(1, "mismatch")]
+    assert "at equal weights: log_prob_check/k3 = 0.2 is above algorithm.mismatch_warning = 0.05" in run.notes[0]
 
 
 def test_one_step_of_few_tokens_may_look_like_a_mismatch_or_a_wrong_scale() -> None:

@@ -22,7 +22,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.rollout_source import DrawCheck
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
-from rlcli.trainer.invariants import Invariants
+from rlcli.trainer.checks.invariants import Invariants
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.batch import TrainBatch
 from rlcli.workers.roles.integrity import SURE, StepCheck, watch_pull, weight_of

@@ -23,7 +23,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.model.parallel.dims import ParallelDims
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
-from rlcli.trainer.invariants import Invariants
+from rlcli.trainer.checks.invariants import Invariants
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpLoader
 from rlcli.workers.roles.batch import TrainBatch

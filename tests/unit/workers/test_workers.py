@@ -97,7 +97,7 @@ def worker(tmp_path: Any) -> Worker:
         ([-1.0, float("-inf")], [-1.0, float("-inf")], float("inf")),
     ],
 )
-def test_the_canary_sings_of_any_log_prob_that_is_no_number(
+def test_a_probe_whose_log_probs_are_no_numbers_differs_infinitely(
     worker: Worker, trainer: list[float], engine: list[float], difference: float
 ) -> None:
     assert worker.policy is not None

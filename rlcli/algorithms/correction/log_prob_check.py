@@ -48,6 +48,8 @@ Z = 6.0
 """Standard deviations of a normal variable: 2e-9 of its values lie further off, on either side."""
 LEAST_SAMPLES = 8
 """Samples, effectively, from which standard errors are estimated."""
+LEAST_TOKENS, GROSS = 64, 3.0
+"""Tokens of fewer samples from which ν is looked at, and the largest ν ÷ ν of the trainer then."""
 NEGLIGIBLE = 1e-4
 """Nats that never matter, whatever the dtype."""
 MEAN, SLOPE = 1.0, 0.6
@@ -271,10 +273,12 @@ def statistics(moments: Moments, table: np.ndarray, noise: float) -> list[Statis
     """All statistics. moments: of the last steps' samples; table: of this step's; noise: ν of the trainer alone."""
     largest = float(table[:, -1].max(initial=0.0))
     found = [Statistic("nonfinite", float(not math.isfinite(largest)), 0.0, "a log-prob is NaN or infinite")]
-    if moments.samples < LEAST_SAMPLES:
-        return found
-    quantile = deviations(moments.samples)
     nu = noise_of(moments)
+    if moments.samples < LEAST_SAMPLES:
+        enough = moments.total("tokens") >= LEAST_TOKENS
+        gross = Statistic("noise", nu.value, NEGLIGIBLE + GROSS * noise, "weights or kernels differ")
+        return [*found, gross] if enough else found
+    quantile = deviations(moments.samples)
     for name, estimate, room, meaning in (
         ("mean", mean_of(moments), MEAN * noise**2, "top-p, a mask of ids or a bias on one side only"),
         ("slope", slope_of(moments), SLOPE * noise**2, "the temperature or the scale of the logits differs"),

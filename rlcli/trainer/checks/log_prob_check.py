@@ -1,8 +1,8 @@
 """The log-prob check: whether engine and trainer compute the same log-probs at equal weights, apart from rounding.
 
 That the engine *holds* the trainer's weights is checked byte by byte at each sync. This check is of the *computation*:
-temperature, positions, masks, kernels. `rlcli.algorithms.log_prob_check` has the statistics. Here is where their tokens
-come from, and how their noise is known:
+temperature, positions, masks, kernels. `rlcli.algorithms.correction.log_prob_check` has the statistics. Here is where
+their tokens come from, and how their noise is known:
 
 samples      The step's own samples: the engine's log-probs came with them, and the trainer's are those of its first
              forward pass, before the first optimizer step. Thousands of tokens, at no cost.
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from rlcli.algorithms.log_prob_check import Moments, Statistic, joined, noise_of, sample_table, statistics
+from rlcli.algorithms.correction.log_prob_check import Moments, Statistic, joined, noise_of, sample_table, statistics
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RunFailed
 
@@ -79,6 +79,8 @@ class LogProbCheck:
         if probes or calibrates:
             rows = [(tokens[: self.longest], prompt) for tokens, prompt in self.policy.recent_rows(PROBE_TOKENS)]
             rows = [(tokens, prompt) for tokens, prompt in rows if len(tokens) > prompt] or self.prompts
+            if not rows:
+                return {}
             trainer = self.policy.trainer_log_probs(rows)
             if calibrates:
                 again = self.policy.trainer_log_probs(rows, self.unit, step)
