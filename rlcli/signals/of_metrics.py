@@ -32,6 +32,7 @@ def metric_signals(lines: Sequence[Line], examples: Sequence[Example]) -> list[S
     risen = rise is not None and rise[0] >= RISE * _span(steps) and rise[0] >= ERRORS * rise[1]
     return [
         _evaluation(lines, steps, risen, examples),
+        _evaluation_fall(lines, steps, examples),
         _unread(steps, risen, examples),
         _parts(steps, risen, examples),
         _kl(steps, risen, examples),
@@ -64,6 +65,42 @@ def _evaluation(lines: Sequence[Line], steps: Sequence[Line], risen: bool, examp
     )
     warns = risen and value > threshold and after - before >= 2 * RISE
     return Signal(name, title, value, threshold, "warning" if warns else "ok", explanation, series, examples)
+
+
+def _evaluation_fall(lines: Sequence[Line], steps: Sequence[Line], examples: Sequence[Example]) -> Signal:
+    """By how much the last evaluation's interval lies below that of the best one before it, while the reward rose.
+
+    Unlike `_evaluation`, it compares evaluations with each other alone, so that they may be of another task.
+    """
+    name, title, threshold = "evaluation_fall", "The evaluation falls while the reward rises", 0.0
+    metric = next((one for one in EVALUATED if any(one in line for line in lines)), EVALUATED[0])
+    found = [line for line in lines if number(line.get(metric)) is not None and number(line.get("step")) is not None]
+    series = [(int(line["step"]), float(line[metric])) for line in found]
+    unknown = Signal(name, title, None, threshold, "unknown", "", series)
+    if len(found) < 2:
+        return _because(unknown, "It takes two evaluations: give --eval-data and evaluation.every.")
+    *earlier, last = found
+    best = max(earlier, key=lambda line: float(line[metric]))
+    before, after = _reward_around(steps, best["step"]), _reward_around(steps, last["step"])
+    low, high = number(best.get(f"{metric}/low")), number(last.get(f"{metric}/high"))
+    if before is None or after is None or low is None or high is None:
+        return _because(unknown, "There are too few steps around the evaluations, or they have no intervals.")
+    value = low - high
+    explanation = (
+        f"The evaluation was {best[metric]:.3g} at step {best['step']} and is {last[metric]:.3g} at step "
+        f"{last['step']}: their intervals do not overlap, and the reward has not fallen. What was learned since then "
+        "costs what the evaluation measures. Go back to the checkpoint of that step (checkpoint.keep_best), and "
+        "compare samples of both."
+    )
+    warns = value > threshold and after >= before
+    return Signal(name, title, value, threshold, "warning" if warns else "ok", explanation, series, examples)
+
+
+def _reward_around(steps: Sequence[Line], step: int) -> float | None:
+    """The mean reward of the LEAST_STEPS steps up to this one, or of the first ones if it is before them."""
+    own = [line for line in steps if line["step"] <= step][-LEAST_STEPS:]
+    own = own if len(own) == LEAST_STEPS else list(steps[:LEAST_STEPS])
+    return _mean(own, "reward/mean") if len(own) == LEAST_STEPS else None
 
 
 def _unread(steps: Sequence[Line], risen: bool, examples: Sequence[Example]) -> Signal:

@@ -148,7 +148,7 @@ class Trainer:
         return LogProbCheck(
             config.rollout.log_prob_check if self.has_engine else "off",
             unit_of(self.dtype, config.rollout.quantization),
-            [(tokens, prompt) for tokens, prompt in rows if len(tokens) > prompt],
+            rows,
             config.data.max_prompt_tokens + config.rollout.max_response_tokens - 1,
             self.workers,
             self.engines.workers,

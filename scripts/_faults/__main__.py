@@ -1,8 +1,8 @@
 """Plants silent faults in short real runs, one at a time, and shows which check finds each, and at which step.
 
-Each run trains a tiny model, or the one of --model, with Ray, FSDP2 and vLLM on CPUs. A fault is a change to a worker or
-to the controller from outside, before the first step. Prints a table; exits with 1 unless each fault is found by its check within 3 steps, and
-the runs without a fault raise nothing.
+Each run trains a tiny model, or the one of --model, with Ray, FSDP2 and vLLM on CPUs. A fault is a change to a worker
+or to the controller from outside, before the first step. Prints a table; exits with 1 unless each fault is found by its
+check within 3 steps, and the runs without a fault raise nothing.
 """
 
 from __future__ import annotations

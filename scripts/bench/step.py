@@ -6,7 +6,7 @@
     python scripts/bench/step.py --compare trl --trl-python /path/to/python                   # where TRL is installed
 
 In one run, in turn, round by round: (a) vLLM generates the workload, in a plain process; (b) torch trains on as many
-tokens, in a plain process; (c) a step of a real run (Ray, workers, verifiers, samples saved, weights synced and checked).
+tokens, in a plain process; (c) a step of a real run (Ray, workers, verifiers, samples saved, weights synced, checks).
 All contestants get the same prompts and give responses of the same lengths; the weights are random. Reported: the
 median of (c) ÷ ((a) + (b)), pair by pair, where every group's rewards differ, so that no sample is left out; and, step
 about, of steps in which some groups' rewards are all equal, whose samples have no gradient and so need no forward pass

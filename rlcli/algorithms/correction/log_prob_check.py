@@ -270,7 +270,8 @@ class Statistic:
 
 
 def statistics(moments: Moments, table: np.ndarray, noise: float) -> list[Statistic]:
-    """All statistics. moments: of the last steps' samples; table: of this step's; noise: ν of the trainer alone."""
+    """All statistics, those of a particular cause first. moments: of the last steps' samples; table: of this step's;
+    noise: ν of the trainer alone."""
     largest = float(table[:, -1].max(initial=0.0))
     found = [Statistic("nonfinite", float(not math.isfinite(largest)), 0.0, "a log-prob is NaN or infinite")]
     nu = noise_of(moments)
@@ -280,11 +281,13 @@ def statistics(moments: Moments, table: np.ndarray, noise: float) -> list[Statis
         return [*found, gross] if enough else found
     quantile = deviations(moments.samples)
     for name, estimate, room, meaning in (
-        ("mean", mean_of(moments), MEAN * noise**2, "top-p, a mask of ids or a bias on one side only"),
         ("slope", slope_of(moments), SLOPE * noise**2, "the temperature or the scale of the logits differs"),
+        ("mean", mean_of(moments), MEAN * noise**2, "top-p, a mask of ids or a bias on one side only"),
         ("position", position_of(moments), POSITION * nu.value, "rotary positions or the attention's mask differ"),
-        ("noise", nu, SCALE * noise, "another precision, kernel or layer, or stale copies of weights"),
     ):
         found.append(Statistic(name, estimate.value, NEGLIGIBLE + room + quantile * estimate.error, meaning))
-    meaning = "positions, masks or cached prefixes differ in a few samples"
-    return [*found, Statistic("worst_sample", worst_sample(table), NEGLIGIBLE + nu.value, meaning)]
+    few = "positions, masks or cached prefixes differ in a few samples"
+    other = "another precision, kernel or layer, or stale copies of weights"
+    found.append(Statistic("worst_sample", worst_sample(table), NEGLIGIBLE + nu.value, few))
+    found.append(Statistic("noise", nu.value, NEGLIGIBLE + SCALE * noise + quantile * nu.error, other))
+    return found

@@ -77,8 +77,7 @@ class LogProbCheck:
         calibrates = not self.noise.samples or (counts and (step <= CALIBRATED or step % CALIBRATE_EVERY == 0))
         noise = self.noise
         if probes or calibrates:
-            rows = [(tokens[: self.longest], prompt) for tokens, prompt in self.policy.recent_rows(PROBE_TOKENS)]
-            rows = [(tokens, prompt) for tokens, prompt in rows if len(tokens) > prompt] or self.prompts
+            rows = self._cut(self.policy.recent_rows(PROBE_TOKENS)) or self._cut(self.prompts)
             if not rows:
                 return {}
             trainer = self.policy.trainer_log_probs(rows)
@@ -93,7 +92,7 @@ class LogProbCheck:
         found = statistics(moments, new, noise_of(noise).value)
         failed = [one for one in found if not one.holds]
         if failed:
-            self._report(step, failed[0])
+            self._report(step, failed)
         return {f"{NAME}/{one.name}": one.value for one in found} | {
             f"{NAME}/noise_of_trainer": noise_of(noise).value,
             f"{NAME}/mean_abs_diff": moments.total("a") / max(moments.total("tokens"), 1.0),
@@ -109,6 +108,10 @@ class LogProbCheck:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.moments, self.noise = Moments.restored(state["moments"]), Moments.restored(state["noise"])
 
+    def _cut(self, rows: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+        """The rows as far as the engine can score them, without those of which nothing is left behind the prompt."""
+        return [(tokens[: self.longest], prompt) for tokens, prompt in rows if min(len(tokens), self.longest) > prompt]
+
     def _probed(self, rows: list[tuple[Any, int]], trainer: list[Any], step: int) -> Any:
         """The table of the rows, each from one engine: another one at the next step. All of them are asked, since some
         share an engine."""
@@ -116,10 +119,12 @@ class LogProbCheck:
         chosen = [engines[(row + step) % len(engines)][row] for row in range(len(rows))]
         return _table(trainer, chosen)
 
-    def _report(self, step: int, failed: Statistic) -> None:
+    def _report(self, step: int, failed: list[Statistic]) -> None:
+        first, *more = failed
+        also = f" (so are {', '.join(one.name for one in more)})" if more else ""
         text = (
-            f"engine and trainer compute different log-probs at equal weights: {NAME}/{failed.name} = "
-            f"{failed.value:.3g}, bound {failed.bound:.3g}; {failed.meaning}"
+            f"engine and trainer compute different log-probs at equal weights: {NAME}/{first.name} = "
+            f"{first.value:.3g} is beyond its bound, {first.bound:.3g}{also}; usual cause: {first.meaning}"
         )
         if self.mode == "warn":
             self.warn(step, text)

@@ -34,6 +34,41 @@ def test_an_evaluation_that_stays_behind_the_reward_is_named() -> None:
     assert found(evaluated(metrics(reward__mean=(0.2, 0.25)), 0.2, 0.1))["evaluation"].state == "ok"
 
 
+def evaluations(lines: list[dict[str, Any]], **by_step: float) -> list[dict[str, Any]]:
+    """`lines` with evaluations, each within ± 0.05, after the steps that are named s0, s10 and so on."""
+    values = {int(name[1:]): value for name, value in by_step.items()}
+    return [
+        line
+        | (
+            {"eval/pass@1": value, "eval/pass@1/low": value - 0.05, "eval/pass@1/high": value + 0.05}
+            if (value := values.get(line["step"])) is not None
+            else {}
+        )
+        for line in [{"step": 0}, *lines]
+    ]
+
+
+def test_an_evaluation_that_falls_while_the_reward_rises_is_named() -> None:
+    rising = metrics(reward__mean=(0.2, 0.8))
+    signal = found(evaluations(rising, s0=0.3, s10=0.7, s20=0.5))["evaluation_fall"]
+    assert signal.state == "warning"
+    assert signal.value is not None
+    assert abs(signal.value - 0.1) < 1e-9
+    assert "was 0.7 at step 10 and is 0.5 at step 20" in signal.explanation
+    far = found(evaluations(metrics(reward__mean=(0.8, 0.95)), s0=0.3, s20=0.1))
+    assert (far["evaluation"].state, far["evaluation_fall"].state) == ("unknown", "warning"), "also of another task"
+
+
+def test_an_evaluation_that_falls_by_chance_or_with_the_reward_is_not() -> None:
+    rising = metrics(reward__mean=(0.2, 0.8))
+    assert found(evaluations(rising, s0=0.3, s10=0.7, s20=0.62))["evaluation_fall"].state == "ok"
+    assert found(evaluations(rising, s0=0.3, s10=0.5, s20=0.7))["evaluation_fall"].state == "ok"
+    falling = metrics(reward__mean=(0.8, 0.2))
+    assert found(evaluations(falling, s0=0.7, s20=0.3))["evaluation_fall"].state == "ok"
+    assert found(evaluations(rising, s20=0.3))["evaluation_fall"].state == "unknown"
+    assert found(evaluations(rising[:2], s0=0.7, s2=0.3))["evaluation_fall"].state == "unknown"
+
+
 def test_an_evaluation_of_another_task_is_unknown() -> None:
     lines = metrics(reward__mean=(0.6, 0.9))
     assert found(evaluated(lines, 0.05, 0.06))["evaluation"].state == "unknown"

@@ -324,3 +324,30 @@ def test_a_prompt_that_has_lost_all_of_its_responses_is_not_counted(mesh: Any, b
 def _local(tensor: Any) -> torch.Tensor:
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
+
+
+def test_the_first_forward_pass_of_a_step_is_compared_with_the_engine(mesh: Any, base: str) -> None:
+    """With several minibatches only the first one's, unless all of them are forwarded before the first step."""
+    for old in (False, True):
+        config = configured(base, train={"minibatches": 2, "tokens_per_microbatch": 64})
+        role = role_of(config, mesh)
+        batch = batch_of(role, config, all_active=True)
+        role.begin(batch, version=0)
+        if old:
+            role.compute_old_log_probs(batch)
+        parts = [sum(int(micro.lengths.sum()) for micro in micros) for micros in batch.minibatches]
+        for index in range(2):
+            role.update(batch, index, HALF)
+        table = role.log_prob_record.table()
+        assert table[:, 0].sum() == (sum(parts) if old else parts[0])
+
+
+def test_samples_are_not_compared_if_the_engine_draws_from_another_distribution(mesh: Any, base: str) -> None:
+    for rollout in ({"top_p": 0.9}, {"log_prob_check": "off"}):
+        config = configured(base, rollout={"prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, **rollout})
+        role = role_of(config, mesh)
+        batch = batch_of(role, config)
+        role.begin(batch, version=0)
+        role.compute_old_log_probs(batch)
+        role.update(batch, 0, HALF)
+        assert len(role.log_prob_record.table()) == 0
