@@ -99,6 +99,7 @@ class LogProbCheck:
             f"{NAME}/max_abs_diff": float(new[:, -1].max(initial=0.0)),
             f"{NAME}/k3": moments.total("k3") / max(moments.total("tokens"), 1.0),
             f"{NAME}/tokens": float(new[:, 0].sum()),
+            f"{NAME}/margin": max((abs(one.value) / one.bound for one in found if one.bound), default=0.0),
         }
 
     def state(self) -> dict[str, Any]:

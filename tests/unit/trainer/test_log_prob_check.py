@@ -80,6 +80,7 @@ def test_a_steps_own_samples_are_compared_and_only_noise_is_measured_besides(wor
     assert workers.asked == ["trainer", "noise"]
     assert metrics["log_prob_check/tokens"] == 64 * 20
     assert metrics["log_prob_check/mean_abs_diff"] == pytest.approx(NOISE * 2 / np.pi**0.5, rel=0.1)
+    assert 0.5 < metrics["log_prob_check/margin"] < 1.0
     assert metrics["log_prob_check/max_abs_diff"] > 3 * metrics["log_prob_check/mean_abs_diff"]
     for number in range(2, CALIBRATE_EVERY):
         workers.step(check, number)
