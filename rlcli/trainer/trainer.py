@@ -181,6 +181,7 @@ class Trainer:
         self.show_start()
         self.hacking.restart(self.done)
         self.phase("sync", self.done)
+        self.log_prob_check.prepare(self.done, counts=False)
         self.sync_weights()
         self.log_prob_check.check(self.done, counts=False)
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
@@ -278,7 +279,7 @@ class Trainer:
             self.engines.send_ahead(self.prefetcher.generating)
             self.prefetcher.wait()
         with clock.phase("sync"):
-            self.log_prob_check.collect()
+            self.log_prob_check.prepare(number)
             synced = self.sync_weights()
             compared = self.log_prob_check.check(number)
         self.records.phase("measure")
@@ -469,6 +470,7 @@ class Trainer:
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
         self.hacking.restart(self.done)
+        self.log_prob_check.prepare(self.done, counts=False)
         self.sync_weights()
         self.log_prob_check.check(self.done, counts=False)
 

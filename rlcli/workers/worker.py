@@ -407,10 +407,7 @@ class Worker(WeightSync):
     def trainer_log_probs(self, rows: list[tuple[Any, int]], unit: float = 0.0, seed: int = 0) -> list[Any]:
         """See `PolicyRole.rows_log_probs`. Collective."""
         self.offload.to_device("policy")
-        log_probs = self._policy.rows_log_probs(rows, unit, seed)
-        if self.rollout_role is not None:
-            self.offload.to_host("policy")
-        return log_probs
+        return self._policy.rows_log_probs(rows, unit, seed)
 
     @dispatch()
     def engine_log_probs(self, rows: list[tuple[Any, int]]) -> list[Any]:

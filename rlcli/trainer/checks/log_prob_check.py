@@ -7,7 +7,8 @@ their tokens come from, and how their noise is known:
 samples      The step's own samples: the engine's log-probs came with them, and the trainer's are those of its first
              forward pass, before the first optimizer step. Thousands of tokens, at no cost.
 probe        Where a step has few such tokens (samples of an older policy, all groups equal, top-p, no sampling), about
-             PROBE_TOKENS tokens of recent samples, or of prompts before there are any, through both after the sync.
+             PROBE_TOKENS tokens of its samples, or of prompts if it trained on none: through the trainer before the
+             sync, while its weights are on the device, and through the engine after it.
 noise        How far the trainer's own log-probs move on such tokens if its layers round once more: in the first
              CALIBRATED steps, and every CALIBRATE_EVERY steps, since it changes with the policy. Nothing of the engine
              takes part, so that a fault which is there from the first step is not calibrated away.
@@ -60,44 +61,50 @@ class LogProbCheck:
         self.policy, self.engines, self.warn = policy, engines, warn
         self.moments = Moments.of(joined([]))
         self.noise = Moments.of(joined([]))
-        self._samples = joined([])
+        self._samples, self._noise, self._probes = joined([]), self.noise, False
+        self._rows: list[tuple[Any, int]] = []
+        self._trainer: list[Any] = []
 
-    def collect(self) -> None:
-        """After the updates of a step, before its batch is dropped: fetch what was compared of its samples."""
-        if self.mode != "off":
-            self._samples = joined(self.policy.log_prob_table())
+    def prepare(self, step: int, *, counts: bool = True) -> None:
+        """Before a weight sync, while the trainers' weights are on their devices and the engines may sleep: fetch what
+        was compared of the step's samples, and compute the trainer's log-probs of a probe or a calibration. step,
+        counts: as in `check`, which follows after the sync."""
+        if self.mode == "off":
+            return
+        self._samples = joined(self.policy.log_prob_table() if counts else [])
+        self._rows, self._trainer, self._noise = [], [], self.noise
+        self._probes = not counts or self._samples[:, 0].sum() < LEAST_TOKENS
+        calibrates = not self.noise.samples or (counts and (step <= CALIBRATED or step % CALIBRATE_EVERY == 0))
+        if self._probes or calibrates:
+            recent = self._cut(self.policy.recent_rows(PROBE_TOKENS)) if counts else []
+            self._rows = recent or self._cut(self.prompts)
+        if self._rows:
+            self._trainer = self.policy.trainer_log_probs(self._rows)
+        if self._rows and calibrates:
+            again = self.policy.trainer_log_probs(self._rows, self.unit, step)
+            self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(again, self._trainer))
 
     def check(self, step: int, *, counts: bool = True) -> dict[str, float]:
         """After a weight sync: the metrics. Raises RunFailed, or warns, if engine and trainer disagree. counts: the
         sync ends a step; otherwise (at the start, or after a return to a checkpoint) later checks do not know of it."""
         if self.mode == "off":
             return {}
-        new, self._samples = self._samples, joined([])
-        probes = not counts or new[:, 0].sum() < LEAST_TOKENS
-        calibrates = not self.noise.samples or (counts and (step <= CALIBRATED or step % CALIBRATE_EVERY == 0))
-        noise = self.noise
-        if probes or calibrates:
-            rows = self._cut(self.policy.recent_rows(PROBE_TOKENS)) or self._cut(self.prompts)
-            if not rows:
-                return {}
-            trainer = self.policy.trainer_log_probs(rows)
-            if calibrates:
-                again = self.policy.trainer_log_probs(rows, self.unit, step)
-                noise = noise.scaled(NOISE_DECAY) + Moments.of(_table(again, trainer))
-            if probes:
-                new = joined([new, self._probed(rows, trainer, step)])
-        moments = self.moments.scaled(DECAY) + Moments.of(new)
+        new = self._samples
+        if self._probes and self._rows:
+            new = joined([new, self._probed(step)])
+        moments, noise = self.moments.scaled(DECAY) + Moments.of(new), noise_of(self._noise).value
         if counts:
-            self.moments, self.noise = moments, noise
-        found = statistics(moments, new, noise_of(noise).value)
+            self.moments, self.noise = moments, self._noise
+        found = statistics(moments, new, noise)
         failed = [one for one in found if not one.holds]
         if failed:
             self._report(step, failed)
+        tokens = max(moments.total("tokens"), 1.0)
         return {f"{NAME}/{one.name}": one.value for one in found} | {
-            f"{NAME}/noise_of_trainer": noise_of(noise).value,
-            f"{NAME}/mean_abs_diff": moments.total("a") / max(moments.total("tokens"), 1.0),
+            f"{NAME}/noise_of_trainer": noise,
+            f"{NAME}/mean_abs_diff": moments.total("a") / tokens,
             f"{NAME}/max_abs_diff": float(new[:, -1].max(initial=0.0)),
-            f"{NAME}/k3": moments.total("k3") / max(moments.total("tokens"), 1.0),
+            f"{NAME}/k3": moments.total("k3") / tokens,
             f"{NAME}/tokens": float(new[:, 0].sum()),
             f"{NAME}/margin": max((abs(one.value) / one.bound for one in found if one.bound), default=0.0),
         }
@@ -113,12 +120,12 @@ class LogProbCheck:
         """The rows as far as the engine can score them, without those of which nothing is left behind the prompt."""
         return [(tokens[: self.longest], prompt) for tokens, prompt in rows if min(len(tokens), self.longest) > prompt]
 
-    def _probed(self, rows: list[tuple[Any, int]], trainer: list[Any], step: int) -> Any:
+    def _probed(self, step: int) -> Any:
         """The table of the rows, each from one engine: another one at the next step. All of them are asked, since some
         share an engine."""
-        engines = self.engines.engine_log_probs(rows)
-        chosen = [engines[(row + step) % len(engines)][row] for row in range(len(rows))]
-        return _table(trainer, chosen)
+        engines = self.engines.engine_log_probs(self._rows)
+        chosen = [engines[(row + step) % len(engines)][row] for row in range(len(self._rows))]
+        return _table(self._trainer, chosen)
 
     def _report(self, step: int, failed: list[Statistic]) -> None:
         first, *more = failed

@@ -58,7 +58,7 @@ class Workers:
 
     def step(self, check: LogProbCheck, number: int) -> dict[str, float]:
         self.asked.clear()
-        check.collect()
+        check.prepare(number)
         return check.check(number)
 
 
@@ -102,11 +102,14 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
 def test_the_first_sync_is_probed_with_prompts_and_leaves_no_trace(workers: Workers) -> None:
     check = check_of(workers)
     before = check.state()
+    check.prepare(0, counts=False)
+    assert workers.asked == ["trainer", "noise"], "the engine has not the weights yet"
     metrics = check.check(0, counts=False)
     assert workers.asked == ["trainer", "noise", "engine"]
     assert metrics["log_prob_check/tokens"] == 4 * 24
     assert check.state() == before
     workers.factor = 1.5
+    check.prepare(0, counts=False)
     with pytest.raises(RunFailed, match=r"log_prob_check/noise = \S+ is beyond its bound"):
         check.check(0, counts=False)
 
