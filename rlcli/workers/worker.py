@@ -400,7 +400,7 @@ class Worker(WeightSync):
 
     @dispatch(collect="first")
     def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
-        """Recent samples of about so many tokens, each its tokens and how many of them are the prompt."""
+        """Samples of the step with about so many drawn tokens, each its tokens and how many are the prompt."""
         return self._policy.log_prob_record.recent(tokens)
 
     @dispatch(collect="first")

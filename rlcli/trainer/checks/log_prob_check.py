@@ -19,6 +19,7 @@ Sums are kept over the steps, earlier ones with less weight, so that small fault
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, Literal
 
 from rlcli.algorithms.correction.log_prob_check import Moments, Statistic, joined, noise_of, sample_table, statistics
@@ -26,7 +27,9 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RunFailed
 
 PROBE_TOKENS = 256
-"""Tokens of recent samples, prompts included, in a probe or a calibration."""
+"""Tokens of the step's samples, prompts included, in a probe: at least one sample."""
+NOISE_TOKENS = 512
+"""Drawn tokens in which the noise is measured. (Samples of a prompt share it in the trainer's forward pass.)"""
 LEAST_TOKENS = 256
 """A step whose samples give fewer tokens at equal weights is probed."""
 CALIBRATED, CALIBRATE_EVERY = 2, 10
@@ -76,13 +79,14 @@ class LogProbCheck:
         self._probes = not counts or self._samples[:, 0].sum() < LEAST_TOKENS
         calibrates = not self.noise.samples or (counts and (step <= CALIBRATED or step % CALIBRATE_EVERY == 0))
         if self._probes or calibrates:
-            recent = self._cut(self.policy.recent_rows(PROBE_TOKENS)) if counts else []
-            self._rows = recent or self._cut(self.prompts)
-        if self._rows:
-            self._trainer = self.policy.trainer_log_probs(self._rows)
-        if self._rows and calibrates:
-            again = self.policy.trainer_log_probs(self._rows, self.unit, step)
-            self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(again, self._trainer))
+            recent = self._cut(self.policy.recent_rows(NOISE_TOKENS)) if counts else []
+            rows = recent or self._cut(self.prompts)
+            self._rows = _first(rows, PROBE_TOKENS)
+            rows = rows if calibrates else self._rows
+            self._trainer = self.policy.trainer_log_probs(rows) if rows else []
+            if rows and calibrates:
+                again = self.policy.trainer_log_probs(rows, self.unit, step)
+                self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(again, self._trainer))
 
     def check(self, step: int, *, counts: bool = True) -> dict[str, float]:
         """After a weight sync: the metrics. Raises RunFailed, or warns, if engine and trainer disagree. counts: the
@@ -92,16 +96,16 @@ class LogProbCheck:
         new = self._samples
         if self._probes and self._rows:
             new = joined([new, self._probed(step)])
-        moments, noise = self.moments.scaled(DECAY) + Moments.of(new), noise_of(self._noise).value
+        moments = self.moments.scaled(DECAY) + Moments.of(new)
         if counts:
             self.moments, self.noise = moments, self._noise
-        found = statistics(moments, new, noise)
+        found = statistics(moments, new, self._noise)
         failed = [one for one in found if not one.holds]
         if failed:
             self._report(step, failed)
         tokens = max(moments.total("tokens"), 1.0)
         return {f"{NAME}/{one.name}": one.value for one in found} | {
-            f"{NAME}/noise_of_trainer": noise,
+            f"{NAME}/noise_of_trainer": noise_of(self._noise).value,
             f"{NAME}/mean_abs_diff": moments.total("a") / tokens,
             f"{NAME}/max_abs_diff": float(new[:, -1].max(initial=0.0)),
             f"{NAME}/k3": moments.total("k3") / tokens,
@@ -125,7 +129,7 @@ class LogProbCheck:
         share an engine."""
         engines = self.engines.engine_log_probs(self._rows)
         chosen = [engines[(row + step) % len(engines)][row] for row in range(len(self._rows))]
-        return _table(self._trainer, chosen)
+        return _table(self._trainer[: len(chosen)], chosen)
 
     def _report(self, step: int, failed: list[Statistic]) -> None:
         first, *more = failed
@@ -140,6 +144,12 @@ class LogProbCheck:
         raise RunFailed(
             text, "see Engine and trainer disagree in docs/debug.md; rollout.log_prob_check = warn continues anyway"
         )
+
+
+def _first(rows: list[tuple[Any, int]], tokens: int) -> list[tuple[Any, int]]:
+    """The first rows of about this many tokens in all, at least one."""
+    ends = list(accumulate(len(row) for row, _ in rows))
+    return [row for row, end in zip(rows, ends, strict=True) if end <= tokens] or rows[:1]
 
 
 def _table(trainer: list[Any], engine: list[Any]) -> Any:

@@ -64,14 +64,14 @@ class LogProbRecord:
         self._rows = list(rows)
 
     def recent(self, tokens: int) -> list[tuple[Any, int]]:
-        """Samples of the step of about this many tokens in all, each the int32 tokens of its last branch and how many
-        of them are its prompt; none with pictures."""
+        """Samples of the step with about this many drawn tokens in all, each the int32 tokens of its last branch and
+        how many of them are its prompt; none with pictures."""
         found: list[tuple[Any, int]] = []
         for row in self._rows:
             branch = row.branches[-1]
             if not branch.pictures and branch.drawn_tokens and tokens > 0:
                 found.append((branch.tokens, branch.prompt_tokens))
-                tokens -= len(branch.tokens)
+                tokens -= branch.drawn_tokens
         return found
 
 

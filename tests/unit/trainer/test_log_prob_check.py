@@ -10,7 +10,7 @@ import pytest
 
 from rlcli.algorithms.correction.log_prob_check import sample_table
 from rlcli.errors import RunFailed
-from rlcli.trainer.checks.log_prob_check import CALIBRATE_EVERY, PROBE_TOKENS, LogProbCheck
+from rlcli.trainer.checks.log_prob_check import CALIBRATE_EVERY, NOISE_TOKENS, PROBE_TOKENS, LogProbCheck
 
 NOISE, UNIT = 0.02, 2.0**-8
 
@@ -44,7 +44,7 @@ class Workers:
         return [sample_table(mine, other, lengths, drawn=False)]
 
     def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
-        assert tokens == PROBE_TOKENS
+        assert tokens == NOISE_TOKENS
         return [(np.arange(30), 10)] * 12 if self.samples else []
 
     def trainer_log_probs(self, rows: list[Any], unit: float = 0.0, seed: int = 0) -> list[Any]:
@@ -94,7 +94,8 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
     workers.samples = 2
     metrics = workers.step(check, 3)
     assert workers.asked == ["trainer", "noise", "engine"], "nothing is known of the noise before"
-    assert metrics["log_prob_check/tokens"] == 2 * 20 + 12 * 15, "rows are cut to what the engine can score"
+    probed = PROBE_TOKENS // 25
+    assert metrics["log_prob_check/tokens"] == 2 * 20 + probed * 15, "rows are cut to what the engine can score"
     workers.step(check, 4)
     assert workers.asked == ["trainer", "engine"]
 

@@ -69,7 +69,7 @@ def test_a_trainer_that_computes_no_number_is_left_to_the_update_guard() -> None
 def test_recent_samples_are_whole_branches_of_about_so_many_tokens() -> None:
     record, rows = LogProbRecord(), [trajectory(2, (3, 1)) for _ in range(5)]
     record.remember([trajectory(4), *rows])
-    assert [(len(tokens), prompt) for tokens, prompt in record.recent(12)] == [(5, 2)] * 3
+    assert [(len(tokens), prompt) for tokens, prompt in record.recent(7)] == [(5, 2)] * 3
     both = Trajectory.joined([trajectory(2, (3, 1)), trajectory(1, (6, 1))])
     record.remember([both])
     ((tokens, prompt),) = record.recent(100)
