@@ -73,7 +73,7 @@ def check_of(workers: Any, mode: Any = "stop", warned: list[tuple[int, str]] | N
     return LogProbCheck(mode, UNIT, prompts, 25, workers, workers, lambda *event: warned.append(event))
 
 
-def test_a_steps_own_samples_are_compared_and_only_noise_is_measured_besides(workers: Workers) -> None:
+def test_own_samples_are_compared_and_only_noise_is_measured_besides(workers: Workers) -> None:
     check = check_of(workers)
     workers.samples = 64
     metrics = workers.step(check, 1)
@@ -100,7 +100,7 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
     assert workers.asked == ["trainer", "engine"]
 
 
-def test_the_first_sync_is_probed_with_prompts_and_leaves_no_trace(workers: Workers) -> None:
+def test_the_first_sync_is_probed_with_prompts_and_not_remembered(workers: Workers) -> None:
     check = check_of(workers)
     before = check.state()
     check.prepare(0, counts=False)

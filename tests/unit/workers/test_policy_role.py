@@ -342,7 +342,7 @@ def test_the_first_forward_pass_of_a_step_is_compared_with_the_engine(mesh: Any,
         assert table[:, 0].sum() == (sum(parts) if old else parts[0])
 
 
-def test_samples_are_not_compared_if_the_engine_draws_from_another_distribution(mesh: Any, base: str) -> None:
+def test_samples_drawn_from_another_distribution_are_not_compared(mesh: Any, base: str) -> None:
     for rollout in ({"top_p": 0.9}, {"log_prob_check": "off"}):
         config = configured(base, rollout={"prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, **rollout})
         role = role_of(config, mesh)
