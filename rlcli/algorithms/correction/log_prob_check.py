@@ -21,7 +21,7 @@ The scale of the noise depends on how sure the policy is: noise on the logits mo
 noise is measured in units of 1 − p, which makes it nearly independent of the policy's entropy:
 
 noise     ν = Σ |Δ| ÷ Σ (1 − p). Compared with that of the trainer alone, whose outputs are rounded once more at random
-          (`rlcli.model.rounding`); see `bounds`
+          (`rlcli.model.rounding`): it may be SCALE times as large
 position  ν of tokens beyond half of the samples' mean length − ν of those before: a fault of positions or of the
           attention's mask grows with the distance
 samples   ν of the worst sample: a fault in a few of them, such as shifted positions or a wrong mask
