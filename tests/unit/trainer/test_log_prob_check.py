@@ -96,7 +96,14 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
     assert workers.asked == ["trainer", "noise", "engine"], "nothing is known of the noise before"
     probed = PROBE_TOKENS // 25
     assert metrics["log_prob_check/tokens"] == 2 * 20 + probed * 15, "rows are cut to what the engine can score"
-    workers.step(check, 4)
+    before = workers.step(check, 4)
+    assert workers.asked == []
+    assert before["log_prob_check/tokens"] == 2 * 20
+    workers.samples = 0
+    kept = workers.step(check, 5)
+    assert kept["log_prob_check/slope"] == before["log_prob_check/slope"], "without tokens nothing is forgotten"
+    workers.samples = 2
+    workers.step(check, 6)
     assert workers.asked == ["trainer", "engine"]
 
 
