@@ -56,8 +56,8 @@ MEAN, SLOPE = 1.0, 0.6
 """Largest mean and slope, ÷ (ν of the trainer)², that two sound implementations may have: where one of them rounds less
 than the other, the symmetry above holds up to such terms of second order (measured: 1.1 and 0.4, one without noise)."""
 SCALE = 1.3
-"""Largest ν ÷ ν of the trainer. Measured where all is sound: 0.57 and 1.04 of a tiny model in bfloat16 and float32, 0.86
-to 0.97 of SmolLM2-135M in bfloat16, all on CPUs."""
+"""Largest ν ÷ ν of the trainer. Measured where all is sound: 0.57 and 1.04 of a tiny model in bfloat16 and float32,
+0.86 to 0.97 of SmolLM2-135M in bfloat16, all on CPUs."""
 ALONE = 2.0
 """Standard errors of ν of the trainer that are added to it: with 512 tokens one is about 5%."""
 POSITION = 0.5
