@@ -108,7 +108,7 @@ def shift_positions_of_a_percent(worker: Any) -> None:
     """In every hundredth sample that the trainer packs, the response is one position further from its prompt."""
     from rlcli.workers.roles.batch import TrainBatch
 
-    numbers = itertools.count(50)
+    numbers = itertools.count(90)
 
     def shifted(batch: Any, *given: Any) -> Any:
         micro = original(batch, *given)
