@@ -294,5 +294,7 @@ def statistics(moments: Moments, table: np.ndarray, trainer: Moments) -> list[St
     other = "another precision, kernel or layer, or stale copies of weights"
     found.append(Statistic("worst_sample", worst_sample(table), NEGLIGIBLE + nu.value, few))
     known = SCALE * (noise + ALONE * alone.error) if trainer.samples >= LEAST_SAMPLES else GROSS * noise
-    found.append(Statistic("noise", nu.value, NEGLIGIBLE + known + quantile * nu.error, other))
+    # A fault makes the standard error larger too: what counts is that of noise as large as the trainer's.
+    sound = nu.error * min(1.0, (NEGLIGIBLE + noise) / nu.value) if nu.value else nu.error
+    found.append(Statistic("noise", nu.value, NEGLIGIBLE + known + quantile * sound, other))
     return found

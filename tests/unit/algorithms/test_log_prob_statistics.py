@@ -266,6 +266,14 @@ def test_a_fault_is_found_within_three_steps(fault: str, known: dict[str, Moment
         assert FAULTS[fault] in {name for end in (1, 2, 3) for name in failed(tables[:end], known["bfloat16"])}
 
 
+def test_a_gross_fault_is_found_in_the_first_step_from_few_samples(known: dict[str, Moments]) -> None:
+    """Its own variance makes every standard error large."""
+    simulated = Simulated(0, DTYPE_NOISE["float32"], samples=16, tokens=8)
+    assert "noise" in failed([simulated.table(1.02 * simulated.logits)], known["float32"])
+    simulated = Simulated(1, DTYPE_NOISE["bfloat16"], samples=16, tokens=8)
+    assert "noise" in failed([simulated.table(simulated.logits / 0.6)], known["bfloat16"])
+
+
 def test_differences_that_do_not_matter_are_none() -> None:
     """Float32 differs by less than NEGLIGIBLE even where a pattern is certain."""
     simulated = Simulated(0, 1e-9, samples=128)
