@@ -151,6 +151,7 @@ REAL_FAULTS = [
         CHECK,
         in_workers.shift_positions_of_a_percent,
         layout=REAL,
+        settings=("rollout.prompts_per_step=16",),  # 1% of half as many would be one sample in three steps
     ),
     _worker("real-rotary", "the rotary base is doubled", CHECK, in_workers.rotary_base_doubled, layout=REAL),
     # In bfloat16 this moves log-probs by less than rounding does.

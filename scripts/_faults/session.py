@@ -59,8 +59,8 @@ REAL = (
     *("train.tokens_per_microbatch=2048", "train.lr=1e-5", "train.warmup_steps=0", "checkpoint.every=0"),
     *("rollout.prompts_per_step=8", "rollout.samples_per_prompt=8", "rollout.max_response_tokens=32"),
     *("rollout.kv_cache_mb=256", "tracking.trackers=", "evaluation.data=", "verifier.processes=1"),
-    # About half of the responses earn it, so that most groups are trained on.
-    'verifier.name=regex(pattern="there", match=search)',
+    # Most responses have such a letter: most groups differ, and are trained on.
+    'verifier.name=regex(pattern="[jkvw]", match=search)',
 )
 """64 samples a step of the model that `--model` gives."""
 FOUND = {

@@ -62,7 +62,7 @@ ALONE = 2.0
 """Standard errors of ν of the trainer that are added to it: with 512 tokens one is about 5%."""
 POSITION = 0.5
 """Largest difference of late and early tokens ÷ ν."""
-SAMPLE, SPREAD, TOKEN = 1.4, 6.0, 4.0
+SAMPLE, SPREAD, TOKEN = 1.3, 5.5, 3.0
 """See `worst_sample`."""
 
 
@@ -232,7 +232,7 @@ def worst_sample(table: np.ndarray) -> float:
     """The largest Σ |Δ| ÷ (SAMPLE Σ (1 − p) + SPREAD √Σ (1 − p)² + TOKEN) of a sample; 0 without samples.
 
     It stays below ν: a sample's Σ |Δ| is ν Σ (1 − p) on average, up to SAMPLE times that where its tokens are of
-    another kind, and its standard deviation is about 0.75 ν √Σ (1 − p)², of which SPREAD is 8. TOKEN is room for single
+    another kind, and its standard deviation is about 0.75 ν √Σ (1 − p)², of which SPREAD is 7. TOKEN is room for single
     tokens in short responses.
     """
     import numpy as np
