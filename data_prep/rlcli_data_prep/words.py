@@ -1,4 +1,4 @@
-"""Generated word problems of one sentence, for a small pretrained model: sums and differences up to 32."""
+"""Generated word problems of one sentence, for a small pretrained model: sums up to 32 in three forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 DATA_SOURCE = "rlcli/words"
 TRAIN_ROWS, TEST_ROWS = 2048, 256
 PROBLEMS = 8192
-"""Most rows of both splits together: a quarter of the distinct problems, so that drawing them ends soon."""
+"""Most rows of both splits together: a small part of the distinct problems, so that drawing them ends soon."""
 
 INSTRUCTION = "Answer with one short sentence."
 PEOPLE = ("Tom", "Mia", "Ben", "Ada", "Leo", "Eva", "Max", "Ida")
@@ -20,9 +20,10 @@ THINGS = ("apples", "books", "coins", "pens", "stamps", "shells", "cards", "eggs
 FORMS = {
     "more": "{who} has {a} {things} and gets {b} more. How many {things} does {who} have now?",
     "boxes": "There are {a} {things} in one box and {b} in another. How many {things} are there in all?",
-    "less": "{who} had {sum} {things} and gave away {b}. How many {things} are left?",
+    "together": "{who} has {a} {things} and {friend} has {b}. How many {things} do they have together?",
 }
-"""`a` + `b` is the answer, but in `less` it is `a`."""
+"""All ask for a + b. With differences among them a model of 135M parameters learns in ten minutes to add whatever is
+asked; a mixture needs more steps."""
 FIRST, SECOND = range(2, 21), range(1, 13)
 """Values of a and b."""
 
@@ -48,8 +49,9 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 def _problem(rng: random.Random) -> dict[str, str]:
     form, a, b = rng.choice(list(FORMS)), rng.choice(FIRST), rng.choice(SECOND)
-    question = FORMS[form].format(who=rng.choice(PEOPLE), things=rng.choice(THINGS), a=a, b=b, sum=a + b)
-    return {"form": form, "question": question, "answer": str(a if form == "less" else a + b)}
+    who, friend = rng.sample(PEOPLE, 2)
+    question = FORMS[form].format(who=who, friend=friend, things=rng.choice(THINGS), a=a, b=b)
+    return {"form": form, "question": question, "answer": str(a + b)}
 
 
 def _rows(problems: list[dict[str, str]]) -> Iterator[RawRow]:

@@ -22,7 +22,7 @@ from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.cache import OnProgress, tokenized
 from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
-from rlcli.errors import ConfigError, DataError, ModelError, SetupError
+from rlcli.errors import ConfigError, DataError, ModelError, RlcliError, SetupError
 from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
@@ -106,10 +106,10 @@ def prepare(
     train_rows, test_rows = sets = _rows(config, train)
     config, verifiers, sandbox = _scoring(config, train_rows, test_rows)
     _check_place(config.model.path, on_note)
+    config = with_cpu_dtype(config, device, partial(_parameters, config.model.path))
+    dtype = compute_dtype(config, device)
     on_checked(config, device)
     facts = check_model(config.model.path)
-    config = with_cpu_dtype(config, device, facts)
-    dtype = compute_dtype(config, device)
     check_half(dtype, facts.kind)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
@@ -264,21 +264,31 @@ def _check_experts(config: RunConfig, path: str, experts: int) -> None:
         )
 
 
-def with_cpu_dtype(config: RunConfig, device: str, facts: ModelFacts) -> RunConfig:
-    """The configuration with the precision that `model.dtype = auto` stands for on CPUs.
+def with_cpu_dtype(config: RunConfig, device: str, parameters: Callable[[], int]) -> RunConfig:
+    """The configuration with the precision that `model.dtype = auto` stands for on CPUs. parameters: counts those of
+    the model.
 
     It is float32 unless bfloat16 is known to be faster and does as well: an adapter is added to the weights exactly in
     float32 alone, and the machines of a running cluster are not those that are measured here.
     """
     if config.model.dtype != "auto" or device != "cpu":
         return config
-    if config.lora.rank or config.cluster.address or os.environ.get("RAY_ADDRESS"):
+    if config.lora.rank or cluster_address(config.cluster.address):
         return config.changed(model={"dtype": "float32"})
-    from rlcli.model.io.facts import count_parameters
     from rlcli.model.precision import cpu_dtype
 
-    parameters = count_parameters(config.model.path) if facts.parameters is None else facts.parameters
-    return config.changed(model={"dtype": cpu_dtype(parameters)})
+    return config.changed(model={"dtype": cpu_dtype(parameters())})
+
+
+def _parameters(path: str) -> int:
+    """Parameters of the model by its config.json, in milliseconds; 0 if it cannot be used, which `check_model`
+    reports."""
+    from rlcli.planner.shape import read_shape
+
+    try:
+        return read_shape(path).parameters
+    except RlcliError:
+        return 0
 
 
 def compute_dtype(config: RunConfig, device: str) -> str:

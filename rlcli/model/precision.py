@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from time import thread_time
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 LEAST_PARAMETERS = 100_000_000
 """Smaller models stay in float32, in which trainer and engine agree closely: products are less of their time."""
@@ -32,6 +34,8 @@ def bfloat16_speedup() -> float:
     """How much faster a thread of this machine multiplies matrices in bfloat16 than in float32: below 1 on processors
     that have no instructions for it. Measured once per process, by the thread's processor time, in turn: other
     processes may slow it down."""
+    import torch
+
     operands = {dtype: _operands(dtype) for dtype in (torch.float32, torch.bfloat16)}
     seconds = {dtype: float("inf") for dtype in operands}
     threads = torch.get_num_threads()
@@ -48,4 +52,6 @@ def bfloat16_speedup() -> float:
 
 
 def _operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    import torch
+
     return torch.ones(TOKENS, WIDTH, dtype=dtype), torch.ones(WIDTH, WIDTH, dtype=dtype)

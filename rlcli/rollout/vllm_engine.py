@@ -127,6 +127,7 @@ class VllmEngine:
                 "leave rollout.speculate out",
             )
         self._llm.apply_model(cpu_kernels.install)
+        self._llm.collective_rpc(cpu_kernels.leave_out_ranks)
         self._llm.apply_model(packed_matrices.expose)
         if self.spec.routes:
             (self._recorder,) = self._llm.collective_rpc(Recorder)

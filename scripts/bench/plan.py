@@ -41,7 +41,7 @@ SIZES: dict[str, Sizes] = {
 }
 MODEL = "135m"
 """The size of --model."""
-HALF = ["model.dtype=bfloat16", "rollout.canary_tolerance=10"]
+HALF = ["model.dtype=bfloat16"]
 LORA = ["lora.rank=16", "train.lr=1e-4"]
 FEW = ["rollout.samples_per_prompt=4", "rollout.max_response_tokens=32", "data.max_prompt_tokens=96"]
 SFT = ["rollout.samples_per_prompt=1", "rollout.prompts_per_step=64"]

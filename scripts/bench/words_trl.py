@@ -55,7 +55,7 @@ TRANSLATED = {
 
 IRRELEVANT = {
     *("algorithm.mismatch_warning", "rollout.engine", "rollout.kv_cache_mb", "rollout.max_concurrent"),
-    *("rollout.gpu_memory_utilization", "rollout.enforce_eager", "rollout.canary_tolerance", "rollout.workers"),
+    *("rollout.gpu_memory_utilization", "rollout.enforce_eager", "rollout.log_prob_check", "rollout.workers"),
     *("train.tokens_per_microbatch", "train.offload", "train.deterministic", "model.compile"),
 }
 """Keys that change how a run computes, or when it warns, but not what it learns."""

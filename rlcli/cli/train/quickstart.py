@@ -182,17 +182,28 @@ def quickstart(
 
 def _train(recipe: str, flags: dict[str, object], target: Path) -> dict[str, Any]:
     from rlcli.config.load import resolve
+    from rlcli.launch.planning.machine import rates_of
+    from rlcli.launch.planning.memory_auto import with_sizes_for_cpus
     from rlcli.launch.preflight import prepare
+    from rlcli.launch.prewarm import EarlyStart
     from rlcli.tracking.console import View
 
     resolved = resolve(recipe, flags)
-    with View() as view:
+    with View() as view, EarlyStart() as early:
         view.phase("check model and data")
-        prepared = prepare(resolved.config)
+
+        def checked(config: RunConfig, device: str) -> None:
+            rates_of(config, device, "unless known")  # before Ray starts, which would slow the measurement down
+            early.begin(config, device)
+
+        prepared = prepare(resolved.config, on_checked=checked)
+        resolved, prepared, lowered = with_sizes_for_cpus(resolved, prepared)
+        for what, how in lowered:
+            view.note(f"{what}: {how}")
         view.phase("load torch and the engine")
         from rlcli.launch.launch import train_in_folder
 
-        return train_in_folder(resolved, prepared, target, view)
+        return train_in_folder(resolved, prepared, target, view, early=early)
 
 
 def _prepare_data(task: TaskName, folder: Path, seed: int) -> Path | None:

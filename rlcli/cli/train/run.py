@@ -102,7 +102,7 @@ def _run(
         prepared = prepare(
             resolved.config,
             on_note=notes.append,
-            on_checked=(lambda config, device: None) if call.dry_run else early.begin,
+            on_checked=partial(_checked, early=None if call.dry_run else early, view=view),
             on_progress=view.progress,
             day=resumed.day if resumed else None,
         )

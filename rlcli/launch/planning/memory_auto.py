@@ -36,6 +36,7 @@ from rlcli.launch.preflight import (
     compute_dtype,
     kv_cache_bytes,
     longest_of,
+    with_cpu_dtype,
 )
 from rlcli.model.io.config import check_place
 from rlcli.model.io.facts import image_rule
@@ -88,6 +89,7 @@ def planned(
             check_place(path, key)
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
+    config = with_cpu_dtype(config, kind, lambda: shape.parameters)
     check_half(compute_dtype(config, kind), shape.kind)
     check_fit(config, shape.positions, shape.heads, shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):

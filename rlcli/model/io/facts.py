@@ -236,12 +236,6 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def count_parameters(path: str) -> int:
-    """How many parameters the model at `path` (folder or hub id) has, by its config.json alone."""
-    config = read_config(path)
-    return sum(prod(shape) for shape in _parameters(auto_class(config), config).values())
-
-
 def _parameters(kind: Any, config: Any) -> dict[str, list[int]]:
     """Name and shape of every weight in the model of `config`."""
     from accelerate import init_empty_weights

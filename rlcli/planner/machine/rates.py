@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.files import cache_folder, read_object, replacing
+from rlcli.machine import processor
 from rlcli.runs.environment import installed
 
 VERSION = 1
@@ -180,19 +181,12 @@ def mean(found: Sequence[Rates]) -> Rates:
     return replace(first, **{name: of([getattr(rates, name) for rates in found]) for name in changing})
 
 
-@lru_cache
 def _processor(device: str) -> str:
     """What computes: the GPU's name, or the processor's with the cores that this process may use."""
-    if device != "cpu":
-        return gpu_name()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, 'unknown')} × {len(os.sched_getaffinity(0))}"
+    return gpu_name() if device != "cpu" else f"{processor.name() or 'unknown'} × {len(os.sched_getaffinity(0))}"
 
 
+@lru_cache
 def gpu_name() -> str:
     """The first GPU's name, as nvidia-smi gives it; empty without one."""
     asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
