@@ -19,7 +19,8 @@ SETTINGS = {
     "rollback": ["fault_tolerance.on_bad_update=rollback", "checkpoint.every=1"],
     "tail": ["rollout.oversample=2"],
     "cut": ["train.truncated=mask"],
-    "zero": ["train.truncated=zero_reward"],
+    # Few responses of the random model end within the limit, and one of those has to earn something.
+    "zero": ["train.truncated=zero_reward", "rollout.samples_per_prompt=8"],
     "copies": ["parallel.replicate=2"],
 }
 """`--set` arguments that go with a harm."""

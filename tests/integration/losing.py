@@ -77,10 +77,13 @@ def tell(groups: Groups, out: Path, case: str, view: Filler) -> None:
 
 
 def flip_a_byte(checkpoint: Path) -> None:
+    """In place: the disk is full, and what a new file's truncation frees, another writer may take."""
     file = max(checkpoint.glob("policy/*.distcp"), key=lambda path: path.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    with file.open("r+b") as content:
+        content.seek(file.stat().st_size // 2)
+        byte = content.read(1)[0]
+        content.seek(-1, os.SEEK_CUR)
+        content.write(bytes([byte ^ 1]))
 
 
 def main(model: str, data: str, whole: Path, disk: Path, copy: Path) -> None:
