@@ -35,7 +35,6 @@ NOT_RUN = {
     "rlcli engines *": "needs a run with servers: tests/unit/cli/test_cli_engines.py",
     "rlcli prep clevr_count *": "needs more rows than are here: tests/unit/prep/test_image_converters.py",
     "rlcli quickstart*": "trains for minutes: tests/integration/test_quickstart.py",
-    "rlcli real-model *": "downloads: tests/unit/quickstart/test_smollm2.py",
     "rlcli tiny-model * --warm *": "trains for a minute: tests/unit/quickstart/test_warm_start.py",
     "rlcli train *reward_model(path=*": "loads torch twice: tests/unit/verifiers/test_verifier_reward_model.py",
     "rlcli train *(serve=*": "starts a server of a model: tests/integration/test_judge.py",

@@ -85,7 +85,7 @@ COMMANDS = {
     "real-model": Command(
         MACHINE,
         "real_model:real_model",
-        "Get SmolLM2-135M-Instruct, a pretrained model that two CPU cores can train.",
+        "Get SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), a pretrained model that two CPU cores can train.",
     ),
 }
 

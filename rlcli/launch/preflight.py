@@ -90,9 +90,8 @@ def prepare(
 ) -> Prepared:
     """Check what can be checked and tokenise the prompts.
 
-    train=False checks only for evaluation: `config.evaluation.data` is then the only data. on_checked: called with the
-    configuration and the device before the slow checks, of model and prompts. on_progress: how many of a set's prompts
-    are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with a hint.
+    train=False checks for evaluation alone. on_checked: called with configuration and device before the slow checks.
+    on_progress: how many of a set's prompts are tokenized. day: that a chat template may use; None: today (UTC).
     """
     from rlcli.model.io.facts import check_model
 
@@ -101,8 +100,7 @@ def prepare(
     check_engine(config, train=train)
     device = check_machine(config)
     config, adapter = _located(with_model_folders(config, on_note), train)
-    dtype = compute_dtype(config, device)
-    check_adapter(config, dtype, device, adapter)
+    check_adapter(config, compute_dtype(config, device), device, adapter)
     train_rows, test_rows = sets = _rows(config, train)
     config, verifiers, sandbox = _scoring(config, train_rows, test_rows)
     _check_place(config.model.path, on_note)
@@ -275,7 +273,7 @@ def with_cpu_dtype(config: RunConfig, device: str, parameters: Callable[[], int]
         return config
     if config.lora.rank or cluster_address(config.cluster.address):
         return config.changed(model={"dtype": "float32"})
-    from rlcli.model.precision import cpu_dtype
+    from rlcli.machine.precision import cpu_dtype
 
     return config.changed(model={"dtype": cpu_dtype(parameters())})
 

@@ -12,7 +12,7 @@ layer after it that is being reduced, and the reduced gradients of all layers af
 
 from __future__ import annotations
 
-from rlcli.model.chunks import chunk_tokens
+from rlcli.model.chunks import BLOCK_LOGITS, chunk_tokens
 from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes, seeing_bytes
 from rlcli.planner.setting import Parts, Setting
 from rlcli.planner.shape import ModelShape
@@ -181,17 +181,18 @@ def _whole(setting: Setting, shape: ModelShape) -> float:
     return setting.bytes_each * (shape.parameters + adapter)
 
 
-LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 8), "backward": (4, 6), "backward with entropy": (8, 10)}
+LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 10), "backward": (4, 6), "backward with entropy": (8, 10)}
 """Bytes per logit in the head's loop over chunks (`rlcli.model.logprobs`), in float32 and in bfloat16."""
 
 
 def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
-    """Bytes of a chunk of logits."""
+    """Bytes of a chunk of logits, and of what is computed from them: on CPUs of a part of the chunk at a time."""
     if shape.value:
         return 0.0
-    chunk, responses = chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses
+    chunk = min(chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses)
+    block = min(chunk, max(1, BLOCK_LOGITS // shape.vocab)) if setting.device.is_cpu else chunk
     each = LOGIT_BYTES[doing][setting.bytes_each < FLOAT]
-    return each * min(chunk, responses) * shape.vocab
+    return (setting.bytes_each * chunk + (each - setting.bytes_each) * block) * shape.vocab
 
 
 def _backward_of_head(setting: Setting, shape: ModelShape) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from rlcli.algorithms.correction.log_prob_check import sample_table
 from rlcli.cluster.dispatch import Dispatch, Shared, add_up, per_rank
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, Samples
@@ -28,6 +29,8 @@ from rlcli.workers.step_recorder import StepReport
 from rlcli.workers.weights.transfer import Synced
 from rlcli.workers.worker import Worker
 
+ALIKE = sample_table(np.full(5, -1.0), np.full(5, -1.0), np.array([5]), drawn=True)
+"""A sample of which engine and trainer find the same log-probs."""
 SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy", "grad_norm")
 
 
@@ -38,12 +41,13 @@ class FakeRank:
     def __init__(self, rank: int, ranks: int, length: int, progress: int) -> None:
         self.rank, self.ranks, self.length, self.progress = rank, ranks, length, progress
         self.tokens: list[float] = []
-        self.reports = 0
+        self.reports = self.loaded = 0
 
     def answer(self, name: str, *args: Any) -> Any:
         if name == "load":
             bins, step = args
             minibatches = [[sample for bin in micros for sample in bin] for micros in bins]
+            self.loaded = sum(map(len, minibatches))
             self.tokens = [float(step.columns["lengths"][samples].sum()) for samples in minibatches]
         if name == "update":
             return dict.fromkeys(SUMS, 1.0) | {"tokens": self.tokens[args[0]]}
@@ -51,6 +55,12 @@ class FakeRank:
             return [self.shard()]
         if name == "sync_weights":
             return Synced(0.0, 0, 1.0, 0, 0, 0.0, 0)
+        if name == "log_prob_table":
+            return np.repeat(ALIKE, self.loaded, axis=0)
+        if name == "recent_rows":
+            return [(np.arange(6, dtype=np.int32), 2)] * 16
+        if name == "trainer_log_probs":
+            return [np.full(4, -1.0)] * len(args[0])
         if name == "step_report":
             return StepReport({}, ())
         kind = str(getattr(Worker, name).__annotations__["return"]).partition("[")[0]

@@ -486,7 +486,7 @@ def healthy(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_prints_a_line_a_check(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor"])
     statuses = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
-    assert len(statuses) == 16
+    assert len(statuses) == 17
     assert set(statuses) <= {"pass", "warn", "fail"}
 
 

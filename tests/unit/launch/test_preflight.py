@@ -20,7 +20,7 @@ from rlcli.data.prompts.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.preflight import check_machine, prepare, with_cpu_dtype
-from rlcli.model import precision
+from rlcli.machine import precision
 from rlcli.model.io.tiny import make_tiny_model
 from tests.model_fixtures import save_tiny
 

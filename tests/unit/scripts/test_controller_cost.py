@@ -21,9 +21,10 @@ def crossed(ranks: int, length: int, prompts: int = PROMPTS) -> tuple[int, int]:
     args = Namespace(rank_count=ranks, length=length, prompts=prompts, samples=SAMPLES, minibatches=2)
     workers = bench.Loopback([bench.FakeRank(rank, ranks, length, 1) for rank in range(ranks)])
     with bench.trainer_over(workers, args, 9) as trainer:
-        trainer.after_step(1, trainer.step(1))
+        for step in (1, 2):  # which measure the trainer's noise as well
+            trainer.after_step(step, trainer.step(step))
         workers.account.clear()
-        trainer.after_step(2, trainer.step(2))
+        trainer.after_step(3, trainer.step(3))
     return sum(workers.account.sent.values()), sum(workers.account.received.values())
 
 
@@ -36,7 +37,8 @@ def test_what_crosses_is_some_hundred_bytes_a_sample() -> None:
     sent, received = crossed(4, 1024, 4 * PROMPTS)
     # Of what is sent most is the prompt, 120 tokens and 300 characters here, once for its 8 samples.
     assert sent < 300 * 4 * PROMPTS * SAMPLES
-    assert received < 200 * 4 * PROMPTS * SAMPLES
+    # Of what is received about a hundred bytes are the row that the log-prob check has of a sample.
+    assert received < 300 * 4 * PROMPTS * SAMPLES
 
 
 def test_ranks_beyond_the_first_are_told_only_of_their_own_share() -> None:
@@ -44,19 +46,21 @@ def test_ranks_beyond_the_first_are_told_only_of_their_own_share() -> None:
     once."""
     few, many = crossed(4, 1024), crossed(64, 1024)
     assert many[0] - few[0] < 60 * 2500
-    assert many[1] - few[1] < 60 * 2500
+    assert many[1] - few[1] < 60 * 2800
 
 
-def test_a_step_calls_each_rank_seven_times() -> None:
-    """To generate, give its tokens, free the engine's memory, load, update, sync, and tell its memory: with 256 ranks
-    each further call would be a tenth of a second."""
+def test_a_step_calls_each_rank_eight_times() -> None:
+    """To generate, give its tokens, free the engine's memory, load, update, give what the log-prob check compares,
+    sync, and report its memory: with 256 ranks each further call would be a tenth of a second. (The first two steps and
+    every tenth one also measure the trainer's noise.)"""
     args = Namespace(rank_count=4, length=256, prompts=PROMPTS, samples=SAMPLES, minibatches=1)
     workers = bench.Loopback([bench.FakeRank(rank, 4, 256, 1) for rank in range(4)])
     with bench.trainer_over(workers, args, 9) as trainer:
-        trainer.after_step(1, trainer.step(1))
+        for step in (1, 2):
+            trainer.after_step(step, trainer.step(step))
         workers.account.clear()
-        trainer.after_step(2, trainer.step(2))
-    assert workers.account.calls == 7 * 4
+        trainer.after_step(3, trainer.step(3))
+    assert workers.account.calls == 8 * 4
 
 
 @pytest.mark.long

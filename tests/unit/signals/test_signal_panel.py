@@ -185,7 +185,7 @@ def test_signals_are_json_and_those_that_warn_come_first() -> None:
     assert set(first["examples"][0]) == {"step", "prompt_id", "group", "sample", "excerpt", "note"}
     groups = [(f"sums:train:{one['step']}-{one['group']}", one["prompt_id"]) for one in first["examples"]]
     assert all(of_group == prompt for of_group, prompt in groups)
-    assert len({one.name for one in found}) == len(found) == 13
+    assert len({one.name for one in found}) == len(found) == 14
 
 
 def test_odd_rows_do_no_harm() -> None:
