@@ -90,8 +90,10 @@ def prepare(
 ) -> Prepared:
     """Check what can be checked and tokenise the prompts.
 
-    train=False checks for evaluation alone. on_checked: called with configuration and device before the slow checks.
-    on_progress: how many of a set's prompts are tokenized. day: that a chat template may use; None: today (UTC).
+    train=False checks for evaluation alone: `config.evaluation.data` is then the only data. on_checked: called with the
+    configuration and the device before the slow checks, of the model and the prompts. on_progress: how many of a set's
+    prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
+    is wrong and a hint.
     """
     from rlcli.model.io.facts import check_model
 

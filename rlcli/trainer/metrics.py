@@ -33,6 +33,11 @@ class Updates:
     policy: list[dict[str, float]]
     critic: list[dict[str, float]]
 
+    @property
+    def compared_tokens(self) -> float:
+        """Tokens of the step whose log-probs engine and trainer computed with the same weights."""
+        return sum(sums.get("compared_tokens", 0.0) for sums in self.policy)
+
 
 @dataclass
 class Clock:

@@ -181,9 +181,9 @@ class Trainer:
         self.show_start()
         self.hacking.restart(self.done)
         self.phase("sync", self.done)
-        self.log_prob_check.prepare(self.done, counts=False)
+        self.log_prob_check.prepare(self.done, 0.0, counts=False)
         self.sync_weights()
-        self.log_prob_check.check(self.done, counts=False)
+        self.log_prob_check.check(self.done, [], counts=False)
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
             found = self.evaluate()
             self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
@@ -279,11 +279,11 @@ class Trainer:
             self.engines.send_ahead(self.prefetcher.generating)
             self.prefetcher.wait()
         with clock.phase("sync"):
-            self.log_prob_check.prepare(number)
+            self.log_prob_check.prepare(number, updates.compared_tokens)
             synced = self.sync_weights()
-            compared = self.log_prob_check.check(number)
         self.records.phase("measure")
         reports: dict[str, list[StepReport]] = {name: group.step_report() for name, group in self.groups().items()}
+        compared = self.log_prob_check.check(number, [report.compared for report in reports["worker"]])
         self.records.trained(number, batch, chosen, reports)
         peaks = largest(report.memory for ranks in reports.values() for report in ranks)
         measured = self.measure(batch, chosen, plan, updates) | lr | synced | compared | peaks | engine_metrics(reports)
@@ -470,9 +470,9 @@ class Trainer:
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
         self.hacking.restart(self.done)
-        self.log_prob_check.prepare(self.done, counts=False)
+        self.log_prob_check.prepare(self.done, 0.0, counts=False)
         self.sync_weights()
-        self.log_prob_check.check(self.done, counts=False)
+        self.log_prob_check.check(self.done, [], counts=False)
 
     def show_start(self) -> None:
         """Show where the run begins or continues, with the steps before."""

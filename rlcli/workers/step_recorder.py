@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.algorithms.correction.log_prob_check import Comparison
 from rlcli.cluster.process.busy import Span
 from rlcli.cluster.process.memory import Peaks
 from rlcli.data.messages import StepWork
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
 class StepReport:
     """What a worker reports after a step. memory: its peaks. spans: its calls since the last report. advantages: of a
     selected sample, by its place, if the controller does not know it: the mean over its drawn tokens. problem: why
-    something could not be recorded, or empty. engine: counts of its engine (see `Counting`)."""
+    something could not be recorded, or empty. engine: counts of its engine (see `Counting`). compared: engine and
+    trainer on the step's samples, as far as both computed them with the same weights."""
 
     memory: Peaks
     spans: Sequence[Span]
     advantages: dict[int, float] = field(default_factory=dict)
     problem: str = ""
     engine: Mapping[str, float] = field(default_factory=dict)
+    compared: Comparison | None = None
 
 
 class StepRecorder:

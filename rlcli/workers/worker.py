@@ -390,14 +390,6 @@ class Worker(WeightSync):
         found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
         return found
 
-    @dispatch()
-    def log_prob_table(self) -> Any:
-        """Engine and trainer on the step's samples, as far as both computed them with the same weights: the table of
-        `rlcli.algorithms.correction.log_prob_check`. Empty on ranks that compute what another one does."""
-        record = self._policy.log_prob_record
-        table = record.table()
-        return table if self.dims.leads(self.rank) else table[:0]
-
     @dispatch(collect="first")
     def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
         """Samples of the step with about so many drawn tokens, each its tokens and how many are the prompt."""
@@ -423,7 +415,10 @@ class Worker(WeightSync):
             self.rollout_role.finish_saving()
         peaks, (advantages, problem) = memory.collect(), self.recorder.finish()
         counts = self.engine.counts() if isinstance(self.engine, Counting) else {}
-        return StepReport(peaks, busy.collect(), advantages, problem, counts)
+        # Ranks that do not lead compute what another one does.
+        leads = self.policy is not None and self.dims.leads(self.rank)
+        compared = self._policy.log_prob_record.comparison() if leads else None
+        return StepReport(peaks, busy.collect(), advantages, problem, counts, compared)
 
     @dispatch()
     def busy_spans(self) -> list[busy.Span]:

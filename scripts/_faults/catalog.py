@@ -150,11 +150,11 @@ REAL_FAULTS = [
         "positions shifted by one in 1% of the samples",
         CHECK,
         in_workers.shift_positions_of_a_percent,
-        layout=REAL,
+        layout=REAL_FLOAT32,
         settings=("rollout.prompts_per_step=16",),  # 1% of half as many would be one sample in three steps
     ),
     _worker("real-rotary", "the rotary base is doubled", CHECK, in_workers.rotary_base_doubled, layout=REAL),
-    # In bfloat16 this moves log-probs by less than rounding does.
+    # In bfloat16 this moves log-probs by less than rounding does; shifted positions, a sample's by about twice as much.
     _worker("real-rotary-1", ROTARY, CHECK, in_workers.rotary_base_off_by_a_percent, layout=REAL_FLOAT32),
 ]
 """Faults planted in runs of the model that `--model` gives."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.algorithms.correction.log_prob_check import sample_table
+from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.cluster.dispatch import Dispatch, Shared, add_up, per_rank
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, Samples
@@ -50,19 +50,17 @@ class FakeRank:
             self.loaded = sum(map(len, minibatches))
             self.tokens = [float(step.columns["lengths"][samples].sum()) for samples in minibatches]
         if name == "update":
-            return dict.fromkeys(SUMS, 1.0) | {"tokens": self.tokens[args[0]]}
+            return dict.fromkeys(SUMS, 1.0) | {"tokens": self.tokens[args[0]], "compared_tokens": 5.0 * self.loaded}
         if name == "take_shard":
             return [self.shard()]
         if name == "sync_weights":
             return Synced(0.0, 0, 1.0, 0, 0, 0.0, 0)
-        if name == "log_prob_table":
-            return np.repeat(ALIKE, self.loaded, axis=0)
         if name == "recent_rows":
             return [(np.arange(6, dtype=np.int32), 2)] * 16
         if name == "trainer_log_probs":
             return [np.full(4, -1.0)] * len(args[0])
         if name == "step_report":
-            return StepReport({}, ())
+            return StepReport({}, (), compared=Comparison.of(np.repeat(ALIKE, self.loaded, axis=0)))
         kind = str(getattr(Worker, name).__annotations__["return"]).partition("[")[0]
         return {"dict": {}, "list": []}.get(kind)
 

@@ -1,4 +1,4 @@
-"""The shape of the package: small folders, short functions, and no import circles."""
+"""The shape of the package: folders that state their job, and no import circles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rlcli"
 PAGE = ROOT / "docs" / "architecture.md"
-MOST_FILES, MOST_LINES, LONGEST_TEST_NAME = 12, 60, 70
+LONGEST_TEST_NAME = 70
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
@@ -50,26 +50,9 @@ def test_the_graph_sees_imports_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda path: path.name)
-def test_a_folder_holds_few_files_and_states_its_job(folder: Path) -> None:
-    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(files) <= MOST_FILES
+def test_a_folder_states_its_job(folder: Path) -> None:
     job = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     assert job, "the docstring of __init__.py states the package's one job"
-
-
-def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function with its signature and docstring, without its decorators."""
-    return function.end_lineno - function.lineno + 1
-
-
-def test_no_function_is_long() -> None:
-    long = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines_of(node)} lines"
-        for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) > MOST_LINES
-    ]
-    assert not long
 
 
 def test_no_test_has_a_long_name() -> None:

@@ -62,7 +62,7 @@ ALONE = 2.0
 """Standard errors of ν of the trainer that are added to it: with 512 tokens one is about 5%."""
 POSITION = 0.5
 """Largest difference of late and early tokens ÷ ν."""
-SAMPLE, SPREAD, TOKEN = 1.3, 5.5, 3.0
+SAMPLE, SPREAD, TOKEN = 2.0, 8.0, 10.0
 """See `worst_sample`."""
 
 
@@ -165,6 +165,24 @@ class Moments:
         n = self.samples
         return math.sqrt(max(float(g @ self.products @ g), 0.0) * n / (n - 1)) if n > 1 else math.inf
 
+    def __reduce__(self) -> Any:
+        """Pickled as half of the symmetric products and without the arrays' headers: each rank sends it in each
+        step."""
+        import numpy as np
+
+        half = self.products[np.triu_indices(MOMENTS)]
+        return Moments._unpickled, (np.concatenate([self.sums, half]).tobytes(), self.weights, self.squares)
+
+    @classmethod
+    def _unpickled(cls, values: bytes, weights: float, squares: float) -> Moments:
+        import numpy as np
+
+        numbers: np.ndarray = np.frombuffer(values)
+        products: np.ndarray = np.zeros((MOMENTS, MOMENTS))
+        rows, columns = np.triu_indices(MOMENTS)
+        products[rows, columns] = products[columns, rows] = numbers[MOMENTS:]
+        return cls(numbers[:MOMENTS], products, weights, squares)
+
     def state(self) -> dict[str, Any]:
         """As plain values."""
         return {
@@ -179,6 +197,34 @@ class Moments:
         import numpy as np
 
         return cls(np.array(state["sums"]), np.array(state["products"]), state["weights"], state["squares"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Engine against trainer on some samples: what their table sums up to. Those of several workers add up.
+
+    moments: of the samples. worst_sample: see there. largest: |Δ| of a token, infinite if one is no number.
+    """
+
+    moments: Moments
+    worst_sample: float = 0.0
+    largest: float = 0.0
+
+    @classmethod
+    def of(cls, table: np.ndarray) -> Comparison:
+        return cls(Moments.of(table), worst_sample(table), float(table[:, -1].max(initial=0.0)))
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that were compared."""
+        return self.moments.total("tokens")
+
+    def __add__(self, other: Comparison) -> Comparison:
+        return Comparison(
+            self.moments + other.moments,
+            max(self.worst_sample, other.worst_sample),
+            max(self.largest, other.largest),
+        )
 
 
 @dataclass(frozen=True)
@@ -232,8 +278,9 @@ def worst_sample(table: np.ndarray) -> float:
     """The largest Σ |Δ| ÷ (SAMPLE Σ (1 − p) + SPREAD √Σ (1 − p)² + TOKEN) of a sample; 0 without samples.
 
     It stays below ν: a sample's Σ |Δ| is ν Σ (1 − p) on average, up to SAMPLE times that where its tokens are of
-    another kind, and its standard deviation is about 0.75 ν √Σ (1 − p)², of which SPREAD is 7. TOKEN is room for single
-    tokens in short responses.
+    another kind, and its standard deviation is about 0.75 ν √Σ (1 − p)². The noise of single tokens has longer tails
+    than a normal variable: SPREAD is 10 standard deviations, and TOKEN room for one of them in a short response. A run
+    of SmolLM2-135M in bfloat16 has thousands of samples; 1.3, 5.5 and 3 gave one false alarm in two runs.
     """
     import numpy as np
 
@@ -272,11 +319,10 @@ class Statistic:
         return abs(self.value) <= self.bound  # a NaN does not
 
 
-def statistics(moments: Moments, table: np.ndarray, trainer: Moments) -> list[Statistic]:
-    """All statistics, those of a particular cause first. moments: of the last steps' samples; table: of this step's;
+def statistics(moments: Moments, step: Comparison, trainer: Moments) -> list[Statistic]:
+    """All statistics, those of a particular cause first. moments: of the last steps' samples; step: this step's;
     trainer: of the trainer alone, whose layers rounded once more, against itself."""
-    largest = float(table[:, -1].max(initial=0.0))
-    found = [Statistic("nonfinite", float(not math.isfinite(largest)), 0.0, "a log-prob is NaN or infinite")]
+    found = [Statistic("nonfinite", float(not math.isfinite(step.largest)), 0.0, "a log-prob is NaN or infinite")]
     nu, alone = noise_of(moments), noise_of(trainer)
     noise = alone.value
     if moments.samples < LEAST_SAMPLES:
@@ -292,7 +338,7 @@ def statistics(moments: Moments, table: np.ndarray, trainer: Moments) -> list[St
         found.append(Statistic(name, estimate.value, NEGLIGIBLE + room + quantile * estimate.error, meaning))
     few = "positions, masks or cached prefixes differ in a few samples"
     other = "another precision, kernel or layer, or stale copies of weights"
-    found.append(Statistic("worst_sample", worst_sample(table), NEGLIGIBLE + nu.value, few))
+    found.append(Statistic("worst_sample", step.worst_sample, NEGLIGIBLE + nu.value, few))
     known = SCALE * (noise + ALONE * alone.error) if trainer.samples >= LEAST_SAMPLES else GROSS * noise
     # A fault makes the standard error larger too: what counts is that of noise as large as the trainer's.
     sound = nu.error * min(1.0, (NEGLIGIBLE + noise) / nu.value) if nu.value else nu.error

@@ -19,11 +19,19 @@ Sums are kept over the steps, earlier ones with less weight, so that small fault
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
-from rlcli.algorithms.correction.log_prob_check import Moments, Statistic, joined, noise_of, sample_table, statistics
+from rlcli.algorithms.correction.log_prob_check import (
+    Comparison,
+    Moments,
+    Statistic,
+    joined,
+    noise_of,
+    sample_table,
+    statistics,
+)
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RunFailed
 
@@ -68,19 +76,18 @@ class LogProbCheck:
         self.policy, self.engines, self.warn = policy, engines, warn
         self.moments = Moments.of(joined([]))
         self.noise = Moments.of(joined([]))
-        self._samples, self._noise, self._probes = joined([]), self.noise, False
+        self._noise, self._probes = self.noise, False
         self._rows: list[tuple[Any, int]] = []
         self._trainer: list[Any] = []
 
-    def prepare(self, step: int, *, counts: bool = True) -> None:
-        """Before a weight sync, while the trainers' weights are on their devices and the engines may sleep: fetch what
-        was compared of the step's samples, and compute the trainer's log-probs of a probe or a calibration. step,
-        counts: as in `check`, which follows after the sync."""
+    def prepare(self, step: int, tokens: float, *, counts: bool = True) -> None:
+        """Before a weight sync, while the trainers' weights are on their devices and the engines may sleep: compute
+        the trainer's log-probs of a probe or a calibration. tokens: of the step's samples that are compared anyway.
+        step, counts: as in `check`, which follows after the sync."""
         if self.mode == "off":
             return
-        self._samples = joined(self.policy.log_prob_table() if counts else [])
         self._rows, self._trainer, self._noise = [], [], self.noise
-        few = self._samples[:, 0].sum() < LEAST_TOKENS
+        few = tokens < LEAST_TOKENS
         self._probes = not counts or (few and (step <= PROBED or step % PROBE_EVERY == 0))
         calibrates = not self.noise.samples or (counts and (step <= CALIBRATED or step % CALIBRATE_EVERY == 0))
         if self._probes or calibrates:
@@ -93,15 +100,16 @@ class LogProbCheck:
                 again = self.policy.trainer_log_probs(rows, self.unit, step)
                 self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(again, self._trainer))
 
-    def check(self, step: int, *, counts: bool = True) -> dict[str, float]:
-        """After a weight sync: the metrics. Raises RunFailed, or warns, if engine and trainer disagree. counts: the
-        sync ends a step; otherwise (at the start, or after a return to a checkpoint) later checks do not know of it."""
+    def check(self, step: int, samples: Sequence[Comparison | None], *, counts: bool = True) -> dict[str, float]:
+        """After a weight sync: the metrics. Raises RunFailed, or warns, if engine and trainer disagree. samples: what
+        the workers compared of the step's samples. counts: the sync ends a step; otherwise (at the start, or after a
+        return to a checkpoint) later checks do not know of it."""
         if self.mode == "off":
             return {}
-        new = self._samples
+        new = sum(filter(None, samples), Comparison.of(joined([])))
         if self._probes and self._rows:
-            new = joined([new, self._probed(step)])
-        moments = self.moments.scaled(DECAY) + Moments.of(new) if len(new) else self.moments
+            new += Comparison.of(self._probed(step))
+        moments = self.moments.scaled(DECAY) + new.moments if new.moments.samples else self.moments
         if counts:
             self.moments, self.noise = moments, self._noise
         found = statistics(moments, new, self._noise)
@@ -112,9 +120,9 @@ class LogProbCheck:
         return {f"{NAME}/{one.name}": one.value for one in found} | {
             f"{NAME}/noise_of_trainer": noise_of(self._noise).value,
             f"{NAME}/mean_abs_diff": moments.total("a") / tokens,
-            f"{NAME}/max_abs_diff": float(new[:, -1].max(initial=0.0)),
+            f"{NAME}/max_abs_diff": new.largest,
             f"{NAME}/k3": moments.total("k3") / tokens,
-            f"{NAME}/tokens": float(new[:, 0].sum()),
+            f"{NAME}/tokens": new.tokens,
             f"{NAME}/margin": max((abs(one.value) / one.bound for one in found if one.bound), default=0.0),
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlcli.algorithms.correction.log_prob_check import joined, sample_table
+from rlcli.algorithms.correction.log_prob_check import Comparison, joined, sample_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,13 +37,22 @@ class LogProbRecord:
         """An optimizer step was taken: from here on the weights differ from the engine's."""
         self.equal_weights = False
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the current weights whose log-probs were kept since the last call of `end`."""
+        if not self.equal_weights:
+            return 0
+        return sum(
+            int(drawn_by(row, self.version).sum()) for micro, _ in self._log_probs.values() for row in micro.rows
+        )
+
     def saw(self, micro: MicroBatch, log_probs: Tensor) -> None:
         """Keep the trainer's log-probs of a micro-batch, `[R]`. A later call for the same one replaces the first."""
         if self.equal_weights and not micro.empty:
             self._log_probs[id(micro)] = micro, log_probs.detach()
 
-    def table(self) -> np.ndarray:
-        """The table of all samples recorded in this step (see `sample_table`), which are then forgotten."""
+    def comparison(self) -> Comparison:
+        """Of all samples recorded in this step, which are then forgotten."""
         import numpy as np
 
         tables: list[np.ndarray] = []
@@ -57,7 +66,7 @@ class LogProbRecord:
             lengths = np.bincount(sample[used], minlength=len(micro.rows))
             tables.append(sample_table(trainer[used], engine[used], lengths, drawn=True))
         self._log_probs = {}
-        return joined(tables)
+        return Comparison.of(joined(tables))
 
     def remember(self, rows: Sequence[Trajectory]) -> None:
         """Keep a step's samples for `recent`: no earlier ones, so that a run that resumes equals one that does not."""

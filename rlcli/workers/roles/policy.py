@@ -66,8 +66,8 @@ class PolicyRole:
                 micro.tokens["reference_log_probs"] = model.log_probs(micro.packed, self.temperature)
 
     def update(self, batch: TrainBatch, index: int, coefficients: Coefficients) -> dict[str, float]:
-        """One optimizer step. Returns sums over this rank's drawn tokens (see `Objective.sums`) and `grad_norm`,
-        which is global and so divided by the number of ranks."""
+        """One optimizer step. Returns sums over this rank's drawn tokens (see `Objective.sums`), `grad_norm`, which is
+        global and so divided by the number of ranks, and `compared_tokens`, for the log-prob check."""
 
         def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
             self.on_outputs(micro, outputs)
@@ -80,8 +80,9 @@ class PolicyRole:
                 micro.packed = replace(micro.packed, candidates=micro.tokens["teacher_top"])
         forward = {"temperature": self.temperature, "want_entropy": True}
         sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
+        compared = {"compared_tokens": float(self.log_prob_record.tokens)}
         self.log_prob_record.end()
-        return sums | self._checks(batch, index) if sums and "bad" not in sums else sums
+        return sums | compared | self._checks(batch, index) if sums and "bad" not in sums else sums
 
     def probe_log_probs(self, tokens: Any) -> Any:
         """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""

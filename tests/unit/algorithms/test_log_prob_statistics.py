@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from rlcli.algorithms.correction.log_prob_check import (
     SAMPLE,
     SPREAD,
     TOKEN,
+    Comparison,
     Moments,
     deviations,
     joined,
@@ -80,7 +82,7 @@ def failed(tables: Sequence[np.ndarray], trainer: Moments) -> list[str]:
     moments = Moments.of(joined([]))
     for table in tables:
         moments = moments.scaled(0.8) + Moments.of(table)
-    return [one.name for one in statistics(moments, tables[-1], trainer) if not one.holds]
+    return [one.name for one in statistics(moments, Comparison.of(tables[-1]), trainer) if not one.holds]
 
 
 def of_trainer(noise: float, seed: int = 99) -> Moments:
@@ -178,11 +180,20 @@ def test_few_samples_need_more_standard_errors() -> None:
 
 def test_estimates_without_tokens_or_spread_say_nothing() -> None:
     nothing = Moments.of(joined([]))
-    assert [one.name for one in statistics(nothing, joined([]), NOTHING)] == ["nonfinite"]
+    assert [one.name for one in statistics(nothing, Comparison.of(joined([])), NOTHING)] == ["nonfinite"]
     assert noise_of(nothing).error == position_of(nothing).error == math.inf
     alike = Moments.of(sample_table(np.full(20, -1.0), np.full(20, -1.0), np.full(10, 2), drawn=True))
     assert slope_of(alike).error == math.inf
-    assert [one.name for one in statistics(alike, joined([]), NOTHING) if not one.holds] == []
+    assert [one.name for one in statistics(alike, Comparison.of(joined([])), NOTHING) if not one.holds] == []
+
+
+def test_a_comparison_survives_its_way_to_the_controller() -> None:
+    table = Simulated(0, 0.06, samples=32).table()
+    sent, received = Comparison.of(table), pickle.loads(pickle.dumps(Comparison.of(table)))
+    np.testing.assert_array_equal(received.moments.sums, sent.moments.sums)
+    np.testing.assert_array_equal(received.moments.products, sent.moments.products)
+    np.testing.assert_array_equal(sent.moments.products, sent.moments.products.T)
+    assert (received.moments.samples, received.worst_sample, received.largest) == (32, sent.worst_sample, sent.largest)
 
 
 def test_log_probs_that_are_no_numbers_fail() -> None:
@@ -201,7 +212,7 @@ def test_rounding_alone_never_fails(dtype: str, known: dict[str, Moments]) -> No
         moments = moments.scaled(0.8) + Moments.of(table)
         # Measured anew every ten steps, each time from few samples.
         alone = known[dtype] if step % 10 else of_trainer(DTYPE_NOISE[dtype], 1000 + step)
-        wrong += [one.name for one in statistics(moments, table, alone) if not one.holds]
+        wrong += [one.name for one in statistics(moments, Comparison.of(table), alone) if not one.holds]
     assert wrong == []
 
 

@@ -37,8 +37,7 @@ def test_what_crosses_is_some_hundred_bytes_a_sample() -> None:
     sent, received = crossed(4, 1024, 4 * PROMPTS)
     # Of what is sent most is the prompt, 120 tokens and 300 characters here, once for its 8 samples.
     assert sent < 300 * 4 * PROMPTS * SAMPLES
-    # Of what is received about a hundred bytes are the row that the log-prob check has of a sample.
-    assert received < 300 * 4 * PROMPTS * SAMPLES
+    assert received < 200 * 4 * PROMPTS * SAMPLES
 
 
 def test_ranks_beyond_the_first_are_told_only_of_their_own_share() -> None:
@@ -46,13 +45,13 @@ def test_ranks_beyond_the_first_are_told_only_of_their_own_share() -> None:
     once."""
     few, many = crossed(4, 1024), crossed(64, 1024)
     assert many[0] - few[0] < 60 * 2500
-    assert many[1] - few[1] < 60 * 2800
+    assert many[1] - few[1] < 60 * 3300  # of which 0.8 kB are the sums of the log-prob check
 
 
-def test_a_step_calls_each_rank_eight_times() -> None:
-    """To generate, give its tokens, free the engine's memory, load, update, give what the log-prob check compares,
-    sync, and report its memory: with 256 ranks each further call would be a tenth of a second. (The first two steps and
-    every tenth one also measure the trainer's noise.)"""
+def test_a_step_calls_each_rank_seven_times() -> None:
+    """To generate, give its tokens, free the engine's memory, load, update, sync, and report its memory: with 256 ranks
+    each further call would be a tenth of a second. (The first two steps and every tenth one also measure the trainer's
+    noise.)"""
     args = Namespace(rank_count=4, length=256, prompts=PROMPTS, samples=SAMPLES, minibatches=1)
     workers = bench.Loopback([bench.FakeRank(rank, 4, 256, 1) for rank in range(4)])
     with bench.trainer_over(workers, args, 9) as trainer:
@@ -60,7 +59,7 @@ def test_a_step_calls_each_rank_eight_times() -> None:
             trainer.after_step(step, trainer.step(step))
         workers.account.clear()
         trainer.after_step(3, trainer.step(3))
-    assert workers.account.calls == 8 * 4
+    assert workers.account.calls == 7 * 4
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcli.algorithms.correction.log_prob_check import sample_table
+from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.errors import RunFailed
 from rlcli.trainer.checks.log_prob_check import CALIBRATE_EVERY, NOISE_TOKENS, PROBE_TOKENS, LogProbCheck
 
@@ -34,14 +34,14 @@ class Workers:
             for tokens, prompt in rows
         ]
 
-    def log_prob_table(self) -> list[Any]:
+    def compared(self) -> Comparison:
         lengths = np.full(self.samples, 20)
         true = self.random.uniform(-4.0, -0.1, int(lengths.sum()))
         mine = self.factor * true + NOISE * self.random.standard_normal(len(true))
         other = true + NOISE * self.random.standard_normal(len(true))
         if self.broken:
             other[:1] = np.nan
-        return [sample_table(mine, other, lengths, drawn=False)]
+        return Comparison.of(sample_table(mine, other, lengths, drawn=False))
 
     def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
         assert tokens == NOISE_TOKENS
@@ -58,8 +58,8 @@ class Workers:
 
     def step(self, check: LogProbCheck, number: int) -> dict[str, float]:
         self.asked.clear()
-        check.prepare(number)
-        return check.check(number)
+        check.prepare(number, 20.0 * self.samples)
+        return check.check(number, [self.compared(), None])
 
 
 @pytest.fixture
@@ -110,16 +110,16 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
 def test_the_first_sync_is_probed_with_prompts_and_not_remembered(workers: Workers) -> None:
     check = check_of(workers)
     before = check.state()
-    check.prepare(0, counts=False)
+    check.prepare(0, 0.0, counts=False)
     assert workers.asked == ["trainer", "noise"], "the engine has not the weights yet"
-    metrics = check.check(0, counts=False)
+    metrics = check.check(0, [], counts=False)
     assert workers.asked == ["trainer", "noise", "engine"]
     assert metrics["log_prob_check/tokens"] == 4 * 24
     assert check.state() == before
     workers.factor = 1.5
-    check.prepare(0, counts=False)
+    check.prepare(0, 0.0, counts=False)
     with pytest.raises(RunFailed, match=r"log_prob_check/noise = \S+ is beyond its bound"):
-        check.check(0, counts=False)
+        check.check(0, [], counts=False)
 
 
 def test_a_failed_check_names_statistic_value_bound_and_cause(workers: Workers) -> None:

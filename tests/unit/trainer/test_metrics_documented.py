@@ -58,9 +58,6 @@ class Workers:
     def sync_weights(self, probe: Any, version: int) -> list[Synced]:
         return [Synced(0.0, 8, 1.0, 1, 0, 1.0, 1)]
 
-    def log_prob_table(self) -> list[Any]:
-        return []
-
     def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
         return [(np.arange(6), 2)] * 16
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.algorithms.correction.log_prob_check import COLUMNS, sample_table
+from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.data.trajectories import Trajectory
 from rlcli.workers.roles.log_prob_record import LogProbRecord, drawn_by
 
@@ -28,6 +28,12 @@ def micro_of(*rows: Trajectory) -> Any:
     return SimpleNamespace(empty=False, rows=rows, tokens={"rollout_log_probs": engine})
 
 
+def assert_equal(one: Comparison, other: Comparison) -> None:
+    np.testing.assert_array_equal(one.moments.sums, other.moments.sums)
+    np.testing.assert_array_equal(one.moments.products, other.moments.products)
+    assert (one.worst_sample, one.largest) == (other.worst_sample, other.largest)
+
+
 def test_only_tokens_of_the_current_weights_are_compared() -> None:
     assert drawn_by(trajectory(2, (3, 6), (2, 7)), 7).tolist() == [False] * 3 + [True] * 2
     assert drawn_by(trajectory(2, (1, None)), 7).tolist() == [False]
@@ -36,10 +42,10 @@ def test_only_tokens_of_the_current_weights_are_compared() -> None:
     record.saw(
         micro_of(trajectory(2, (3, 6), (2, 7)), trajectory(1, (4, 6)), trajectory(1, (1, 7))), -torch.arange(10.0)
     )
-    table = record.table()
-    expected = sample_table(np.array([-3.0, -4.0, -9.0]), np.full(3, -1.0), np.array([2, 0, 1]), drawn=True)
-    np.testing.assert_array_equal(table, expected)
-    assert len(record.table()) == 0, "each token is compared once"
+    assert record.tokens == 3
+    table = sample_table(np.array([-3.0, -4.0, -9.0]), np.full(3, -1.0), np.array([2, 0, 1]), drawn=True)
+    assert_equal(record.comparison(), Comparison.of(table))
+    assert record.comparison().tokens == 0, "each token is compared once"
 
 
 def test_nothing_is_compared_after_an_optimizer_step() -> None:
@@ -49,21 +55,22 @@ def test_nothing_is_compared_after_an_optimizer_step() -> None:
     record.saw(first, torch.full((2,), -2.0))  # the same update again, with a lower gradient scale
     record.end()
     record.saw(second, torch.full((4,), -1.0))
-    table = record.table()
-    assert table[:, COLUMNS.index("tokens")].tolist() == [2.0]
-    assert table[:, COLUMNS.index("a")].tolist() == [2.0]
+    assert record.tokens == 0, "later updates compare nothing"
+    compared = record.comparison()
+    assert (compared.tokens, compared.moments.total("a")) == (2.0, 2.0)
     record.begin(version=4)
     record.saw(second, torch.full((4,), -1.0))
-    assert len(record.table()) == 0, "none of its tokens are of version 4"
+    assert record.tokens == record.comparison().tokens == 0, "none of its tokens are of version 4"
 
 
 def test_a_trainer_that_computes_no_number_is_left_to_the_update_guard() -> None:
     record = LogProbRecord()
     record.begin(version=3)
     record.saw(micro_of(trajectory(1, (3, 3))), torch.tensor([-1.0, float("nan"), -1.0]))
-    table = record.table()
-    assert table[:, COLUMNS.index("tokens")].tolist() == [2.0]
-    assert np.isfinite(table).all()
+    compared = record.comparison()
+    assert compared.tokens == 2.0
+    assert np.isfinite(compared.moments.products).all()
+    assert compared.largest == 0.0
 
 
 def test_recent_samples_are_whole_branches_of_about_so_many_tokens() -> None:
