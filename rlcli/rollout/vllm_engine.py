@@ -39,6 +39,8 @@ QUANTIZED = {"fp8": "fp8_per_tensor"}
 checkpoints that are quantised already: releases before 0.32 accept it for this too, later ones refuse.)"""
 
 ADAPTER_ID = 1
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
+"""Linear layers of decoders, under the names of checkpoints and of vLLM. A mixture's experts have none of them."""
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
 """Most tokens of a prefill. vLLM's own default depends on the GPU; `rlcli plan` needs a fixed one."""
@@ -90,6 +92,7 @@ class VllmEngine:
                 enable_lora=spec.lora_rank > 0,
                 max_lora_rank=_allowed_rank(spec.lora_rank),
                 max_loras=1,
+                lora_target_modules=adapted_layers(spec.lora_targets),
                 **({"enable_mixed_moe_lora_format": True} if spec.lora_experts else {}),
                 seed=0,
                 disable_log_stats=True,
@@ -510,6 +513,18 @@ def server_arguments(spec: EngineSpec) -> list[str]:
 def _allowed_rank(rank: int) -> int:
     """The smallest rank that vLLM's LoRA kernels are built for and that is at least `rank`."""
     return next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
+
+
+def adapted_layers(targets: str) -> list[str]:
+    """Last parts of the names of the layers that vLLM prepares for an adapter, by `lora.targets`. Asked for nothing, it
+    prepares head and embedding of Llama's and Qwen3's models too: each step computes more for them, and on CPUs prompt
+    log-probs fail in such a head, which takes one row for each request.
+
+    >>> adapted_layers("q_proj, experts")
+    ['q_proj', 'experts']
+    """
+    names = [name.strip() for name in targets.split(",")]
+    return [layer for name in names for layer in (ALL_LINEAR if name == "all-linear" else (name,))]
 
 
 def _itself(model: Any) -> Any:

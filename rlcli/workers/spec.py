@@ -105,6 +105,7 @@ def engine_spec(worker: WorkerSpec) -> EngineSpec:
         max_concurrent=rollout.max_concurrent,
         tensor_parallel=rollout.tensor_parallel,
         lora_rank=config.lora.rank if worker.separate_adapter else 0,
+        lora_targets=config.lora.targets,
         lora_experts=worker.separate_adapter and config.lora.on_experts,
         weights_follow=("policy" in worker.roles or worker.weights_follow) and not worker.separate_adapter,
         kv_cache_bytes=worker.kv_cache_bytes,

@@ -39,10 +39,12 @@ OWN["glm4_moe"] = {
 MIXTURES = ("mixtral", "glm4_moe")
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_the_engine_samples_from_what_is_trained(
-    kind: str, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+ADAPTED: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}}
+"""Of which vLLM would adapt head and embedding too."""
+
+
+def made(kind: str, settings: dict[str, Any], folder: Path) -> Path:
+    """A tiny model of a family, with weights drawn at random."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -52,12 +54,19 @@ def test_the_engine_samples_from_what_is_trained(
     tokenizer = tiny_tokenizer()
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
-    model = tmp_path / "model"
-    model.mkdir()
-    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | ids | OWN[kind]))
+    folder.mkdir()
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | ids | settings))
     for _, bias in fixed_weights(lm):  # of the size of differences between scores: it changes many choices
         torch.nn.init.normal_(bias, std=0.1)
-    save_model(lm, model)
+    save_model(lm, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_the_engine_samples_from_what_is_trained(
+    kind: str, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(kind, OWN[kind], tmp_path / "model")
     if kind in MIXTURES:  # in float32 trainer and engine choose alike: one route at another layer's place would show
         monkeypatch.setenv("CATALOG_SETS", "rollout.replay_routes=true train.minibatches=1 parallel.expert=2")
     steps = train(model, sums, tmp_path / "runs", 2, ["grpo"])["grpo"]["steps"]
@@ -70,3 +79,17 @@ def test_the_engine_samples_from_what_is_trained(
         if kind in MIXTURES:
             assert step["update/routes_differ"] == 0
             assert step["update/routes_known"] > 0.9
+
+
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_an_adapter_in_bfloat16_passes_the_log_prob_check(
+    kind: str, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(kind, ADAPTED[kind], tmp_path / "model")
+    monkeypatch.setenv("CATALOG_SETS", "model.dtype=bfloat16 lora.rank=4")
+    steps = train(model, sums, tmp_path / "runs", 1, ["grpo"])["grpo"]["steps"]
+    assert len(steps) == 2
+    for step in steps:
+        assert step["log_prob_check/tokens"] > 0
+        assert 0 < step["log_prob_check/margin"] <= 1
+        assert step["update/grad_norm"] > 0
