@@ -100,8 +100,8 @@ class EngineSpec:
     take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the
     first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing. exact_steps:
     `step` returns all tokens that it has scheduled, since weights change between two of them. speculate: as
-    `rollout.speculate`. routes: generations have them. float_head: logits are computed in float32. lora_targets:
-    as `lora.targets`; lora_experts: the adapter is on experts too. images: how the model sees pictures, if it does; pictures: the most that a prompt has."""
+    `rollout.speculate`. routes: generations have them. float_head: logits are computed in float32. lora_experts: the
+    adapter is on experts too. images: how the model sees pictures, if it does; pictures: the most that a prompt has."""
 
     model: str
     dtype: str
@@ -123,6 +123,7 @@ class EngineSpec:
     routes: bool = False
     float_head: bool = False
     lora_targets: str = "all-linear"
+    """As `lora.targets`."""
     lora_experts: bool = False
     images: ImageRule | None = None
     pictures: int = 0
