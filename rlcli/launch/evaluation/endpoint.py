@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.cluster.ray_session import worker_threads
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
 from rlcli.data.samples import PartWriter, sample_row
@@ -37,7 +37,7 @@ def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Callable[[], Scorin
     """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
     verifiers, sandbox = check_verifiers(prompts, config.verifier)
     refuse_rivals(verifiers, "--endpoint")
-    processes = config.verifier.processes or worker_threads(1)
+    processes = config.verifier.processes or len(os.sched_getaffinity(0))
     sandbox = sandbox or config.verifier.sandbox
     return lambda: ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox)
 

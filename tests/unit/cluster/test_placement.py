@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlcli.cluster.placement import Pool, check_capacity, worker_environment
+from rlcli.cluster.ray_session import worker_threads
 from rlcli.errors import SetupError
 
 
@@ -115,3 +116,15 @@ def test_a_server_of_a_model_is_on_one_machine() -> None:
         check_capacity([served(16, 16)], gpus(8, 8))
     assert "workers of the served model m = 16 with tensor_parallel = 16: each of the 1 engines" in str(caught.value)
     assert "tensor_parallel = 8" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "threads"),
+    [("", 1, 4), ("", 3, 1), ("", 9, 1), ("2", 1, 2), ("8", 2, 2), ("1,4", 1, 1), ("0", 1, 4), ("many", 1, 4)],
+)
+def test_a_worker_has_its_share_of_the_cores_and_no_more_than_asked(
+    limit: str, workers: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    assert worker_threads(workers) == threads
