@@ -322,25 +322,25 @@ class Statistic:
 def statistics(moments: Moments, step: Comparison, trainer: Moments) -> list[Statistic]:
     """All statistics, those of a particular cause first. moments: of the last steps' samples; step: this step's;
     trainer: of the trainer alone, whose layers rounded once more, against itself."""
-    found = [Statistic("nonfinite", float(not math.isfinite(step.largest)), 0.0, "a log-prob is NaN or infinite")]
+    results = [Statistic("nonfinite", float(not math.isfinite(step.largest)), 0.0, "a log-prob is NaN or infinite")]
     nu, alone = noise_of(moments), noise_of(trainer)
     noise = alone.value
     if moments.samples < LEAST_SAMPLES:
         enough = moments.total("tokens") >= LEAST_TOKENS
         gross = Statistic("noise", nu.value, NEGLIGIBLE + GROSS * noise, "weights or kernels differ")
-        return [*found, gross] if enough else found
+        return [*results, gross] if enough else results
     quantile = deviations(moments.samples)
     for name, estimate, room, meaning in (
         ("slope", slope_of(moments), SLOPE * noise**2, "the temperature or the scale of the logits differs"),
         ("mean", mean_of(moments), MEAN * noise**2, "top-p, a mask of ids or a bias on one side only"),
         ("position", position_of(moments), POSITION * nu.value, "rotary positions or the attention's mask differ"),
     ):
-        found.append(Statistic(name, estimate.value, NEGLIGIBLE + room + quantile * estimate.error, meaning))
+        results.append(Statistic(name, estimate.value, NEGLIGIBLE + room + quantile * estimate.error, meaning))
     few = "positions, masks or cached prefixes differ in a few samples"
     other = "another precision, kernel or layer, or stale copies of weights"
-    found.append(Statistic("worst_sample", step.worst_sample, NEGLIGIBLE + nu.value, few))
+    results.append(Statistic("worst_sample", step.worst_sample, NEGLIGIBLE + nu.value, few))
     known = SCALE * (noise + ALONE * alone.error) if trainer.samples >= LEAST_SAMPLES else GROSS * noise
     # A fault makes the standard error larger too: what counts is that of noise as large as the trainer's.
     sound = nu.error * min(1.0, (NEGLIGIBLE + noise) / nu.value) if nu.value else nu.error
-    found.append(Statistic("noise", nu.value, NEGLIGIBLE + known + quantile * sound, other))
-    return found
+    results.append(Statistic("noise", nu.value, NEGLIGIBLE + known + quantile * sound, other))
+    return results

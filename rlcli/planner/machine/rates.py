@@ -157,17 +157,17 @@ def measure(device: str, dtype: str, threads: int, processes: int) -> Rates | No
         for _ in range(processes):
             quiet: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
             children.append(subprocess.Popen(command, env=environment, **quiet))
-        found = [_rates(json.loads(child.communicate(timeout=LIMIT_S)[0])) for child in children]
+        rates = [_rates(json.loads(child.communicate(timeout=LIMIT_S)[0])) for child in children]
     except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         return None
     finally:
         for child in children:
             child.kill()
             child.wait()
-    return mean(found)
+    return mean(rates)
 
 
-def mean(found: Sequence[Rates]) -> Rates:
+def mean(several: Sequence[Rates]) -> Rates:
     """The mean of several processes' figures."""
 
     def of(values: Sequence[Any]) -> Any:
@@ -175,10 +175,10 @@ def mean(found: Sequence[Rates]) -> Rates:
             return tuple(of(column) for column in zip(*values, strict=True))
         return all(values) if isinstance(values[0], bool) else sum(values) / len(values)
 
-    first = found[0]
+    first = several[0]
     fixed = {"widths": first.widths, "rows": first.rows}
     changing = [name for name in asdict(first) if name not in fixed]
-    return replace(first, **{name: of([getattr(rates, name) for rates in found]) for name in changing})
+    return replace(first, **{name: of([getattr(rates, name) for rates in several]) for name in changing})
 
 
 def _processor(device: str) -> str:

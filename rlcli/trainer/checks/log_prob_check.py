@@ -112,18 +112,20 @@ class LogProbCheck:
         moments = self.moments.scaled(DECAY) + new.moments if new.moments.samples else self.moments
         if counts:
             self.moments, self.noise = moments, self._noise
-        found = statistics(moments, new, self._noise)
-        failed = [one for one in found if not one.holds]
+        results = statistics(moments, new, self._noise)
+        failed = [result for result in results if not result.holds]
         if failed:
             self._report(step, failed)
         tokens = max(moments.total("tokens"), 1.0)
-        return {f"{NAME}/{one.name}": one.value for one in found} | {
+        return {f"{NAME}/{result.name}": result.value for result in results} | {
             f"{NAME}/noise_of_trainer": noise_of(self._noise).value,
             f"{NAME}/mean_abs_diff": moments.total("a") / tokens,
             f"{NAME}/max_abs_diff": new.largest,
             f"{NAME}/k3": moments.total("k3") / tokens,
             f"{NAME}/tokens": new.tokens,
-            f"{NAME}/margin": max((abs(one.value) / one.bound for one in found if one.bound), default=0.0),
+            f"{NAME}/margin": max(
+                (abs(result.value) / result.bound for result in results if result.bound), default=0.0
+            ),
         }
 
     def state(self) -> dict[str, Any]:
@@ -146,7 +148,7 @@ class LogProbCheck:
 
     def _report(self, step: int, failed: list[Statistic]) -> None:
         first, *more = failed
-        also = f" (so are {', '.join(one.name for one in more)})" if more else ""
+        also = f" (so are {', '.join(result.name for result in more)})" if more else ""
         text = (
             f"engine and trainer compute different log-probs at equal weights: {NAME}/{first.name} = "
             f"{first.value:.3g} is beyond its bound, {first.bound:.3g}{also}; usual cause: {first.meaning}"

@@ -75,13 +75,13 @@ class LogProbRecord:
     def recent(self, tokens: int) -> list[tuple[Any, int]]:
         """Samples of the step with about this many drawn tokens in all, each the int32 tokens of its last branch and
         how many of them are its prompt; none with pictures."""
-        found: list[tuple[Any, int]] = []
+        rows: list[tuple[Any, int]] = []
         for row in self._rows:
             branch = row.branches[-1]
             if not branch.pictures and branch.drawn_tokens and tokens > 0:
-                found.append((branch.tokens, branch.prompt_tokens))
+                rows.append((branch.tokens, branch.prompt_tokens))
                 tokens -= branch.drawn_tokens
-        return found
+        return rows
 
 
 def drawn_by(row: Trajectory, version: int) -> np.ndarray:
