@@ -117,15 +117,14 @@ class LogProbCheck:
         if failed:
             self._report(step, failed)
         tokens = max(moments.total("tokens"), 1.0)
+        margins = [abs(result.value) / result.bound for result in results if result.bound]
         return {f"{NAME}/{result.name}": result.value for result in results} | {
             f"{NAME}/noise_of_trainer": noise_of(self._noise).value,
             f"{NAME}/mean_abs_diff": moments.total("a") / tokens,
             f"{NAME}/max_abs_diff": new.largest,
             f"{NAME}/k3": moments.total("k3") / tokens,
             f"{NAME}/tokens": new.tokens,
-            f"{NAME}/margin": max(
-                (abs(result.value) / result.bound for result in results if result.bound), default=0.0
-            ),
+            f"{NAME}/margin": max(margins, default=0.0),
         }
 
     def state(self) -> dict[str, Any]:
