@@ -87,6 +87,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default="", help="folder with train.parquet and test.parquet; default: the run's")
     parser.add_argument("--model", default="", help="folder of the model; default: the run's")
     parser.add_argument("--mode", choices=["generate", "vllm"], default="generate", help="what TRL generates with")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="of the run, if its model.dtype is auto")
     parser.add_argument("--micro", type=int, default=32, help="per_device_train_batch_size")
     parser.add_argument("--steps", type=int, help="steps to do; schedules stay those of the run")
     parser.add_argument("--eval-every", type=int, help="steps between evaluations; default: the run's")
@@ -112,12 +113,15 @@ def settings_of(config: RunConfig, options: argparse.Namespace) -> dict[str, Any
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     if samples % options.micro:
         raise SystemExit(f"--micro {options.micro} does not divide the {samples} samples of a step")
+    dtype = options.dtype or config.model.dtype
+    if dtype == "auto":
+        raise SystemExit("the run's model.dtype is auto: name with --dtype what the first line of its log says")
     low = 0.2 if algorithm.clip_low is None else algorithm.clip_low
     data = options.data or config.data.paths[0]
     held_out = options.data or (config.evaluation.paths or config.data.paths)[0]
     return {
         "model": options.model or config.model.path,
-        "dtype": "float32" if config.model.dtype == "auto" else config.model.dtype,
+        "dtype": dtype,
         "data": data,
         "held_out": held_out,
         "verifier": config.verifier.name,
