@@ -128,3 +128,11 @@ def test_a_worker_has_its_share_of_the_cores_and_no_more_than_asked(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setenv("OMP_NUM_THREADS", limit)
     assert worker_threads(workers) == threads
+
+
+def test_threads_that_wait_soon_sleep_unless_the_user_says_how_they_wait() -> None:
+    cpu = Pool(1, "cpu", 2)
+    assert worker_environment(cpu, {})["GOMP_SPINCOUNT"] == "10000"
+    assert "GOMP_SPINCOUNT" not in worker_environment(cpu, {"OMP_WAIT_POLICY": "active"})
+    assert "GOMP_SPINCOUNT" not in worker_environment(cpu, {"GOMP_SPINCOUNT": "5"}), "which the process inherits"
+    assert "GOMP_SPINCOUNT" not in worker_environment(Pool(1, "cuda", 1), {})
