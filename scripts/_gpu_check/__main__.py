@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from _gpu_check import checkout, results, running
-from _gpu_check.parts import ALL, BY_NAME, Part
+from _gpu_check.parts import ALL, BY_NAME, TIERS, Part
 
-MINUTES = 25.0
+MINUTES, FULL_MINUTES = 12.0, 30.0
+"""By default, and with --full."""
 AT_ONCE = 2
 """Parts that a rehearsal runs at a time: most of their seconds are imports, which leave a core."""
 PATIENCE = 4.0
@@ -66,27 +67,51 @@ def main(words: Sequence[str] | None = None) -> int:
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu-check", description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="PART", action="append", default=[], help="run this part; may be repeated")
+    parser.add_argument("--tier", type=int, action="append", default=[], choices=TIERS, help="run its parts alone")
+    parser.add_argument("--engine", choices=["vllm", "transformers"], default="vllm", help="transformers: tiers 0, 1")
+    parser.add_argument("--shape", choices=["0.5b", "1.5b"], default="0.5b", help="of the models (0.5b)")
+    parser.add_argument("--full", action="store_true", help="the long parts too: step, mfu, grpo-1.5b, tests")
     parser.add_argument("--missing", action="store_true", help="run the parts that --out does not hold as ok")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")
     parser.add_argument("--out", type=Path, help="folder for the results (runs/gpu-check, or runs/gpu-check-rehearsal)")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="begin no part that could end later (25)")
+    parser.add_argument("--minutes", type=float, help="begin no part that could end later (12; with --full 30)")
     parser.add_argument("--models", type=Path, help="folder in which the models that are made are kept")
     parser.add_argument("--list", action="store_true", help="print the parts and exit")
     parser.add_argument("--prepare", action="store_true", help="print the PYTHONPATH that makes rlcli work uninstalled")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.minutes is None:
+        options.minutes = FULL_MINUTES if options.full else MINUTES
+    return options
 
 
 def listing() -> str:
-    rows = [f"{part.name:<12} {part.takes_s:>4.0f} s  {part.deadline_s:>4.0f} s  {part.what}" for part in ALL]
-    return "\n".join(["part         takes¹ at most what", *rows, "¹ on one H100; estimated, not measured yet"])
+    when = {"always": "", "full": " (--full)", "named": " (--only)"}
+    rows = [
+        f"{part.name:<12} {part.tier}  {part.takes_s:>4.0f} s  {part.deadline_s:>4.0f} s  {part.what}{when[part.when]}"
+        for part in ALL
+    ]
+    tiers = [f"tier {tier}: {needs}" for tier, needs in TIERS.items()]
+    head = "part      tier  takes¹  at most what"
+    return "\n".join([head, *rows, *tiers, "¹ on one H100; estimated, not measured yet"])
 
 
 def choose(options: argparse.Namespace, found: results.Results) -> list[Part]:
     """KeyError names a part that there is not."""
-    wanted = [BY_NAME[name] for name in options.only] or list(ALL)
+    wanted = [BY_NAME[name] for name in options.only] or [part for part in ALL if is_wanted(part, options)]
     if not options.missing:
         return wanted
     return [part for part in wanted if found["parts"].get(part.name, {}).get("status") != "ok"]
+
+
+def is_wanted(part: Part, options: argparse.Namespace) -> bool:
+    """Whether a part runs that is not named."""
+    tiers = options.tier or ([0, 1] if options.engine == "transformers" else list(TIERS))
+    when = ("always", "full") if options.full else ("always",)
+    return part.tier in tiers and (part.when in when or bool(part.shape)) and part.shape in ("", *shapes(options))
+
+
+def shapes(options: argparse.Namespace) -> list[str]:
+    return ["0.5b", "1.5b"] if options.full else [options.shape]
 
 
 def refuse(message: str) -> int:
@@ -130,6 +155,9 @@ class Session:
         """Run the parts; 1 where one of them is not ok, 130 where the command was interrupted."""
         self.out.mkdir(parents=True, exist_ok=True)
         given, waiting, active = environment(self.options.rehearse), list(chosen), list[running.Running]()
+        for part in chosen:
+            if part.name not in self.results["parts"]:
+                self.results = results.merge(self.results, part.name, _not_run(part, "not reached"))
         try:
             while waiting or active:
                 while waiting and len(active) < (AT_ONCE if self.options.rehearse else 1):
@@ -156,7 +184,7 @@ class Session:
         """Start a part, unless it might end too late: then that is its result."""
         left = 60 * self.options.minutes - (time.monotonic() - self.began)
         if part.takes_s > left and not self.options.rehearse:
-            if part.name not in self.results["parts"]:
+            if self.results["parts"][part.name]["status"] == "not run":
                 why = f"{self.options.minutes:g} minutes would not have sufficed; scripts/gpu-check --missing runs it"
                 self.results = results.merge(self.results, part.name, _not_run(part, why))
             print(f"{part.name}: not begun: {left:.0f} s are left", flush=True)
@@ -165,6 +193,7 @@ class Session:
         print(f"{part.name}: {part.what} (at most {deadline:.0f} s)", flush=True)
         before = self.results["parts"].get(part.name, {}).get("data", {})
         settings: dict[str, Any] = {"rehearse": self.options.rehearse, "models": str(self.models)}
+        settings |= {"shape": self.options.shape}
         settings |= {"deadline_s": deadline, "data": before}
         return running.start(part.name, settings, self.out, given, show=lambda line: print(line, flush=True))
 

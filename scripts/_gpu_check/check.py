@@ -21,7 +21,8 @@ class CheckFailed(Exception):
 @dataclass
 class Check:
     """One run of a part. work: an empty folder, removed afterwards. models: a folder that is kept for other parts.
-    result: the JSON file that figures go to. deadline_s: after which the part is killed. rehearse: on the CPU, tiny."""
+    result: the JSON file that figures go to. deadline_s: after which the part is killed. rehearse: on the CPU, tiny.
+    shape: of the model, for parts that have none of their own."""
 
     name: str
     rehearse: bool
@@ -29,6 +30,7 @@ class Check:
     models: Path
     result: Path
     deadline_s: float
+    shape: str = "0.5b"
     figures: list[dict[str, Any]] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)

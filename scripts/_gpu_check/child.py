@@ -37,6 +37,7 @@ def main(path: str) -> int:
         Path(given["models"]),
         Path(given["result"]),
         given["deadline_s"],
+        given["shape"],
         data=given["data"],
     )
     check.write()

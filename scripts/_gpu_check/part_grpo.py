@@ -1,4 +1,4 @@
-"""GRPO steps with a model of a real shape, through the command line."""
+"""GRPO steps with a model of a real shape, through the command line, with either engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from _gpu_check.check import Check
 STEPS = {"0.5b": 6, "1.5b": 4}
 SIZES = {"0.5b": (32, 8, 512, 16384), "1.5b": (32, 8, 256, 8192)}
 """Prompts a step, samples a prompt, response tokens, tokens of a micro-batch."""
+PLAIN_STEPS, PLAIN_SIZES = 3, (32, 8, 64, 16384)
+"""With the engine `transformers`, which takes some 40 ms for each token of 256 responses at once."""
 
 FIGURES = (
     ("time/step_s", "step", "s"),
@@ -23,9 +25,12 @@ FIGURES = (
 )
 
 
-def run(check: Check, shape: str) -> None:
+def run(check: Check, shape: str, engine: str) -> None:
+    plain = engine == "transformers"
+    shape = check.shape if plain else shape
     model = models.make(check, shape)
-    steps_wanted = 2 if check.rehearse else STEPS[shape]
+    sizes = PLAIN_SIZES if plain else SIZES[shape]
+    steps_wanted = 2 if check.rehearse else PLAIN_STEPS if plain else STEPS[shape]
     words = ["--model", model, "--data", runs.prompts(check, model, 64), "--steps", str(steps_wanted), "--workers", "1"]
     check.progress(f"rlcli train grpo, {steps_wanted} steps", 60)
 
@@ -34,7 +39,8 @@ def run(check: Check, shape: str) -> None:
             check.figure(f"{name}, {unit}", runs.median(steps, key), unit, note="median of the steps after the first")
         check.figure("engine against trainer, mean", runs.most(steps, "log_prob_check/mean_abs_diff"), "nats", "<= 0.1")
 
-    steps, out = runs.train(check, shape, [*words, *runs.sizes(check, *SIZES[shape])], on_step)
+    words += [*runs.sizes(check, *sizes), *runs.sets(rollout__engine=engine)]
+    steps, out = runs.train(check, shape, words, on_step)
     runs.sound(check, shape, steps, steps_wanted)
     check_bytes(check, shape, model, steps)
     for phase in ("generate", "update", "sync"):

@@ -15,7 +15,7 @@ from _gpu_check.flops import STEP, UPDATE, forward_flops, utilisation
 SIZES = {"0.5b": (64, 8, 1024, 16384, 12288), "1.5b": (64, 8, 512, 8192, 16384)}
 """Prompts, samples a prompt, response tokens, tokens of a micro-batch, MiB of KV cache."""
 WARM_UP, MEASURED = 1, 3
-TARGETS = {"update": ">= 0.35", "step": ">= 0.10"}
+TARGETS = {"update": ">= 0.30", "step": ">= 0.10"}
 """Of the update: well-tuned dense training of small models reaches 0.35 to 0.5; of a step, most of which is decoding,
 which memory bounds, a tenth. They are aims, and have not been measured on a GPU."""
 

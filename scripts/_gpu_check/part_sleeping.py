@@ -14,22 +14,25 @@ ROUNDS = 3
 
 
 def run(check: Check) -> None:
-    with alone.worker(check, "0.5b") as worker:
-        engine = worker.rollout_role.engine
-        first = worker.sync_weights(alone.probe(), 1)
-        check.require(
-            first.difference < runs.TOLERANCE, "the engine starts with the weights", f"{first.difference:.4f}"
-        )
-        before, text = engine.prompt_log_probs(alone.probe()), greedy(engine)
-        for number in range(1 if check.rehearse else ROUNDS):
-            round_trip(check, worker, number)
-        after, again = engine.prompt_log_probs(alone.probe()), greedy(engine)
-        off = float(abs(before - after).max())
-        check.figure("log-probs after waking, worst difference", off, "nats", "<= 0.001")
-        # The weights are the same, and so are the kernels; only the cache's blocks may be others.
-        check.require(off < 1e-2, "the engine computes the same before its sleep and after", f"{off:.5f} nats")
-        same = sum(one == other for one, other in zip(text, again, strict=False))
-        check.figure("greedy tokens that are the same", f"{same} of {len(text)}")
+    with alone.worker(check, check.shape) as worker:
+        slept(check, worker)
+
+
+def slept(check: Check, worker: Any) -> None:
+    """Sleep and wake the engine of a worker that has just been built."""
+    engine = worker.rollout_role.engine
+    first = worker.sync_weights(alone.probe(), 1)
+    check.require(first.difference < runs.TOLERANCE, "the engine starts with the weights", f"{first.difference:.4f}")
+    before, text = engine.prompt_log_probs(alone.probe()), greedy(engine)
+    for number in range(1 if check.rehearse else ROUNDS):
+        round_trip(check, worker, number)
+    after, again = engine.prompt_log_probs(alone.probe()), greedy(engine)
+    off = float(abs(before - after).max())
+    check.figure("log-probs after waking, worst difference", off, "nats", "<= 0.001")
+    # The weights are the same, and so are the kernels; only the cache's blocks may be others.
+    check.require(off < 1e-2, "the engine computes the same before its sleep and after", f"{off:.5f} nats")
+    same = sum(one == other for one, other in zip(text, again, strict=False))
+    check.figure("greedy tokens that are the same", f"{same} of {len(text)}")
 
 
 def round_trip(check: Check, worker: Any, number: int) -> None:

@@ -18,7 +18,7 @@ from _gpu_check.check import Check, CheckFailed
 TRL_MODES = ("vllm:16", "generate:16")
 """The first that runs is measured. With 16 samples a micro-batch: TRL holds the logits of all of their tokens."""
 TRL_TAKES_S = 170.0
-TARGET = "<= 1.10"
+TARGET = "<= 1.15"
 """Step ÷ floor; on CPUs it is 0.82 to 0.96 (docs/performance.md)."""
 
 

@@ -12,11 +12,14 @@ from _gpu_check import alone, runs
 from _gpu_check.check import Check, CheckFailed
 
 REPEATS = 8
+FIRST_VERSION = 100
+"""Of the weights: above those of earlier syncs of the same worker."""
 
 
 def run(check: Check) -> None:
     gathered(check)
-    loaded(check)
+    with alone.worker(check, check.shape) as worker:
+        loaded(check, worker)
 
 
 def gathered(check: Check) -> None:
@@ -32,15 +35,17 @@ def gathered(check: Check) -> None:
         check.figure(f"gathering, {how}", rate, "GB/s", note=f"{row['bytes'] / 1e6:.0f} MB on one rank")
 
 
-def loaded(check: Check) -> None:
-    with alone.worker(check, "0.5b") as worker:
-        found: list[Any] = []
-        for number in range(2 if check.rehearse else REPEATS):
-            found.append(worker.sync_weights(alone.probe(), number + 1))
-            one = found[-1]
-            check.progress(f"sync {number + 1}: {one.bytes / 1e6:.0f} MB in {1e3 * one.seconds:.0f} ms")
-            seconds = statistics.median(each.seconds for each in found[1:] or found)
-            check.figure("gathering and loading", one.bytes / seconds / 1e9, "GB/s", ">= 2", f"{1e3 * seconds:.0f} ms")
-    worst = max(each.difference for each in found)
+def loaded(check: Check, worker: Any) -> None:
+    """Sync the weights into the engine of a worker, several times."""
+    syncs: list[Any] = []
+    for number in range(2 if check.rehearse else REPEATS):
+        syncs.append(worker.sync_weights(alone.probe(), FIRST_VERSION + number))
+        last = syncs[-1]
+        check.progress(f"sync {number + 1}: {last.bytes / 1e6:.0f} MB in {1e3 * last.seconds:.0f} ms")
+        seconds = statistics.median(sync.seconds for sync in syncs[1:] or syncs)
+        check.figure("gathering and loading", last.bytes / seconds / 1e9, "GB/s", ">= 2", f"{1e3 * seconds:.0f} ms")
+        checks = statistics.median(sync.check_s for sync in syncs[1:] or syncs)
+        check.figure("checking what the engine holds", checks, "s", note="checksums of both sides, in every step")
+    worst = max(sync.difference for sync in syncs)
     check.figure("engine against trainer, worst", float(worst), "nats", "<= 0.3")
     check.require(worst < runs.TOLERANCE, "the engine has the trainer's weights after each sync", f"{worst:.4f} nats")

@@ -140,12 +140,47 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     found = results.merge(results.load(tmp_path, True), "step", part_result())
     found = results.merge(found, "sync", part_result("failed"))
     options = command.parse(["--missing"])
-    assert [part.name for part in command.choose(options, found)] == [one.name for one in ALL if one.name != "step"]
+    usual = ["environment", "trainer", "transformers", "engine", "grpo-0.5b", "planner"]
+    assert [part.name for part in command.choose(options, found)] == usual
+    found = results.merge(found, "trainer", part_result())
+    assert [part.name for part in command.choose(options, found)] == [name for name in usual if name != "trainer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("--tier 0", "environment trainer"),
+        ("--engine transformers", "environment trainer transformers"),
+        ("--tier 2 --shape 1.5b", "engine planner grpo-1.5b"),
+        ("--tier 2 --full", "engine grpo-0.5b planner grpo-1.5b step mfu tests"),
+        ("--only sync --only sleep", "sync sleep"),
+    ],
+)
+def test_tiers_engine_and_shape_choose_the_parts(words: str, parts: str, tmp_path: Path) -> None:
+    chosen = command.choose(command.parse(words.split()), results.load(tmp_path, False))
+    assert [part.name for part in chosen] == parts.split()
+
+
+def test_what_is_not_reached_is_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = command.Session(tmp_path, command.parse([]), results.load(tmp_path, False))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "begin", interrupted)
+    assert session.run([BY_NAME["trainer"], BY_NAME["engine"]]) == 130
+    session.save()
+    parts = json.loads((tmp_path / results.JSON).read_text())["parts"]
+    assert {name: (part["status"], part["error"]) for name, part in parts.items()} == {
+        "trainer": ("not run", "not reached"),
+        "engine": ("not run", "not reached"),
+    }
 
 
 def test_parts_fit_the_time_that_they_are_given() -> None:
     assert all(part.takes_s <= part.deadline_s < 480 for part in ALL)
-    assert sum(part.takes_s for part in ALL) <= 60 * command.MINUTES
+    assert sum(part.takes_s for part in ALL if part.when == "always") <= 60 * command.MINUTES
+    assert sum(part.takes_s for part in ALL if part.when != "named") <= 60 * command.FULL_MINUTES
     assert all((SCRIPTS / "_gpu_check" / f"part_{part.module}.py").exists() for part in ALL)
     assert "planner" in command.listing()
     assert len(BY_NAME) == len(ALL)
