@@ -46,8 +46,8 @@ SETTINGS = (
     # A letter that about half of the responses have: their groups differ, and are trained on.
     'verifier.name=regex(pattern="[jkvw]", match=search)',
 )
-EXPECTED = {"truncated_rewarded"}
-"""Warnings that are true of these runs: that verifier rewards responses that are cut off."""
+EXPECTED = {"truncated_rewarded", "hacking_length"}
+"""Warnings that are true of these runs: that verifier rewards long responses, and those that are cut off."""
 
 
 @dataclass(frozen=True)

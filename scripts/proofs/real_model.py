@@ -99,7 +99,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (asked.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run([*COMMAND, "prep", "words", "--out", str(folder / "data"), "--force"], check=True)
+        if not (folder / "data").exists():
+            subprocess.run([*COMMAND, "prep", "words", "--out", str(folder / "data")], check=True)
         for name in asked.only:
             source = with_tools(model, folder / "with-tools") if name == "tool" else model
             rows.append(trained(name, source, folder, asked.steps))
