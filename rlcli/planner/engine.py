@@ -10,10 +10,10 @@ from rlcli.planner.shape import ModelShape
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
-"""Maximum tokens of a prefill, as set by `rlcli.rollout.vllm_engine`."""
+"""Maximum tokens of a prefill, as set by `rlcli.rollout.vllm_arguments`."""
 
 CPU_BLOCK = 32
-"""Tokens of a block of the KV cache on CPUs, as set by `rlcli.rollout.vllm_engine`."""
+"""Tokens of a block of the KV cache on CPUs, as set by `rlcli.rollout.vllm_arguments`."""
 MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 """Bytes of a KV cache on CPUs that is sized to the workload."""
 

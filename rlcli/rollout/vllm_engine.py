@@ -14,6 +14,7 @@ from rlcli.errors import SetupError
 from rlcli.model.io.config import dense_layers
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
+from rlcli.rollout.vllm_arguments import engine_arguments, environment_variables
 from rlcli.rollout.vllm_hooks import (
     base_layout,
     borrowed_classes,
@@ -34,23 +35,7 @@ T = TypeVar("T")
 SUPPORTED = ((0, 24), (0, 33))
 """Supported vLLM releases: at least the first, below the second."""
 
-QUANTIZED = {"fp8": "fp8_per_tensor"}
-"""vLLM's names of the methods that quantise whole weights as they are loaded, at each sync too. (Its `fp8` is for
-checkpoints that are quantised already: releases before 0.32 accept it for this too, later ones refuse.)"""
-
 ADAPTER_ID = 1
-ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
-"""Linear layers of decoders, under the names of checkpoints and of vLLM. A mixture's experts have none of them."""
-CPU_BATCHED_TOKENS = 4096
-GPU_BATCHED_TOKENS = 8192
-"""Most tokens of a prefill. vLLM's own default depends on the GPU; `rlcli plan` needs a fixed one."""
-
-NO_SHARE = 0.01
-"""Share of the GPU's memory if the cache's size is given: vLLM would start only if the whole share is free."""
-
-CPU_BLOCK = 32
-"""Tokens in a block of the KV cache on CPUs. vLLM's default is 128, but each response takes whole blocks, and only
-whole blocks of a prompt are shared by its samples."""
 
 
 class VllmEngine:
@@ -65,6 +50,7 @@ class VllmEngine:
         self.on_step: Callable[[], None] = lambda: None
         check_version()
         _name_shared_files(spec)
+        os.environ |= environment_variables(spec)
         recorded: contextlib.AbstractContextManager[Sequence[Layout]] = contextlib.nullcontext(())
         if spec.lora_rank and not spec.weights_follow:
             recorded = base_layout.recorded()
@@ -73,33 +59,7 @@ class VllmEngine:
 
             if spec.device == "cpu":
                 packed_matrices.install()
-            self._llm = LLM(
-                spec.model,
-                dtype=spec.dtype,
-                quantization=QUANTIZED[spec.quantization] if spec.quantization else None,
-                # Random weights would also replace how a model that sees pictures normalises them, which no sync sends.
-                load_format="dummy" if spec.weights_follow and spec.images is None else "auto",
-                distributed_executor_backend="external_launcher",
-                tensor_parallel_size=spec.tensor_parallel,
-                max_model_len=spec.max_length,
-                max_num_seqs=spec.max_concurrent,
-                kv_cache_memory_bytes=spec.kv_cache_bytes,
-                enforce_eager=spec.enforce_eager or spec.device == "cpu",
-                enable_prefix_caching=True,
-                **(_on_cpu(spec) if spec.device == "cpu" else _on_gpu(spec)),
-                logprobs_mode="processed_logprobs",
-                **(pictures.settings(spec) if spec.images is not None else {"skip_tokenizer_init": True}),
-                enable_lora=spec.lora_rank > 0,
-                max_lora_rank=_allowed_rank(spec.lora_rank),
-                max_loras=1,
-                lora_target_modules=adapted_layers(spec.lora_targets),
-                **({"enable_mixed_moe_lora_format": True} if spec.lora_experts else {}),
-                seed=0,
-                disable_log_stats=True,
-                **({"async_scheduling": False} if spec.exact_steps or (spec.routes and spec.device == "cpu") else {}),
-                **({"hf_overrides": {"head_dtype": "float32"}} if spec.float_head else {}),
-                **(speculation.settings(spec.speculate) if spec.speculate else {}),
-            )
+            self._llm = LLM(**engine_arguments(spec))
         # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.
         for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):
             segment.unlink(missing_ok=True)
@@ -455,76 +415,6 @@ def check_version() -> None:
     # A development build may report "dev", which is accepted.
     if numbers is not None and not SUPPORTED[0] <= numbers < SUPPORTED[1]:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
-
-
-def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
-    """No prompt is prefilled in pieces: for each unfinished piece vLLM rewinds the random generator, which CPU
-    generators cannot do (`CPU Generator does not use offset`)."""
-    return {
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length, spec.max_concurrent * (1 + spec.speculate)),
-        "block_size": CPU_BLOCK,
-        "gpu_memory_utilization": spec.gpu_memory_utilization,
-    }
-
-
-def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
-    """Ray shows each worker only its own GPU. vLLM's all-reduces that write into each other's memory look for the
-    others' GPUs among those that this process sees, and fail: NCCL is used instead."""
-    if spec.tensor_parallel > 1:
-        os.environ |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-    return {
-        "enable_sleep_mode": True,
-        **({"enable_return_routed_experts": True} if spec.routes else {}),
-        "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent * (1 + spec.speculate)),
-        "disable_custom_all_reduce": spec.tensor_parallel > 1,
-        "gpu_memory_utilization": spec.gpu_memory_utilization if spec.kv_cache_bytes is None else NO_SHARE,
-    }
-
-
-def server_arguments(spec: EngineSpec) -> list[str]:
-    """Command-line arguments of vLLM's own server for what `VllmEngine` sets, without adapters. One more response fits
-    than is sent to it, so that the question whether it still generates does not wait."""
-    settings = {
-        "model": spec.model,
-        "dtype": spec.dtype,
-        "quantization": QUANTIZED[spec.quantization] if spec.quantization else None,
-        "load_format": "dummy" if spec.weights_follow else "auto",
-        "max_model_len": spec.max_length,
-        "max_num_seqs": spec.max_concurrent + 1,
-        "kv_cache_memory_bytes": spec.kv_cache_bytes,
-        "enforce_eager": spec.enforce_eager or spec.device == "cpu",
-        "enable_prefix_caching": True,
-        **(_on_cpu(spec) if spec.device == "cpu" else _on_gpu(spec)),
-        "logprobs_mode": "processed_logprobs",
-        "skip_tokenizer_init": True,
-        "seed": 0,
-    }
-    words: list[str] = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}", str(value)]
-    return words
-
-
-def _allowed_rank(rank: int) -> int:
-    """The smallest rank that vLLM's LoRA kernels are built for and that is at least `rank`."""
-    return next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
-
-
-def adapted_layers(targets: str) -> list[str]:
-    """Last parts of the names of the layers that vLLM prepares for an adapter, by `lora.targets`. Asked for nothing, it
-    prepares head and embedding of Llama's and Qwen3's models too: each step computes more for them, and on CPUs prompt
-    log-probs fail in such a head, which takes one row for each request.
-
-    >>> adapted_layers("q_proj, experts")
-    ['q_proj', 'experts']
-    """
-    names = [name.strip() for name in targets.split(",")]
-    return [layer for name in names for layer in (ALL_LINEAR if name == "all-linear" else (name,))]
 
 
 def _itself(model: Any) -> Any:

@@ -46,13 +46,14 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
 
     import torch.distributed as dist
 
-    from rlcli.rollout import vllm_engine
+    from rlcli.rollout import vllm_arguments
     from rlcli.rollout.engine import EngineSpec
+    from rlcli.rollout.vllm_engine import VllmEngine
     from rlcli.rollout.vllm_hooks import cpu_kernels
 
     ways = {
         AS_IT_IS: (0, nullcontext()),
-        "blocks of 128": (0, patch.object(vllm_engine, "CPU_BLOCK", 128)),
+        "blocks of 128": (0, patch.object(vllm_arguments, "CPU_BLOCK", 128)),
         "unit's kernel": (0, patch.object(cpu_kernels, "_silu_and_mul", _unit_by_kernel)),
         "left alone": (0, patch.object(cpu_kernels, "install", lambda model: None)),
         "adapter apart": (RANK, nullcontext()),
@@ -77,7 +78,7 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
                 group_id=f"bench{len(found)}",
             )
             with changed:
-                found[way] = vllm_engine.VllmEngine(spec)
+                found[way] = VllmEngine(spec)
             stack.callback(found[way].close)
             if rank:
                 found[way].load_adapter(adapter(model, folder / "adapter"))

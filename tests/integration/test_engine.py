@@ -326,13 +326,13 @@ def test_engines_take_the_same_greedy_tokens(every: dict[str, Any]) -> None:
 
 
 def test_vllm_knows_what_quantizations_are_called(vllm: dict[str, Any]) -> None:
-    from rlcli.rollout.vllm_engine import QUANTIZED
+    from rlcli.rollout.vllm_arguments import QUANTIZED
 
     assert set(QUANTIZED.values()) <= set(vllm["quantizations"])
 
 
 def test_the_samples_of_a_prompt_share_its_whole_blocks(vllm: dict[str, Any]) -> None:
-    from rlcli.rollout.vllm_engine import CPU_BLOCK
+    from rlcli.rollout.vllm_arguments import CPU_BLOCK
 
     assert CPU_BLOCK < LENGTHS[2] < 2 * CPU_BLOCK
     assert vllm["cached"] == [0, CPU_BLOCK]
@@ -366,7 +366,7 @@ def test_an_engine_that_slept_has_the_weights_of_the_next_load(found: dict[str, 
 
 
 def test_a_prompt_is_not_cached_after_a_load(found: dict[str, Any], vllm: dict[str, Any]) -> None:
-    from rlcli.rollout.vllm_engine import CPU_BLOCK
+    from rlcli.rollout.vllm_arguments import CPU_BLOCK
 
     checks = found["checks"]
     assert (checks["not cached"], checks["reset"]) == (0, 0)

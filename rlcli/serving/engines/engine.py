@@ -141,7 +141,7 @@ class ServerEngine:
     def cached_tokens(self, prompt: np.ndarray) -> int:
         import numpy as np
 
-        from rlcli.rollout.vllm_engine import CPU_BLOCK
+        from rlcli.rollout.vllm_arguments import CPU_BLOCK
 
         block: list[int] = np.resize(prompt, min(CPU_BLOCK, self.spec.max_length - 2) + 1).tolist()
         return max(answer.cached for answer in self._answers(block))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcli.cluster.placement import Pool, worker_environment
 from rlcli.rollout.engine import EngineSpec
-from rlcli.rollout.vllm_engine import server_arguments
+from rlcli.rollout.vllm_arguments import environment_variables, server_arguments
 from rlcli.serving.server_group import end_group, start_group, tail_of
 
 
@@ -23,6 +23,7 @@ class ServerProcess:
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # a server has its engine in another process
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)  # of this worker's process group
+        environment |= environment_variables(spec)
         environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_RPC_BASE_PATH": str(socket.parent)}
         log.parent.mkdir(parents=True, exist_ok=True)
         self._process = start_group(command_of(spec, socket), environment, log)

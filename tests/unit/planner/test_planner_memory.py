@@ -163,10 +163,10 @@ def test_what_is_copied_from_other_modules_is_what_they_say() -> None:
     from rlcli.model.mixture import adapters
     from rlcli.model.parallel import buckets
     from rlcli.planner import activations, engine, setting
-    from rlcli.rollout import vllm_engine
+    from rlcli.rollout import vllm_arguments
 
     assert (passes.BUCKET_BYTES, passes.WHOLE_BYTES) == (buckets.BUCKET_BYTES, fsdp.WHOLE_BYTES)
     assert activations.ALIGNED == adapters.ALIGNED
     assert setting.SHARED_FROM == packed.WORTH_SHARING
-    assert engine.CPU_BATCHED_TOKENS == vllm_engine.CPU_BATCHED_TOKENS
-    assert engine.GPU_BATCHED_TOKENS == vllm_engine.GPU_BATCHED_TOKENS
+    assert engine.CPU_BATCHED_TOKENS == vllm_arguments.CPU_BATCHED_TOKENS
+    assert engine.GPU_BATCHED_TOKENS == vllm_arguments.GPU_BATCHED_TOKENS

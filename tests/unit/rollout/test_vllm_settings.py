@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlcli.errors import SetupError
-from rlcli.rollout import vllm_engine
+from rlcli.rollout import vllm_arguments
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.sampling import draws_by_place
 from rlcli.rollout.vllm_engine import VllmEngine
@@ -36,8 +35,8 @@ def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, ma
 
 def test_a_cache_of_a_given_size_asks_for_no_share_of_the_gpu() -> None:
     given = spec("cuda")
-    assert vllm_engine._on_gpu(given)["gpu_memory_utilization"] == 0.5
-    assert vllm_engine._on_gpu(replace(given, kv_cache_bytes=1 << 30))["gpu_memory_utilization"] < 0.02
+    assert vllm_arguments._on_gpu(given)["gpu_memory_utilization"] == 0.5
+    assert vllm_arguments._on_gpu(replace(given, kv_cache_bytes=1 << 30))["gpu_memory_utilization"] < 0.02
 
 
 @pytest.mark.parametrize(
@@ -52,17 +51,17 @@ def test_a_cache_of_a_given_size_asks_for_no_share_of_the_gpu() -> None:
     ],
 )
 def test_a_prefill_holds_whole_prompts_on_cpus_and_a_token_per_request(given: EngineSpec, tokens: int) -> None:
-    settings = vllm_engine._on_cpu(given) if given.device == "cpu" else vllm_engine._on_gpu(given)
+    settings = vllm_arguments._on_cpu(given) if given.device == "cpu" else vllm_arguments._on_gpu(given)
     assert settings["max_num_batched_tokens"] == tokens
 
 
-def test_gpus_that_do_not_see_each_other_reduce_through_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"):
-        monkeypatch.setenv(name, "1")
-    assert not vllm_engine._on_gpu(spec("cuda"))["disable_custom_all_reduce"]
-    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "1"
-    assert vllm_engine._on_gpu(spec("cuda", tensor_parallel=2))["disable_custom_all_reduce"]
-    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] == "0"
+def test_gpus_that_do_not_see_each_other_reduce_through_nccl() -> None:
+    alone, shared = spec("cuda"), spec("cuda", tensor_parallel=2)
+    assert not vllm_arguments.engine_arguments(alone)["disable_custom_all_reduce"]
+    assert vllm_arguments.environment_variables(alone) == {}
+    assert vllm_arguments.engine_arguments(shared)["disable_custom_all_reduce"]
+    names = ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER")
+    assert vllm_arguments.environment_variables(shared) == dict.fromkeys(names, "0")
 
 
 def test_batch_invariant_kernels_without_a_derivative_are_refused(
