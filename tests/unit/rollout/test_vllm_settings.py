@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -60,8 +61,18 @@ def test_gpus_that_do_not_see_each_other_reduce_through_nccl() -> None:
     assert not vllm_arguments.engine_arguments(alone)["disable_custom_all_reduce"]
     assert vllm_arguments.environment_variables(alone) == {}
     assert vllm_arguments.engine_arguments(shared)["disable_custom_all_reduce"]
+    assert "compilation_config" not in vllm_arguments.engine_arguments(alone)
+    fused = vllm_arguments.engine_arguments(shared)["compilation_config"]
+    assert fused == {"pass_config": {"fuse_allreduce_rms": False}}
     names = ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER")
     assert vllm_arguments.environment_variables(shared) == dict.fromkeys(names, "0")
+
+
+def test_a_server_gets_a_table_of_settings_as_json() -> None:
+    words = vllm_arguments.server_arguments(spec("cuda", tensor_parallel=2))
+    value = words[words.index("--compilation-config") + 1]
+    assert json.loads(value) == {"pass_config": {"fuse_allreduce_rms": False}}
+    assert "--compilation-config" not in vllm_arguments.server_arguments(spec("cuda"))
 
 
 def test_batch_invariant_kernels_without_a_derivative_are_refused(
