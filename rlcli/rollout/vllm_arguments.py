@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from rlcli.rollout.engine import EngineSpec
-from rlcli.rollout.vllm_hooks import pictures, speculation
+from rlcli.rollout.vllm_hooks import expert_kernels, pictures, speculation
 
 QUANTIZED = {"fp8": "fp8_per_tensor"}
 """vLLM's names of the methods that quantise whole weights as they are loaded, at each sync too. (Its `fp8` is for
@@ -118,6 +118,7 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
         "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent * (1 + spec.speculate)),
         "disable_custom_all_reduce": not alone,
         **({} if alone else {"compilation_config": {"pass_config": {"fuse_allreduce_rms": False}}}),
+        **({} if spec.quantization else expert_kernels.ARGUMENTS),
         "gpu_memory_utilization": spec.gpu_memory_utilization if spec.kv_cache_bytes is None else NO_SHARE,
     }
 

@@ -19,6 +19,7 @@ from rlcli.rollout.vllm_hooks import (
     base_layout,
     borrowed_classes,
     cpu_kernels,
+    expert_kernels,
     packed_matrices,
     pictures,
     process_state,
@@ -59,6 +60,8 @@ class VllmEngine:
 
             if spec.device == "cpu":
                 packed_matrices.install()
+            elif spec.lora_rank:
+                expert_kernels.install()
             self._llm = LLM(**engine_arguments(spec))
         # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.
         for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):

@@ -14,6 +14,7 @@ from rlcli.rollout import vllm_arguments
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.sampling import draws_by_place
 from rlcli.rollout.vllm_engine import VllmEngine
+from rlcli.rollout.vllm_hooks import expert_kernels
 
 
 def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, max_length: int = 512) -> EngineSpec:
@@ -66,6 +67,23 @@ def test_gpus_that_do_not_see_each_other_reduce_through_nccl() -> None:
     assert fused == {"pass_config": {"fuse_allreduce_rms": False}}
     names = ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER")
     assert vllm_arguments.environment_variables(shared) == dict.fromkeys(names, "0")
+
+
+def test_experts_that_are_not_quantized_are_computed_as_they_are_sent() -> None:
+    assert vllm_arguments.engine_arguments(spec("cuda"))["moe_backend"] == "triton"
+    assert "moe_backend" not in vllm_arguments.engine_arguments(replace(spec("cuda"), quantization="fp8"))
+    assert "moe_backend" not in vllm_arguments.engine_arguments(spec("cpu"))
+
+
+def test_experts_beside_an_adapter_are_computed_as_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers.fused_moe.oracle import unquantized
+
+    monkeypatch.setattr(unquantized, "_trtllm_bf16_lora_supported", lambda config: True)  # as on Blackwell
+    config = SimpleNamespace(is_lora_enabled=True, moe_backend="triton")
+    chosen = unquantized.UnquantizedMoeBackend
+    assert unquantized.select_unquantized_moe_backend(config)[0] == chosen.FLASHINFER_TRTLLM
+    assert expert_kernels.install()
+    assert unquantized.select_unquantized_moe_backend(config)[0] == chosen.TRITON
 
 
 def test_a_server_gets_a_table_of_settings_as_json() -> None:
