@@ -224,7 +224,9 @@ def train_in_folder(
                 ) as groups,
             ):
                 trainer = trainer_of(prepared, groups, folder, trackers, view, stop)
-                trainer.listeners.append(StartReport(folder, list(groups.by_name.values())).phase)
+                trainer.listeners.append(
+                    StartReport(folder, list(groups.by_name.values()), groups.engines or groups.policy).phase
+                )
                 with _profile(trainer, groups, checkpoint) if profile else nullcontext():
                     result = trainer.run(checkpoint)
                 drawing = in_background(partial(_draw, target, result, view))  # while the workers are closed

@@ -20,11 +20,11 @@ worker answers only when it is done with them: asking there would delay the run.
 
 class StartReport:
     """Receives the trainer's phases. After the first generation, when the engines are idle, it adds the event `startup`
-    to the run's folder: seconds from the start of the command until each thing was done, in order. For workers, the
-    slowest counts."""
+    to the run's folder: what generates, and seconds from the start of the command until each thing was done, in order.
+    For workers, the slowest counts. engines: the group that generates, one of `groups`."""
 
-    def __init__(self, folder: RunFolder, groups: Sequence[WorkerGroup]) -> None:
-        self._folder, self._groups = folder, groups
+    def __init__(self, folder: RunFolder, groups: Sequence[WorkerGroup], engines: WorkerGroup) -> None:
+        self._folder, self._groups, self._engines = folder, groups, engines
         self._generating = self._reported = False
 
     def phase(self, name: str, step: int) -> None:
@@ -37,7 +37,8 @@ class StartReport:
         elif name in IDLE:
             self._reported = True
             workers = [moments for group in self._groups for moments in group.startup_moments()]
-            self._folder.event("startup", step=step, done_after_s=timeline(_began(), startup.moments(), workers))
+            after = timeline(_began(), startup.moments(), workers)
+            self._folder.event("startup", step=step, engine=self._engines.describe_engine(), done_after_s=after)
 
 
 def timeline(began: float, driver: Mapping[str, float], workers: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -250,6 +250,15 @@ class Counting(Protocol):
 
 
 @runtime_checkable
+class Described(Protocol):
+    """Says what computes the responses."""
+
+    def describe(self) -> str:
+        """Library, version and variant, for the run's record: `vLLM 0.32.0, first model runner, …`."""
+        ...
+
+
+@runtime_checkable
 class Speculating(Protocol):
     """Drafts tokens and verifies several of a response in one step (`rollout.speculate`)."""
 

@@ -74,9 +74,11 @@ def environment_variables(spec: EngineSpec) -> dict[str, str]:
     """Variables that vLLM reads in the process of its engine."""
     if spec.device == "cpu":
         return {}
-    if spec.tensor_parallel > 1:  # see `_on_gpu`
-        return {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-    return {}
+    # See `_on_gpu`.
+    shared = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
+    # The second model runner verifies drafts by its own rule, and has no place for `speculation.Verifier`.
+    drafting = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    return (shared if spec.tensor_parallel > 1 else {}) | (drafting if spec.speculate else {})
 
 
 def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:

@@ -82,16 +82,23 @@ class VllmEngine:
         self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
         self._verifies = spec.speculate > 0 and all(self._llm.collective_rpc(speculation.install))
         self._recorder: Recorder | None = None
+        if spec.speculate and not self._verifies:
+            raise SetupError(
+                f"rollout.speculate = {spec.speculate}: this build of vLLM verifies drafts by another rule than that "
+                "of the same seeds without drafts (on CPUs a wrong one), and has no place to replace it",
+                "leave rollout.speculate out",
+            )
         if spec.device == "cpu":
             self._install_on_cpu()
 
+    def describe(self) -> str:
+        import vllm
+
+        runner = "second" if self._by_place else "first"
+        drawn = "with rlcli's draws" if self._by_counter else "with its own draws"
+        return f"vLLM {vllm.__version__}, {runner} model runner, {drawn}"
+
     def _install_on_cpu(self) -> None:
-        if self.spec.speculate and not self._verifies:
-            raise SetupError(
-                f"rollout.speculate = {self.spec.speculate}: this build of vLLM verifies drafts wrongly on CPUs, and "
-                "its sampler has no place to replace that",
-                "leave rollout.speculate out",
-            )
         self._llm.apply_model(cpu_kernels.install)
         self._llm.collective_rpc(cpu_kernels.leave_out_ranks)
         self._llm.apply_model(packed_matrices.expose)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +27,7 @@ from rlcli.machine.device import GROUPS, capability
 from rlcli.model.parallel.dims import ParallelDims
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
-from rlcli.rollout.engine import Counting, engine_named
+from rlcli.rollout.engine import Counting, Described, engine_named
 from rlcli.workers.backend import TrainingBackend
 from rlcli.workers.fsdp import FsdpLoader
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
@@ -314,6 +315,11 @@ class Worker(WeightSync):
     def startup_moments(self) -> dict[str, float]:
         return startup.moments()
 
+    @dispatch(send="first", collect="first")
+    def describe_engine(self) -> str:
+        """What generates the responses; empty if nothing here does, or it does not say."""
+        return self.engine.describe() if isinstance(self.engine, Described) else ""
+
     @dispatch()
     def start_profile(self) -> None:
         profiling.start()
@@ -508,6 +514,8 @@ class Worker(WeightSync):
         assert self.engine is None or (type(self.engine), self.engine.spec) == (engine, spec), "needs new workers"
         self.engine = self.engine or engine(spec)
         self.engine.on_step = _engine_step
+        if description := self.describe_engine():
+            sys.stderr.write(f"engine: {description}\n")
         startup.done("engine")
 
     def _close_rollout(self) -> None:

@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -114,6 +115,7 @@ def test_a_profile_shows_the_driver_and_every_rank(runs: dict[str, Path]) -> Non
 def test_the_start_is_told(runs: dict[str, Path]) -> None:
     for run in runs.values():
         (event,) = (event for event in events_of(run) if event["event"] == "startup")
+        assert re.fullmatch(r"vLLM \S+, first model runner, with rlcli's draws", event["engine"])
         after = event["done_after_s"]
         assert after["ray"] < after["workers"] < after["built"] < after["synced"] < after["worker: first token"]
         assert after["worker: process"] < after["workers"]

@@ -66,6 +66,9 @@ class Group:
     def startup_moments(self) -> list[dict[str, float]]:
         return [startup.moments()]
 
+    def describe_engine(self) -> str:
+        return "vLLM 0.32.0, second model runner, with its own draws"
+
 
 def test_startup_is_reported_once_after_the_first_generation(
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +76,8 @@ def test_startup_is_reported_once_after_the_first_generation(
     monkeypatch.setattr(startup, "_moments", {})
     monkeypatch.setattr(startup, "_steps", 0)
     folder = Folder()
-    report = StartReport(folder, [Group()])  # type: ignore[arg-type, list-item]
+    engines = Group()
+    report = StartReport(folder, [engines], engines)  # type: ignore[arg-type, list-item]
     startup.done("ray")
     for name in ("sync", "generate"):
         report.phase(name, 1)
@@ -87,6 +91,7 @@ def test_startup_is_reported_once_after_the_first_generation(
         report.phase(name, step)
     (event,) = folder.events
     assert (event["kind"], event["step"]) == ("startup", 1)
+    assert event["engine"] == engines.describe_engine()
     after = event["done_after_s"]
     assert list(after) == sorted(after, key=lambda name: after[name])
     assert 0 <= after["process"] < after["ray"] <= after["synced"] <= after["worker: first token"]

@@ -11,7 +11,7 @@ import pytest
 
 from rlcli.errors import SetupError
 from rlcli.rollout import vllm_arguments
-from rlcli.rollout.engine import EngineSpec
+from rlcli.rollout.engine import Described, EngineSpec
 from rlcli.rollout.sampling import draws_by_place
 from rlcli.rollout.vllm_engine import VllmEngine
 from rlcli.rollout.vllm_hooks import expert_kernels
@@ -84,6 +84,31 @@ def test_experts_beside_an_adapter_are_computed_as_they_are_sent(monkeypatch: py
     assert unquantized.select_unquantized_moe_backend(config)[0] == chosen.FLASHINFER_TRTLLM
     assert expert_kernels.install()
     assert unquantized.select_unquantized_moe_backend(config)[0] == chosen.TRITON
+
+
+def test_drafts_are_verified_by_the_first_model_runner_on_gpus() -> None:
+    drafting = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert vllm_arguments.environment_variables(replace(spec("cuda"), speculate=4)) == drafting
+    assert vllm_arguments.environment_variables(replace(spec("cuda", tensor_parallel=2), speculate=4)).keys() > {
+        *drafting
+    }
+    assert vllm_arguments.environment_variables(replace(spec("cpu"), speculate=4)) == {}
+
+
+@pytest.mark.parametrize(
+    ("by_place", "by_counter", "described"),
+    [
+        (True, False, "second model runner, with its own draws"),
+        (False, True, "first model runner, with rlcli's draws"),
+    ],
+)
+def test_an_engine_says_which_model_runner_it_has(by_place: bool, by_counter: bool, described: str) -> None:
+    import vllm
+
+    engine = object.__new__(VllmEngine)
+    engine._by_place, engine._by_counter = by_place, by_counter
+    assert isinstance(engine, Described)
+    assert engine.describe() == f"vLLM {vllm.__version__}, {described}"
 
 
 def test_a_server_gets_a_table_of_settings_as_json() -> None:
