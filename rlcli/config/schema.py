@@ -186,7 +186,7 @@ class Rollout(Section):
     quantization: Literal["", "fp8"] = Field(
         default="",
         description="fp8: compute the engine's linear layers in 8-bit floating point, on GPUs that support it (Ada, "
-        "Hopper and newer): faster, but less close to the trainer.",
+        "Hopper and newer): faster, but less close to the trainer. Experts need enforce_eager beside it.",
     )
     log_prob_check: Literal["stop", "warn", "off"] = Field(
         default="stop",

@@ -94,6 +94,18 @@ def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> N
     )
 
 
+def check_quantized(config: RunConfig, dtype: str, experts: int) -> None:
+    """Raise `ConfigError` if a weight sync would leave vLLM's CUDA graphs with memory that it has freed
+    (vllm-project/vllm#41670). A separate adapter leaves the quantized weights as they are. experts: of each layer."""
+    rollout, separate_adapter = config.rollout, config.lora.rank and dtype != "float32"
+    if rollout.quantization and experts and not rollout.enforce_eager and not separate_adapter:
+        raise ConfigError(
+            f"rollout.quantization = {rollout.quantization}: {config.model.path} is a mixture of experts, whose 8-bit "
+            "kernels vLLM builds anew at each weight sync, while its CUDA graphs still read the memory of the old ones",
+            "give rollout.enforce_eager = true, or leave rollout.quantization out",
+        )
+
+
 def check_images(
     config: RunConfig, kind: str, rule: ImageRule | None, dtype: str, sets: Sequence[Sequence[Prompt]], *, train: bool
 ) -> int:

@@ -27,7 +27,7 @@ from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
 from rlcli.images.rule import ImageRule
-from rlcli.launch.engine import check_adapter, check_engine, check_images
+from rlcli.launch.engine import check_adapter, check_engine, check_images, check_quantized
 from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.machine import processor
@@ -112,6 +112,8 @@ def prepare(
     facts = check_model(config.model.path)
     check_half(dtype, facts.kind)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
+    if train:
+        check_quantized(config, dtype, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
     tokenizer, template_day = _tokenizer(config, day, sets, on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)

@@ -25,7 +25,7 @@ from rlcli.hub import offline_unless_reachable
 from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
-from rlcli.launch.engine import check_frozen
+from rlcli.launch.engine import check_frozen, check_quantized
 from rlcli.launch.planning.machine import own_device, rates_of
 from rlcli.launch.planning.measured import lengths_like, of_prompts
 from rlcli.launch.preflight import (
@@ -92,6 +92,7 @@ def planned(
     config = with_cpu_dtype(config, kind, lambda: shape.parameters)
     check_half(compute_dtype(config, kind), shape.kind)
     check_fit(config, shape.positions, shape.heads, shape.experts)
+    check_quantized(config, compute_dtype(config, kind), shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
         there = [linear.name for linear in shape.linears] + ["experts"] * bool(shape.experts)
         raise ConfigError(

@@ -12,7 +12,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, SetupError
 from rlcli.images.patches import PatchRule
 from rlcli.launch import engine as engine_checks
-from rlcli.launch.engine import check_adapter, check_engine, check_images
+from rlcli.launch.engine import check_adapter, check_engine, check_images, check_quantized
 from rlcli.rollout import engine as engines
 from rlcli.rollout.engine import Colocated, engine_named
 from rlcli.rollout.transformers_engine import TransformersEngine
@@ -70,6 +70,22 @@ def test_an_engine_whose_modules_are_missing_is_refused(monkeypatch: pytest.Monk
         check_engine(config("vllm"), train=True)
     given = {"rollout": {"samples_per_prompt": 1}, "algorithm": {"advantage": "one", "correction": "none"}}
     check_engine(config("vllm", data={"response": "answer"}, **given), train=True)
+
+
+def test_quantized_experts_need_an_engine_without_cuda_graphs() -> None:
+    quantized = {"quantization": "fp8"}
+    with pytest.raises(ConfigError, match=r"fp8: .* is a mixture of experts, .*; give rollout.enforce_eager = true"):
+        check_quantized(config("vllm", rollout=quantized), "bfloat16", experts=8)
+    check_quantized(config("vllm", rollout=quantized), "bfloat16", experts=0)
+    check_quantized(config("vllm", rollout=quantized | {"enforce_eager": True}), "bfloat16", experts=8)
+    check_quantized(config("vllm"), "bfloat16", experts=8)
+
+
+def test_quantized_experts_beside_an_adapter_are_never_loaded_again() -> None:
+    adapted = config("vllm", rollout={"quantization": "fp8"}, lora={"rank": 8})
+    check_quantized(adapted, "bfloat16", experts=8)
+    with pytest.raises(ConfigError, match="mixture of experts"):
+        check_quantized(adapted, "float32", experts=8)
 
 
 def test_adapters_are_refused_by_an_engine_that_needs_them_merged() -> None:
