@@ -22,7 +22,7 @@ from rlcli.cluster.ray_monitor import HeadSentinel, OnLost, RayMonitor, leave
 from rlcli.cluster.reaper import Reaper
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
-from rlcli.machine.device import for_rocm, has_gpu
+from rlcli.machine.device import for_rocm, has_gpu, has_nvml, seen_by_torch
 
 CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20
@@ -217,7 +217,8 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
     reaper = Reaper(folder, group_id())
     sentinel = None
     try:
-        _start(num_cpus=max(workers, os.cpu_count() or 1) + SERVER_CPUS, object_store_memory=store, _temp_dir=folder)
+        cpus = max(workers, os.cpu_count() or 1) + SERVER_CPUS
+        _start(num_cpus=cpus, **_gpus(), object_store_memory=store, _temp_dir=folder)
         reaper.watch()
         sentinel = RayMonitor(_daemons(), on_lost)
         yield
@@ -228,6 +229,12 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
         reaper.end_helpers(HEAD)
         ray.shutdown()
         reaper.close()
+
+
+def _gpus() -> dict[str, int]:
+    """Ray's argument for the number of GPUs, where it would count none: it asks NVML alone."""
+    seen = () if for_rocm() or has_nvml() else seen_by_torch()
+    return {"num_gpus": len(seen)} if seen else {}
 
 
 def _start(**options: Any) -> None:

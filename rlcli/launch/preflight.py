@@ -31,6 +31,7 @@ from rlcli.launch.engine import check_adapter, check_engine, check_images, check
 from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.machine import processor
+from rlcli.machine.device import NVML, for_rocm, has_nvml
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.served import ServedModel
 from rlcli.serving.models import models_of
@@ -423,6 +424,8 @@ def check_machine(config: RunConfig) -> str:
     check_device(config, device)
     if not cluster_address(config.cluster.address):
         check_local()
+        if device == "cuda":
+            check_nvml(config)
     cores = len(os.sched_getaffinity(0))
     if device == "cpu" and not cluster_address(config.cluster.address) and config.all_workers > max(2, cores):
         pools = {
@@ -437,6 +440,18 @@ def check_machine(config: RunConfig) -> str:
             f"give {max(2, cores)} workers or fewer in all, or name a Ray cluster with --ray-address",
         )
     return device
+
+
+def check_nvml(config: RunConfig) -> None:
+    """Raise `SetupError` if vLLM would find no GPU on this machine, although torch does."""
+    rollout = config.rollout
+    starts_vllm = rollout.engine == "vllm" or (rollout.engine == "server" and not rollout.server_urls)
+    if starts_vllm and not for_rocm() and not has_nvml():
+        raise SetupError(
+            f"torch sees a GPU here, but NVIDIA's management library ({NVML}) does not work, through which vLLM looks "
+            "for GPUs",
+            "give the container NVIDIA_DRIVER_CAPABILITIES=compute,utility, or --set rollout.engine=transformers",
+        )
 
 
 def check_device(config: RunConfig, device: str) -> None:

@@ -7,8 +7,12 @@ Streams, synchronization and memory need nothing from here: other modules use to
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import subprocess
+import sys
 from datetime import timedelta
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,11 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 """Environment of a process that is to see no GPU."""
 
 AMD_DRIVER = Path("/dev/kfd")
+
+NVIDIA_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""What a driver of NVIDIA's makes: on Linux, and on Windows' Linux."""
+
+NVML = "libnvidia-ml.so.1"
 
 
 def for_rocm() -> bool:
@@ -36,12 +45,41 @@ def visible_variable() -> str:
 
 def has_gpu() -> bool:
     """Whether this machine has a GPU of the maker that torch is built for. Nothing is imported. `nvidia-smi` has to
-    list one: it may be installed on a machine without."""
+    list one (it may be installed on a machine without), or torch to see one: containers may lack the tool."""
     if for_rocm():
         return AMD_DRIVER.exists()
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return "GPU" in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
-    return False
+        if "GPU" in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout:
+            return True
+    return bool(seen_by_torch())
+
+
+def has_nvml() -> bool:
+    """Whether NVIDIA's management library works here, through which Ray and vLLM look for GPUs. A container has it if
+    its NVIDIA_DRIVER_CAPABILITIES contain `utility`."""
+    try:
+        return bool(ctypes.CDLL(NVML).nvmlInit_v2() == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def seen_by_torch() -> tuple[tuple[str, int], ...]:
+    """Name and bytes of each GPU that torch sees, asked in another process, since this one is to hold no GPU. Empty
+    without asking if no driver of NVIDIA's is there."""
+    return _asked_torch() if any(path.exists() for path in NVIDIA_DRIVERS) else ()
+
+
+@cache
+def _asked_torch() -> tuple[tuple[str, int], ...]:
+    code = (
+        "import json, torch; print(json.dumps([(torch.cuda.get_device_name(i), "
+        "torch.cuda.get_device_properties(i).total_memory) for i in range(torch.cuda.device_count())]))"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        return tuple((name, memory) for name, memory in json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ()  # no torch, or one that does not start
 
 
 def gpu_available() -> bool:

@@ -9,6 +9,7 @@ from rlcli.cluster.ray_session import cluster_address, policy_pool, resolve_devi
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
 from rlcli.launch.preflight import compute_dtype
+from rlcli.machine.device import has_nvml, seen_by_torch
 from rlcli.planner.device import Device, cpu, of_machine
 from rlcli.planner.machine import rates
 from rlcli.planner.machine.rates import Rates
@@ -53,6 +54,8 @@ def own_device(config: RunConfig) -> Device:
         name, _, mebibytes = output.partition("\n")[0].rpartition(",")
         return of_machine(name.strip(), float(mebibytes) * (1 << 20))
     except (OSError, subprocess.SubprocessError, ValueError) as error:  # «[N/A]» if the memory is the host's
+        if seen := () if has_nvml() else seen_by_torch():
+            return of_machine(*seen[0])
         raise SetupError(
             f"nvidia-smi does not report the memory of this machine's GPU: {error}",
             "run rlcli plan … --gpus h100:8, or with its size (8x80GB), and set the sizes that it prints",
