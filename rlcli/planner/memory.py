@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlcli.planner import passes
 from rlcli.planner.activations import FLOAT
-from rlcli.planner.engine import asleep_bytes, engine_parts
+from rlcli.planner.engine import asleep_bytes, engine_parts, weights
 from rlcli.planner.heap import wasted
 from rlcli.planner.setting import Parts, Setting
 from rlcli.planner.shape import ModelShape
@@ -19,6 +19,10 @@ from the tensors that train, and training waits."""
 OUTSIDE = 3 << 29
 """On CPUs, besides the workers: the driver, Ray's daemons and object store, the scoring service and its processes
 (1.5 GiB)."""
+
+PINNED = 1.5
+"""Host memory of weights that an engine keeps there in its sleep, as a multiple of their size: torch rounds each pinned
+block up to a power of two. An assumption; at most 2."""
 
 COMING_AND_GOING = {
     "gathered weights",
@@ -223,7 +227,7 @@ def host_bytes(setting: Setting) -> float:
     base = assumed.base_with_engine if setting.hosts_engine else assumed.base
     shape, each = setting.policy, setting.bytes_each
     inputs = setting.passing().offload * setting.pack.tokens * each * shape.layers * shape.hidden
-    sleeping = (setting.separate_adapter and setting.hosts_engine) * shape.parameters * each
+    sleeping = PINNED * weights(setting) * (setting.hosts_engine and setting.keeps_weights_in_sleep)
     copies = checkpoint_bytes(setting) / setting.shards + setting.sent_copy()
     return base + _sent_away(setting) + inputs + sleeping + copies + setting.patch_bytes
 

@@ -67,6 +67,11 @@ class Setting:
         """Whether the engine gets the adapter separately; in float32 it gets merged weights."""
         return bool(self.config.lora.rank) and self.bytes_each < 4
 
+    @property
+    def keeps_weights_in_sleep(self) -> bool:
+        """Whether the engine's weights are in host memory while it sleeps (`rlcli.rollout.vllm_engine.sleep_level`)."""
+        return self.separate_adapter or self.policy.tower is not None
+
     def sent_copy(self) -> float:
         """Bytes of a trainer's part of the weights as they were sent last."""
         delta = self.config.rollout.workers > 0 and "delta" in self.config.rollout.sync

@@ -336,8 +336,8 @@ def _sync(setting: Setting) -> PhaseTime:
 
 
 def _slept(setting: Setting) -> float:
-    """Seconds in which the base of an adapter goes to host memory when its engine begins to sleep, and comes back."""
-    if not (setting.separate_adapter and setting.hosts_engine) or setting.device.is_cpu:
+    """Seconds in which weights go to host memory when their engine begins to sleep, and come back."""
+    if not (setting.keeps_weights_in_sleep and setting.hosts_engine) or setting.device.is_cpu:
         return 0.0
     return 2 * weights(setting) / _host_rate(setting)
 

@@ -282,8 +282,7 @@ class VllmEngine:
 
             # vLLM schedules a step ahead: one may be running whose responses have all ended, in memory that is freed.
             torch.accelerator.synchronize()
-            # Level 2 drops the weights too, since the next sync sends all of them. With LoRA the base must be kept.
-            self._llm.sleep(level=2 if self.spec.weights_follow else 1)
+            self._llm.sleep(level=sleep_level(self.spec))
 
     def wake_weights(self) -> None:
         self._wake("weights")
@@ -413,6 +412,13 @@ def _prompt_log_probs(tokens: Any, output: Any) -> Any:
 
     pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
     return np.asarray([entry[int(token)].logprob for token, entry in pairs], dtype=np.float32)
+
+
+def sleep_level(spec: EngineSpec) -> int:
+    """2 drops the weights, since the next sync sends all of them; 1 keeps them in host memory. Kept are the base of an
+    adapter, which no sync sends, and a model that sees pictures, until this is seen on a GPU: vLLM's second model
+    runner holds the pictures' positions in the memory of the weights, and level 2 drops those too."""
+    return 2 if spec.weights_follow and spec.images is None else 1
 
 
 def check_version() -> None:

@@ -17,15 +17,16 @@ from rlcli.model.io.tiny_vision import image_rule, vision_config
 from rlcli.model.packed import pack
 from rlcli.model.policy import PolicyModel
 from rlcli.planner.activations import Pack, Pass, kept_bytes, seeing_bytes
+from rlcli.planner.engine import weights
 from rlcli.planner.forecast import forecast
-from rlcli.planner.memory import checkpoint_bytes, host_bytes
+from rlcli.planner.memory import PINNED, checkpoint_bytes, host_bytes
 from rlcli.planner.setting import Setting, Shown
 from rlcli.planner.shape import ModelShape, shape_of
 from rlcli.planner.timing import model_flops, times
 from rlcli.planner.tower import PARTS, Tower, backward_flops, tower_flops, tower_of, working_bytes
 from tests.kept_bytes import kept_by_torch
 from tests.live_bytes import LiveBytes
-from tests.planner_settings import setting, totals
+from tests.planner_settings import qwen_7b, setting, totals
 from tests.vision_fixtures import pictures_for, row_of, seeing
 
 FROZEN: list[frozenset[str]] = [frozenset(), frozenset({"encoder"}), frozenset({"projector"}), PARTS]
@@ -187,6 +188,14 @@ def test_a_tower_s_parameters_are_those_of_the_model() -> None:
     assert shape.parameters == 8_292_166_656  # Qwen2.5-VL-7B-Instruct's
     assert shape.tower is not None
     assert shape.tower.parameters == pytest.approx(676.6e6, rel=1e-3)
+
+
+def test_weights_that_no_sync_can_bring_back_are_in_host_memory_in_sleep() -> None:
+    plain, adapted = setting(qwen_7b(), "h100:8"), setting(qwen_7b(), "h100:8", "lora.rank=8")
+    assert with_pictures("h100:8").keeps_weights_in_sleep
+    assert adapted.keeps_weights_in_sleep
+    assert not plain.keeps_weights_in_sleep
+    assert host_bytes(adapted) > PINNED * weights(adapted)
 
 
 def test_pictures_take_memory_time_and_room() -> None:

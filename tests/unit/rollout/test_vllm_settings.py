@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from rlcli.errors import SetupError
+from rlcli.images.patches import PatchRule
 from rlcli.rollout import vllm_arguments
 from rlcli.rollout.engine import Described, EngineSpec
 from rlcli.rollout.sampling import draws_by_place
-from rlcli.rollout.vllm_engine import VllmEngine
+from rlcli.rollout.vllm_engine import VllmEngine, sleep_level
 from rlcli.rollout.vllm_hooks import expert_kernels
 
 
@@ -109,6 +110,12 @@ def test_an_engine_says_which_model_runner_it_has(by_place: bool, by_counter: bo
     engine._by_place, engine._by_counter = by_place, by_counter
     assert isinstance(engine, Described)
     assert engine.describe() == f"vLLM {vllm.__version__}, {described}"
+
+
+def test_only_weights_that_every_sync_sends_are_dropped_in_sleep() -> None:
+    assert sleep_level(spec("cuda")) == 2
+    assert sleep_level(replace(spec("cuda"), weights_follow=False, lora_rank=8)) == 1
+    assert sleep_level(replace(spec("cuda"), images=PatchRule)) == 1  # type: ignore[arg-type]
 
 
 def test_a_server_gets_a_table_of_settings_as_json() -> None:
