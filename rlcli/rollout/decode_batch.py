@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-DRAWN_AT_ONCE = 1 << 22
-"""Most logits that one draw reads: it takes several tensors of eight bytes for each."""
+DRAWN_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""Most logits that one draw reads, by device: it takes several tensors of eight bytes for each, 2 GB on GPUs. There
+each draw ends with the device waiting for the host, which then launches the kernels of the next one."""
 SHRINK_SHARE = 8
 """Finished rows are removed once they are 1/8 of the batch: each time the caches are copied."""
 
@@ -148,7 +149,7 @@ class DecodeBatch:
 
     def _draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
         """Draw a token of each row from its logits."""
-        at_once = max(1, DRAWN_AT_ONCE // logits.shape[1])
+        at_once = max(1, DRAWN_AT_ONCE[self._device.type] // logits.shape[1])
         for start in range(0, len(rows), at_once):
             part = rows[start : start + at_once]
             tokens, log_probs = _drawn(logits[start : start + at_once], part)
