@@ -17,6 +17,9 @@ CPU_BLOCK = 32
 MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 """Bytes of a KV cache on CPUs that is sized to the workload."""
 
+COUNT = 4
+"""Bytes of a count of tokens."""
+
 SAMPLER_COPIES = 3
 """Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
 
@@ -25,7 +28,7 @@ def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
     """Memory of one rank's engine. idle: awake, but not generating."""
     parts = {"engine's weights": weights(setting), "KV cache": kv_cache(setting)}
     if not setting.device.is_cpu:
-        parts["CUDA graphs"] = graphs(setting)
+        parts |= {"sampler's state": sampler_state(setting), "CUDA graphs": graphs(setting)}
         working = {} if idle else {"engine's activations": activations(setting)}
         return parts | working | {"engine's rest": rest(setting)}
     return parts if idle else parts | {"engine's activations": activations(setting)}
@@ -50,6 +53,26 @@ def weights(setting: Setting) -> float:
     return (each * shape.all_layer_parameters + setting.bytes_each * rest) / shared
 
 
+def sampler_state(setting: Setting) -> float:
+    """What vLLM's second model runner has of each concurrent request for penalties, used or not: how often each token
+    of the vocabulary was drawn, int32, and one bit of whether it is in the prompt. It lies in the memory of the
+    weights, and sleeps with them. Drafts are for the first one, which has none of it."""
+    rollout = setting.config.rollout
+    if setting.device.is_cpu or rollout.speculate:
+        return 0.0
+    return rollout.max_concurrent * setting.policy.vocab * (COUNT + 1 / 8)
+
+
+def reloading(setting: Setting) -> float:
+    """The most that a weight sync takes within vLLM on a GPU: it loads module by module, into new memory, and copies
+    that into the weights once a module is complete. The largest is the embedding, or a layer's experts."""
+    shape = setting.policy
+    if setting.device.is_cpu or not setting.hosts_engine or setting.separate_adapter:
+        return 0.0
+    inner = shape.experts * shape.expert_parameters if shape.experts else 2 * shape.hidden * shape.intermediate
+    return setting.bytes_each * max(shape.embedding_parameters, inner) / setting.config.rollout.tensor_parallel
+
+
 def kv_per_token(setting: Setting) -> float:
     """KV cache bytes of a token on one rank."""
     shape, shared = setting.policy, setting.config.rollout.tensor_parallel
@@ -60,7 +83,7 @@ def kv_cache(setting: Setting) -> float:
     """KV cache of one rank: given, or what gpu_memory_utilization leaves besides the rest."""
     if setting.kv_cache_bytes is not None:
         return float(setting.kv_cache_bytes)
-    taken = weights(setting) + activations(setting) + graphs(setting) + rest(setting)
+    taken = weights(setting) + sampler_state(setting) + activations(setting) + graphs(setting) + rest(setting)
     return max(setting.config.rollout.gpu_memory_utilization * setting.device.memory - taken, 0.0)
 
 

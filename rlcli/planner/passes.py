@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from rlcli.model.chunks import BLOCK_LOGITS, chunk_tokens
 from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes, seeing_bytes
+from rlcli.planner.engine import reloading
 from rlcli.planner.setting import Parts, Setting
 from rlcli.planner.shape import ModelShape
 from rlcli.planner.tower import block_bytes, working_bytes
@@ -141,13 +142,14 @@ def stepping(setting: Setting, shape: ModelShape) -> Parts:
 
 
 def sending(setting: Setting) -> Parts:
-    """The weight sync: the gathered buckets, or with one rank the largest copied parameter; and on CPUs what the engine
-    repacks: a layer as received, as packed, and its old version."""
+    """The weight sync: the gathered buckets, or with one rank the largest copied parameter; and what the engine does
+    with them: on GPUs a module that is loaded anew, on CPUs a layer that is packed, as received, as packed, and its old
+    version."""
     if setting.separate_adapter:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}
     shape, each = setting.policy, setting.bytes_each
     largest = max(shape.embedding_parameters, 2 * shape.largest_matrix) * each
-    packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.hosts_engine
+    packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.hosts_engine + reloading(setting)
     if setting.shards == 1:
         return {"sync": largest + packing}
     # One bucket is copied out of the gathered data while the next one is in transit, for which gloo has its own memory;

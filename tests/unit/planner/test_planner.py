@@ -16,7 +16,7 @@ from rlcli.config.load import resolve
 from rlcli.errors import ConfigError, SetupError
 from rlcli.model.io.config import plain_config
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
-from rlcli.planner.engine import full_responses, weights
+from rlcli.planner.engine import full_responses, reloading, weights
 from rlcli.planner.fitting.solve import STEP, budget, fits, largest_microbatch, largest_utilization, solved
 from rlcli.planner.forecast import disk, forecast
 from rlcli.planner.memory import checkpoint_bytes, host_bytes, phases
@@ -220,6 +220,29 @@ def test_engines_of_their_own_leave_the_trainers_memory(shape: ModelShape) -> No
     assert apart.apart is not None
     assert "weights" not in apart.apart.parts
     assert all("KV cache" not in phase.parts for phase in apart.memory)
+
+
+def test_the_sampler_s_state_sleeps_with_the_weights(shape: ModelShape) -> None:
+    many = setting(shape, "h100:1", "rollout.max_concurrent=1024")
+    held = {phase.name: phase.parts.get("sampler's state") for phase in phases(many)}
+    assert held["generate"] == held["sync"] == 1024 * shape.vocab * (4 + 1 / 8)
+    assert held["update"] is None
+    drafting = phases(setting(shape, "h100:1", "rollout.speculate=4"))
+    assert all("sampler's state" not in phase.parts for phase in drafting), "of the second model runner alone"
+    assert all("sampler's state" not in phase.parts for phase in phases(setting(shape, "cpu")))
+
+
+def test_a_sync_takes_the_module_that_vllm_loads_anew(shape: ModelShape) -> None:
+    one, shared = setting(shape, "h100:2"), setting(shape, "h100:2", "rollout.tensor_parallel=2")
+    assert reloading(one) == 2 * reloading(shared) == 2 * shape.embedding_parameters
+    mixture = replace(shape, experts=128, chosen=8, intermediate=768)
+    assert reloading(setting(mixture, "h100:1")) == 2 * 128 * mixture.expert_parameters
+    assert reloading(setting(shape, "cpu")) == reloading(setting(shape, "h100:1", "lora.rank=8")) == 0
+    apart = {
+        phase.name: phase.total for phase in phases(replace(one, config=one.config.changed(rollout={"workers": 1})))
+    }
+    there = {phase.name: phase.total for phase in phases(one)}
+    assert there["sync"] > apart["sync"] + reloading(one)
 
 
 def test_fp8_halves_the_engine_s_layers(shape: ModelShape) -> None:
