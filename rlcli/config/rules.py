@@ -13,7 +13,7 @@ Rule = tuple[bool, str]
 
 def broken(config: RunConfig) -> list[str]:
     """A message for each rule that `config` breaks."""
-    rollout = (_sampling, _environment, _older_policies, _routes, _sync)
+    rollout = (_sampling, _environment, _older_policies, _sleep, _routes, _sync)
     groups = (_data, _algorithm, _teacher, *rollout, _given_responses, _training)
     rules = [rule for group in groups for rule in group(config)]
     return [message for holds, message in rules if not holds]
@@ -40,6 +40,7 @@ def without_effect(config: RunConfig) -> list[str]:
         ),
         ("environment", "rows", bool(config.environment.name and config.data.path), "data.path has the rows"),
         ("environment", "eval_rows", bool(config.evaluation.data), "evaluation.data has the rows"),
+        ("rollout", "sleep", config.rollout.workers > 0, "engines with workers of their own share no GPU"),
         ("rollout", "servers servers_folder", config.rollout.engine != "server", "rollout.engine is not server"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
         ("model", "freeze", bool(config.lora.rank), "an adapter leaves what sees pictures as it is"),
@@ -278,6 +279,17 @@ def _older_policies(config: RunConfig) -> list[Rule]:
             d.oversample == 1 or d.keep == "all" or corrected,
             f"dynamic_sampling.oversample = {d.oversample} trains on samples of an earlier policy, {biased}; "
             "give oversample = 1 or a correction",
+        ),
+    ]
+
+
+def _sleep(config: RunConfig) -> list[Rule]:
+    r = config.rollout
+    return [
+        (
+            r.sleep != "cache" or r.engine == "vllm",
+            f"rollout.sleep = cache: rollout.engine = {r.engine} cannot release its KV cache alone; give auto, all or "
+            "none",
         ),
     ]
 

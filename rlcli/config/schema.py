@@ -172,6 +172,11 @@ class Rollout(Section):
         "tokens before, and verified without changing the distribution: faster on repetitive text with few responses "
         "at once; 0: none.",
     )
+    sleep: Literal["auto", "all", "cache", "none"] = Field(
+        default="auto",
+        description="GPU memory that an engine releases while the trainer on the same GPUs computes: all of it, the KV "
+        "cache alone (the weights stay), or none. auto: the least with which the run fits.",
+    )
     replay_routes: bool = Field(
         default=False,
         description="Train each token through the experts that the engine chose for it, with weights from the "

@@ -35,12 +35,16 @@ def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
 
 
 def asleep_bytes(setting: Setting) -> Parts:
-    """Memory of the engine while the trainer computes: on CPUs, where it does not sleep, everything."""
+    """Memory of the engine while the trainer computes: on CPUs, where it does not sleep, everything. With
+    `rollout.sleep = auto` it releases all that it can, if need be."""
     if not setting.hosts_engine:
         return {}
-    if setting.device.is_cpu:
+    if setting.device.is_cpu or setting.config.rollout.sleep == "none":
         return engine_parts(setting, idle=True)
-    return {"CUDA graphs": graphs(setting), "engine's rest": rest(setting)}
+    parts = {"CUDA graphs": graphs(setting), "engine's rest": rest(setting)}
+    if setting.config.rollout.sleep == "cache":
+        return parts | {"engine's weights": weights(setting), "sampler's state": sampler_state(setting)}
+    return parts
 
 
 def weights(setting: Setting) -> float:

@@ -21,6 +21,7 @@ from rlcli.planner.fitting.solve import (
     shortfall,
     solved,
     verdict,
+    with_least_sleep,
 )
 from rlcli.planner.memory import (
     PhaseMemory,
@@ -71,6 +72,13 @@ class Forecast:
         return max(all_phases(self.setting), key=lambda phase: phase.total)
 
     @property
+    def sleep(self) -> str | None:
+        """The value of `rollout.sleep`; None if no engine shares a GPU with the trainer."""
+        return (
+            self.setting.config.rollout.sleep if self.setting.hosts_engine and not self.setting.device.is_cpu else None
+        )
+
+    @property
     def step_seconds(self) -> float:
         """Seconds of a whole step; 0 if the device's rates are unknown."""
         return step_seconds(self.setting, self.seconds)
@@ -89,6 +97,7 @@ class Forecast:
             "engine_worker": _in_gib(self.apart) if self.apart else None,
             "critic_worker": _in_gib(self.critic_apart) if self.critic_apart else None,
             "teacher_worker": _in_gib(self.teacher_apart) if self.teacher_apart else None,
+            "sleep": self.sleep,
             "host_gb": None if setting.device.is_cpu else host_bytes(setting) / GIB,
             "engine_host_gb": None if (engine := engine_host_bytes(setting)) is None else engine / GIB,
             "largest": self.largest,
@@ -116,8 +125,11 @@ def _in_gib(phase: PhaseMemory) -> dict[str, Any]:
 
 
 def forecast(setting: Setting, lengths: Lengths | None = None) -> Forecast:
-    """The prediction for a run as configured, with the largest sizes that fit. lengths: as in `Forecast`."""
+    """The prediction for a run as configured, with the largest sizes that fit. lengths: as in `Forecast`. Those sizes
+    are for an engine that releases what `rollout.sleep` allows; memory and time for the least with which it fits."""
     best = solved(setting)
+    changes = [] if best else fixes(setting)
+    setting = with_least_sleep(setting)
     return Forecast(
         setting=setting,
         memory=phases(setting),
@@ -129,7 +141,7 @@ def forecast(setting: Setting, lengths: Lengths | None = None) -> Forecast:
         largest=sizes(best) if best else {},
         seconds=times(setting),
         disk=disk(setting),
-        fixes=[] if best else fixes(setting),
+        fixes=changes,
         lengths=lengths,
     )
 

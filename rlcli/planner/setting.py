@@ -70,7 +70,8 @@ class Setting:
     @property
     def keeps_weights_in_sleep(self) -> bool:
         """Whether the engine's weights are in host memory while it sleeps (`rlcli.rollout.vllm_engine.sleep_level`)."""
-        return self.separate_adapter or self.policy.tower is not None
+        moves = self.config.rollout.sleep in ("auto", "all")
+        return moves and (self.separate_adapter or self.policy.tower is not None)
 
     def sent_copy(self) -> float:
         """Bytes of a trainer's part of the weights as they were sent last."""

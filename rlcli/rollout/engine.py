@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from rlcli.errors import ConfigError
 from rlcli.registry import Registry
@@ -81,6 +81,10 @@ def shared_memory_prefix(group_id: str) -> str:
     return f"rlcli-{group_id}-"
 
 
+Sleep = Literal["all", "cache", "none"]
+"""What an engine releases while a trainer uses the device: weights and KV cache, the cache alone, or nothing."""
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """Of the engine `server`. urls: servers of others, of which each engine uses its share; none: each engine starts
@@ -125,6 +129,8 @@ class EngineSpec:
     lora_targets: str = "all-linear"
     """As `lora.targets`."""
     lora_experts: bool = False
+    sleep: Sleep = "all"
+    """What `Colocated.sleep` releases."""
     images: ImageRule | None = None
     pictures: int = 0
 
@@ -209,7 +215,7 @@ class Colocated(Protocol):
     `wake_cache`. An engine without these needs workers of its own (`rollout.workers`)."""
 
     def sleep(self) -> None:
-        """Release the device's memory, as far as the engine can."""
+        """Release the device's memory, as far as `EngineSpec.sleep` asks for it and the engine can."""
         ...
 
     def wake_weights(self) -> None:

@@ -155,7 +155,7 @@ class TransformersEngine:
 
     def sleep(self) -> None:
         """Free the weights, if the next sync sends them again. No cache is left between generations."""
-        if self.spec.weights_follow:
+        if self.spec.weights_follow and self.spec.sleep == "all":
             for parameter in self._lm.parameters():
                 parameter.data = parameter.data.new_empty(0)
 

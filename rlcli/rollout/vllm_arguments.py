@@ -115,7 +115,7 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
     that fuses an all-reduce with the norm after it, which is on by default on Hopper and Blackwell."""
     alone = spec.tensor_parallel == 1
     return {
-        "enable_sleep_mode": True,
+        "enable_sleep_mode": spec.sleep != "none",
         **({"enable_return_routed_experts": True} if spec.routes else {}),
         "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent * (1 + spec.speculate)),
         "disable_custom_all_reduce": not alone,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.data.routes import check_routes, route_type
-from rlcli.errors import SetupError
+from rlcli.errors import RunFailed, SetupError
 from rlcli.model.io.config import dense_layers
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
@@ -23,6 +23,7 @@ from rlcli.rollout.vllm_hooks import (
     packed_matrices,
     pictures,
     process_state,
+    resident_weights,
     speculation,
 )
 from rlcli.rollout.vllm_hooks.routes import Recorder
@@ -55,7 +56,10 @@ class VllmEngine:
         recorded: contextlib.AbstractContextManager[Sequence[Layout]] = contextlib.nullcontext(())
         if spec.lora_rank and not spec.weights_follow:
             recorded = base_layout.recorded()
-        with process_state.kept(), recorded as bases, borrowed_classes.noted() as borrowed:
+        resident = (
+            resident_weights.kept() if spec.sleep == "cache" and spec.device == "cuda" else contextlib.nullcontext()
+        )
+        with process_state.kept(), resident, recorded as bases, borrowed_classes.noted() as borrowed:
             from vllm import LLM
 
             if spec.device == "cpu":
@@ -282,7 +286,16 @@ class VllmEngine:
 
             # vLLM schedules a step ahead: one may be running whose responses have all ended, in memory that is freed.
             torch.accelerator.synchronize()
-            self._llm.sleep(level=sleep_level(self.spec))
+            if self.spec.sleep == "none":
+                return
+            try:
+                self._llm.sleep(level=sleep_level(self.spec))
+            except AssertionError as error:  # vLLM compares the free memory before and after
+                raise RunFailed(
+                    "another process took memory of this GPU while the engine released its own",
+                    "give the run its GPUs alone, or --set rollout.sleep=none",
+                    retry=True,
+                ) from error
 
     def wake_weights(self) -> None:
         self._wake("weights")
@@ -415,10 +428,11 @@ def _prompt_log_probs(tokens: Any, output: Any) -> Any:
 
 
 def sleep_level(spec: EngineSpec) -> int:
-    """2 drops the weights, since the next sync sends all of them; 1 keeps them in host memory. Kept are the base of an
-    adapter, which no sync sends, and a model that sees pictures, until this is seen on a GPU: vLLM's second model
-    runner holds the pictures' positions in the memory of the weights, and level 2 drops those too."""
-    return 2 if spec.weights_follow and spec.images is None else 1
+    """2 drops the weights, since the next sync sends all of them; 1 keeps them in host memory, or on the device if
+    these are `resident_weights`. Kept are the base of an adapter, which no sync sends, and a model that sees pictures,
+    until this is seen on a GPU: vLLM's second model runner holds the pictures' positions in the memory of the weights,
+    and level 2 drops those too."""
+    return 2 if spec.sleep == "all" and spec.weights_follow and spec.images is None else 1
 
 
 def check_version() -> None:

@@ -10,7 +10,7 @@ from datetime import date
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
 from rlcli.images.rule import ImageRule
-from rlcli.rollout.engine import EngineSpec, ServerSettings, shared_memory_prefix
+from rlcli.rollout.engine import EngineSpec, ServerSettings, Sleep, shared_memory_prefix
 from rlcli.served import ENGINE_KEY, publish
 
 
@@ -84,6 +84,14 @@ class WorkerSpec:
         return bool(self.config.lora.rank) and (bool(self.adapter) or self.dtype != "float32")
 
     @property
+    def sleep(self) -> Sleep:
+        """What the engine releases while this worker trains: nothing where it only generates."""
+        if self.roles == {"engine"}:
+            return "none"
+        chosen = self.config.rollout.sleep
+        return "all" if chosen == "auto" else chosen  # where the planner knew too little to choose
+
+    @property
     def keeps(self) -> bool:
         """Whether responses stay in the engine, with their keys and values, while its weights change."""
         return self.config.in_flight and self.config.async_.on_update == "keep"
@@ -106,6 +114,7 @@ def engine_spec(worker: WorkerSpec) -> EngineSpec:
         tensor_parallel=rollout.tensor_parallel,
         lora_rank=config.lora.rank if worker.separate_adapter else 0,
         lora_targets=config.lora.targets,
+        sleep=worker.sleep,
         lora_experts=worker.separate_adapter and config.lora.on_experts,
         weights_follow=("policy" in worker.roles or worker.weights_follow) and not worker.separate_adapter,
         kv_cache_bytes=worker.kv_cache_bytes,

@@ -245,10 +245,13 @@ def _asynchrony(found: Advice) -> None:
 
 
 def _verdict(found: Forecast) -> None:
+    from rlcli.launch.planning.engine_sleep import SAYS
     from rlcli.planner.fitting.solve import shortfall, verdict
 
     fit = verdict(found.setting)
     plain(fit if found.fits else f"{fit}: {shortfall(found.setting)}")
+    if sleep := found.sleep:
+        plain(f"rollout.sleep = {sleep}: {SAYS[sleep]}")
     if found.largest:
         plain(f"the largest sizes that fit: {_set(found.largest)}  (rlcli train … --memory auto takes them)")
         return

@@ -91,6 +91,7 @@ def _run(
     weights and return what `--dry-run` reports."""
     from rlcli.cluster.process import startup
     from rlcli.launch.derived_plan import derived_plan
+    from rlcli.launch.planning.engine_sleep import with_least_sleep
     from rlcli.launch.preflight import prepare
     from rlcli.launch.resume import check_data
     from rlcli.tracking import check_trackers
@@ -112,6 +113,8 @@ def _run(
     chosen: list[tuple[str, str]] = []
     if resumed is None:
         resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)
+    prepared, slept = with_least_sleep(prepared)
+    chosen += slept
     plan = derived_plan(prepared) + chosen
     if call.dry_run:
         from rlcli.launch.dry_run import try_out

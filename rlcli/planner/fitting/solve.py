@@ -50,6 +50,21 @@ def fits(setting: Setting) -> bool:
     return all(phase.total <= budget(setting) for phase in all_phases(setting)) and _engine_works(setting)
 
 
+SLEEPS = ("none", "cache", "all")
+"""Values of `rollout.sleep`, from the one that releases least."""
+
+
+def with_least_sleep(setting: Setting) -> Setting:
+    """The setting with the value that `rollout.sleep = auto` stands for: the least with which it fits."""
+    rollout = setting.config.rollout
+    if rollout.sleep != "auto" or setting.device.is_cpu or not setting.hosts_engine:
+        return setting
+    tried = [
+        setting.with_keys(rollout={"sleep": sleep}) for sleep in SLEEPS if sleep != "cache" or rollout.engine == "vllm"
+    ]
+    return next(filter(fits, tried), tried[-1])
+
+
 def cannot_fit(setting: Setting) -> bool:
     """Whether not even what every run of these models holds fits into all memory: processes, weights, moments."""
     device, workers = setting.device, setting.config.all_workers if setting.device.is_cpu else 1

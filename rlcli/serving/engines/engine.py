@@ -202,7 +202,7 @@ class ServerEngine:
 
     @property
     def _shares(self) -> bool:
-        return self._starts and self.spec.device == "cuda"
+        return self._starts and self.spec.device == "cuda" and self.spec.sleep == "all"
 
     def _wake(self, what: str) -> None:
         if self._shares:

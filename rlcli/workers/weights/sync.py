@@ -314,11 +314,12 @@ class WeightSync:
 
     def engine_takes_part(self, yes: bool) -> None:
         """Whether an engine uses memory of this GPU from here on: otherwise torch allocates its memory in another way
-        (see `growing_segments`)."""
+        (see `growing_segments`). An engine that never sleeps always does, and has no pool beside torch's."""
         if self.device.type == "cuda":
             from rlcli.model.parallel.offload import growing_segments
 
-            growing_segments(not yes)
+            stays_awake = "engine" in self.spec.roles and self.spec.sleep == "none"
+            growing_segments(not yes and not stays_awake)
 
     def _await_device(self) -> None:
         if self.spec.device == "cuda":

@@ -90,6 +90,7 @@ WRONG = [
     ("grpo", ["rollout.speculate=5", "train.deterministic=true"], "give speculate = 0 or deterministic = false"),
     ("grpo", ["rollout.replay_routes=true", "rollout.tensor_parallel=2"], "give tensor_parallel = 1 or replay_routes"),
     ("grpo", ["rollout.replay_routes=true", "model.compile=true"], "give compile = false or replay_routes = false"),
+    ("grpo", ["rollout.sleep=cache", "rollout.engine=server"], "engine = server cannot release its KV cache alone"),
     ("grpo", ["rollout.sync=delta"], "rollout.sync = delta: engines that share the trainer's devices"),
     ("grpo", ["rollout.sync=delta", "rollout.workers=1", "lora.rank=8"], "sync = delta: lora.rank = 8 changes all"),
     ("grpo", ["rollout.sync=ahead", "rollout.workers=1"], "with async.staleness = 0 no engine generates when"),

@@ -17,7 +17,15 @@ from rlcli.errors import ConfigError, SetupError
 from rlcli.model.io.config import plain_config
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.engine import full_responses, reloading, weights
-from rlcli.planner.fitting.solve import STEP, budget, fits, largest_microbatch, largest_utilization, solved
+from rlcli.planner.fitting.solve import (
+    STEP,
+    budget,
+    fits,
+    largest_microbatch,
+    largest_utilization,
+    solved,
+    with_least_sleep,
+)
 from rlcli.planner.forecast import disk, forecast
 from rlcli.planner.memory import checkpoint_bytes, host_bytes, phases
 from rlcli.planner.shape import ModelShape, read_shape, shape_of
@@ -230,6 +238,45 @@ def test_the_sampler_s_state_sleeps_with_the_weights(shape: ModelShape) -> None:
     drafting = phases(setting(shape, "h100:1", "rollout.speculate=4"))
     assert all("sampler's state" not in phase.parts for phase in drafting), "of the second model runner alone"
     assert all("sampler's state" not in phase.parts for phase in phases(setting(shape, "cpu")))
+
+
+def test_an_engine_that_keeps_memory_has_it_while_the_trainer_computes(shape: ModelShape) -> None:
+    asleep, weights_kept, awake = (
+        {phase.name: phase.parts for phase in phases(setting(shape, "h100:8", f"rollout.sleep={kind}"))}["update"]
+        for kind in ("all", "cache", "none")
+    )
+    held = {"engine's weights", "sampler's state"}
+    assert weights_kept.keys() - asleep.keys() == held
+    assert awake.keys() - asleep.keys() == held | {"KV cache"}
+    assert weights_kept["engine's weights"] == awake["engine's weights"] == 2 * shape.parameters
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sets", "sleep"),
+    [
+        ("8x180GB", [], "none"),
+        ("8x100GB", ["rollout.gpu_memory_utilization=0.6"], "cache"),
+        ("8x80GB", ["rollout.gpu_memory_utilization=0.6"], "all"),
+        ("8x60GB", ["rollout.sleep=none"], "none"),
+        ("8x180GB", ["rollout.workers=1"], "auto"),
+        ("8x100GB", ["rollout.gpu_memory_utilization=0.6", "rollout.engine=server"], "all"),
+    ],
+)
+def test_an_engine_releases_the_least_with_which_a_run_fits(
+    gpus: str, sets: list[str], sleep: str, shape: ModelShape
+) -> None:
+    chosen = with_least_sleep(setting(shape, gpus, *sets))
+    assert chosen.config.rollout.sleep == sleep
+    if sleep != "auto" and "rollout.sleep=none" not in sets:
+        assert fits(chosen)
+
+
+def test_an_adapters_base_stays_on_the_device_where_it_can(shape: ModelShape) -> None:
+    chosen = with_least_sleep(setting(shape, "h200:1", "lora.rank=32", "rollout.gpu_memory_utilization=0.6"))
+    assert chosen.config.rollout.sleep == "cache"
+    moving = chosen.with_keys(rollout={"sleep": "all"})
+    assert host_bytes(moving) > host_bytes(chosen) + weights(chosen)
+    assert {p.name: p.seconds for p in times(moving)}["sync"] > {p.name: p.seconds for p in times(chosen)}["sync"]
 
 
 def test_a_sync_takes_the_module_that_vllm_loads_anew(shape: ModelShape) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
-from rlcli.errors import SetupError
+from rlcli.errors import RunFailed, SetupError
 from rlcli.images.patches import PatchRule
 from rlcli.rollout import vllm_arguments
-from rlcli.rollout.engine import Described, EngineSpec
+from rlcli.rollout.engine import Described, EngineSpec, Sleep
 from rlcli.rollout.sampling import draws_by_place
 from rlcli.rollout.vllm_engine import VllmEngine, sleep_level
-from rlcli.rollout.vllm_hooks import expert_kernels
+from rlcli.rollout.vllm_hooks import expert_kernels, resident_weights
 
 
 def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, max_length: int = 512) -> EngineSpec:
@@ -116,6 +117,82 @@ def test_only_weights_that_every_sync_sends_are_dropped_in_sleep() -> None:
     assert sleep_level(spec("cuda")) == 2
     assert sleep_level(replace(spec("cuda"), weights_follow=False, lora_rank=8)) == 1
     assert sleep_level(replace(spec("cuda"), images=PatchRule)) == 1  # type: ignore[arg-type]
+
+
+def test_an_engine_that_never_sleeps_has_no_pool_for_it() -> None:
+    awake = replace(spec("cuda"), sleep="none")
+    assert vllm_arguments.engine_arguments(spec("cuda"))["enable_sleep_mode"]
+    assert not vllm_arguments.engine_arguments(awake)["enable_sleep_mode"]
+    assert "--no-enable-sleep-mode" in vllm_arguments.server_arguments(awake)
+
+
+class Llm:
+    """In the place of vLLM's. used: another process takes memory while this one sleeps."""
+
+    def __init__(self, used: bool = False) -> None:
+        self.used = used
+        self.calls: list[tuple[str, object]] = []
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(("sleep", level))
+        assert not self.used, "Memory usage increased after sleeping."
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(("wake", tags))
+
+    def is_sleeping(self) -> bool:
+        return len(self.calls) % 3 > 0
+
+
+def colocated(given: EngineSpec, llm: Llm, monkeypatch: pytest.MonkeyPatch) -> VllmEngine:
+    import torch
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    engine = object.__new__(VllmEngine)
+    engine.spec, engine._llm, engine._engine = given, llm, llm
+    return engine
+
+
+@pytest.mark.parametrize(("sleep", "level"), [("all", 2), ("cache", 1), ("none", None)])
+def test_an_engine_releases_what_the_run_asks_for(
+    sleep: Sleep, level: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = Llm()
+    engine = colocated(replace(spec("cuda"), sleep=sleep), llm, monkeypatch)
+    engine.sleep()
+    engine.wake_weights()
+    engine.wake_cache()
+    there_and_back = [("sleep", level), ("wake", ["weights"]), ("wake", ["kv_cache"])]
+    assert llm.calls == (there_and_back if level else [])
+
+
+def test_memory_that_another_process_takes_meanwhile_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = colocated(spec("cuda"), Llm(used=True), monkeypatch)
+    with pytest.raises(
+        RunFailed, match=r"another process took memory of this GPU while .*; give the run its GPUs alone"
+    ) as failed:
+        engine.sleep()
+    assert failed.value.retry
+
+
+def test_resident_weights_are_not_in_the_memory_that_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.worker.gpu_worker import Worker
+
+    asked: list[str] = []
+
+    def pooled(worker: object, tag: str) -> nullcontext[str]:
+        asked.append(tag)
+        return nullcontext("pool")
+
+    assert hasattr(Worker, resident_weights.POOLED), "vLLM has it under this name"
+    monkeypatch.setattr(Worker, resident_weights.POOLED, pooled)
+    with resident_weights.kept():
+        for tag in ("weights", "kv_cache"):
+            with getattr(Worker, resident_weights.POOLED)(None, tag) as memory:
+                assert memory == ("pool" if tag == "kv_cache" else None)
+    assert asked == ["kv_cache"]
+    assert getattr(Worker, resident_weights.POOLED) is pooled
 
 
 def test_a_server_gets_a_table_of_settings_as_json() -> None:

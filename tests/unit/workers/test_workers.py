@@ -15,11 +15,11 @@ import torch
 from rlcli.cluster.dispatch import add_up, dispatch
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import sample_seed
+from rlcli.data.messages import Role, sample_seed
 from rlcli.errors import RunFailed
 from rlcli.model.parallel.offload import KINDS, Offload
 from rlcli.model.weight_check.engine_weights import Verified
-from rlcli.workers.spec import WorkerSpec
+from rlcli.workers.spec import WorkerSpec, engine_spec
 from rlcli.workers.worker import Worker
 
 
@@ -180,6 +180,37 @@ def test_models_are_on_the_device_when_needed_and_else_offloaded(worker: Worker)
         "load_weights: policy",
         "wake_cache: nobody",
     ]
+
+
+@pytest.mark.parametrize(
+    ("roles", "configured", "released"),
+    [
+        ({"policy", "engine"}, "auto", "all"),
+        ({"policy", "engine"}, "cache", "cache"),
+        ({"policy", "engine"}, "none", "none"),
+        ({"engine"}, "auto", "none"),
+    ],
+)
+def test_an_engine_beside_a_trainer_alone_releases_memory(
+    roles: set[Role], configured: str, released: str, worker: Worker
+) -> None:
+    config = worker.config.changed(rollout={"sleep": configured})
+    assert engine_spec(replace(worker.spec, config=config, roles=frozenset(roles))).sleep == released
+
+
+@pytest.mark.parametrize(("sleep", "grows"), [("all", True), ("cache", True), ("none", False)])
+def test_torchs_segments_grow_while_an_engine_sleeps(
+    sleep: str, grows: bool, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcli.model.parallel import offload
+
+    asked: list[bool] = []
+    monkeypatch.setattr(offload, "growing_segments", asked.append)
+    config = worker.config.changed(rollout={"sleep": sleep})
+    worker.spec, worker.device = replace(worker.spec, config=config), torch.device("cuda")
+    for takes_part in (True, False):
+        worker.engine_takes_part(takes_part)
+    assert asked == [False, grows]
 
 
 def test_the_hubs_token_travels_in_the_spec_and_is_shown_nowhere(
