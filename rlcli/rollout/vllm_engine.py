@@ -59,7 +59,8 @@ class VllmEngine:
         resident = (
             resident_weights.kept() if spec.sleep == "cache" and spec.device == "cuda" else contextlib.nullcontext()
         )
-        with process_state.kept(), resident, recorded as bases, borrowed_classes.noted() as borrowed:
+        state = process_state.kept(threads=spec.device == "cuda")
+        with state, resident, recorded as bases, borrowed_classes.noted() as borrowed:
             from vllm import LLM
 
             if spec.device == "cpu":
@@ -72,6 +73,7 @@ class VllmEngine:
             segment.unlink(missing_ok=True)
         self._engine = self._llm.llm_engine
         borrowed.give_back(self._model)
+        check_head(spec, self._engine.vllm_config.model_config)
         self._adapter: Any = None
         self._prompts = pictures.Prompts(self._llm, spec.images)
         self._requests = 0
@@ -425,6 +427,16 @@ def _prompt_log_probs(tokens: Any, output: Any) -> Any:
 
     pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
     return np.asarray([entry[int(token)].logprob for token, entry in pairs], dtype=np.float32)
+
+
+def check_head(spec: EngineSpec, model_config: Any) -> None:
+    """SetupError if logits are to be in float32, and this vLLM computes them in another precision all the same, as
+    0.24 does. model_config: vLLM's."""
+    if spec.float_head and str(model_config.head_dtype) != "torch.float32":
+        raise SetupError(
+            f"model.head_dtype = float32: this vLLM computes the logits in {model_config.head_dtype} all the same",
+            "pip install 'vllm==0.32.*', or leave model.head_dtype out",
+        )
 
 
 def sleep_level(spec: EngineSpec) -> int:

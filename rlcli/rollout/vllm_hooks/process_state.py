@@ -32,16 +32,20 @@ def sockets_in(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """vLLM reseeds the global generators and sets LD_PRELOAD, which children would inherit: restore both."""
+def kept(*, threads: bool = False) -> Iterator[None]:
+    """vLLM reseeds the global generators and sets LD_PRELOAD, which children would inherit: restore both. threads: also
+    the number of torch's threads, which on GPUs it sets to one for the trainer of this process too."""
     import torch
 
     state, torch_state, preload = random.getstate(), torch.get_rng_state(), os.environ.get("LD_PRELOAD")
+    number = torch.get_num_threads()
     try:
         yield
     finally:
         random.setstate(state)
         torch.set_rng_state(torch_state)
+        if threads:
+            torch.set_num_threads(number)
         if preload is None:
             os.environ.pop("LD_PRELOAD", None)
         else:

@@ -15,8 +15,8 @@ from rlcli.images.patches import PatchRule
 from rlcli.rollout import vllm_arguments
 from rlcli.rollout.engine import Described, EngineSpec, Sleep
 from rlcli.rollout.sampling import draws_by_place
-from rlcli.rollout.vllm_engine import VllmEngine, sleep_level
-from rlcli.rollout.vllm_hooks import expert_kernels, resident_weights
+from rlcli.rollout.vllm_engine import VllmEngine, check_head, sleep_level
+from rlcli.rollout.vllm_hooks import expert_kernels, process_state, resident_weights
 
 
 def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, max_length: int = 512) -> EngineSpec:
@@ -193,6 +193,30 @@ def test_resident_weights_are_not_in_the_memory_that_sleeps(monkeypatch: pytest.
                 assert memory == ("pool" if tag == "kv_cache" else None)
     assert asked == ["kv_cache"]
     assert getattr(Worker, resident_weights.POOLED) is pooled
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_the_trainers_threads_are_given_back_where_both_are_on_a_gpu(threads: bool) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with process_state.kept(threads=threads):
+            torch.set_num_threads(1)
+        assert torch.get_num_threads() == (3 if threads else 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_head_in_another_precision_than_asked_for_is_refused() -> None:
+    import torch
+
+    wide = replace(spec("cuda"), dtype="bfloat16", float_head=True)
+    check_head(wide, SimpleNamespace(head_dtype=torch.float32))
+    check_head(spec("cuda"), SimpleNamespace(head_dtype=torch.bfloat16))
+    with pytest.raises(SetupError, match=r"head_dtype = float32: .* in torch.bfloat16 all the same; .*vllm==0.32"):
+        check_head(wide, SimpleNamespace(head_dtype=torch.bfloat16))
 
 
 def test_a_server_gets_a_table_of_settings_as_json() -> None:
