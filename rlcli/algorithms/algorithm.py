@@ -226,9 +226,10 @@ class Algorithm:
         `reference_log_probs`, `teacher_log_probs` with `teacher_agrees` (bool [T]), `candidate_log_probs` and
         `teacher_top_log_probs` [T, K], `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`, `right`
         (bool [S]), `group_tokens` [S] and `kept` (bool [T], from `keep_tokens`: the others are treated as absent, in
-        the denominators too). kl_coef, entropy_coef: their values at this step. right_tokens: tokens of right responses
-        in the whole minibatch. on_policy_input: receives the log-probs that only the policy loss reads, kept tokens
-        only, so their gradient lacks the other terms. T = 0 is allowed and gives a loss of 0.
+        the denominators too), with `kept_places` (int64), where it is true, if they are known. kl_coef, entropy_coef:
+        their values at this step. right_tokens: tokens of right responses in the whole minibatch. on_policy_input:
+        receives the log-probs that only the policy loss reads, kept tokens only, so their gradient lacks the other
+        terms. T = 0 is allowed and gives a loss of 0.
         """
         given, mismatch = self._corrected(inputs)
         given["denominators"] = denominators
@@ -296,9 +297,10 @@ def only_kept(inputs: Mapping[str, Any]) -> dict[str, Any]:
     (tensor([0]), tensor([1, 0]))
     """
     kept, sequence = inputs["kept"], inputs["sequence"]
+    places = inputs["kept_places"] if "kept_places" in inputs else kept.nonzero()[:, 0]
     lengths = torch.zeros_like(inputs["lengths"]).index_add(0, sequence, kept.to(inputs["lengths"].dtype))
-    tokens = {name: inputs[name][kept] for name in TOKEN_LEVEL if name in inputs}
-    return {**inputs, **tokens, "sequence": sequence[kept], "lengths": lengths}
+    tokens = {name: inputs[name].index_select(0, places) for name in TOKEN_LEVEL if name in inputs}
+    return {**inputs, **tokens, "sequence": sequence.index_select(0, places), "lengths": lengths}
 
 
 def loss_vanishes(algorithm: Algorithm) -> bool:

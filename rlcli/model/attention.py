@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from rlcli.errors import ModelError
+from rlcli.model.transfers import Move, upload
 
 ATTENTION = "rlcli_packed"
 """The attention implementation in a model's config."""
@@ -55,8 +56,23 @@ class Segments:
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device, source: np.ndarray | None = None) -> Segments:
-        ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-        return Segments(ends.to(device=device, dtype=torch.int32), tuple(lengths), source)
+        ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
+        return Segments(upload([ends], device)[0], tuple(lengths), source)
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Compute now what attention on `device` in `dtype` would compute at its first call."""
+        needed = "end_to_end" if _has_kernel(device, dtype) else "padded"
+        if needed == "padded" or self.source is not None:
+            getattr(self, needed)
+
+    def moved(self, move: Move) -> Segments:
+        """See `Movable`. What has been computed already goes with it."""
+        found = replace(self, boundaries=move(self.boundaries))
+        computed: dict[str, Layout | Padded] = {
+            name: value.moved(move) for name, value in vars(self).items() if isinstance(value, (Layout, Padded))
+        }
+        vars(found).update(computed)
+        return found
 
     @cached_property
     def end_to_end(self) -> Layout:
@@ -84,7 +100,7 @@ class Segments:
             keys.append(_padded(starts[group], lengths[group]))
             shape = (len(group), int(attending[group].max()), int(lengths[group].max()))
             places = (queries[-1][0] - starts[group, None]) if before.any() else None
-            calls.append(Call(shape, None if places is None else torch.tensor(places, device=device)))
+            calls.append(Call(shape, None if places is None else upload([torch.tensor(places)], device)[0]))
         key_layout = self._layout(keys)
         return Padded(
             calls, self._layout(queries) if any(call.places is not None for call in calls) else key_layout, key_layout
@@ -132,8 +148,12 @@ class Layout:
         other = real.copy()
         other[home] = False
         copies = np.flatnonzero(other)
-        tensors = (torch.tensor(values, device=device) for values in (source, home, copies, source[copies]))
-        return Layout(*tensors)
+        tensors = [torch.tensor(values) for values in (source, home, copies, source[copies])]
+        return Layout(*upload(tensors, device))
+
+    def moved(self, move: Move) -> Layout:
+        """See `Movable`."""
+        return Layout(*map(move, (self.source, self.home, self.copies, self.copied)))
 
     def lay(self, x: Tensor) -> Tensor:
         """[P, …] of x [T, …]. Gradients at places without a token are 0 and left out."""
@@ -162,6 +182,10 @@ class Call:
     masks: dict[int | None, Tensor] = field(default_factory=dict, compare=False)
     """The masks of windows, which all layers share: their backward passes keep them."""
 
+    def moved(self, move: Move) -> Call:
+        """See `Movable`. Masks are computed where they are used."""
+        return Call(self.shape, None if self.places is None else move(self.places))
+
     def mask(self, window: int | None, like: Tensor) -> Tensor | None:
         """What is added to scores, 0 or −inf, `[B, 1, L, K]` or `[K, K]`, so that each token sees the last `window`
         up to itself, or all; None if causality alone does that. like: a tensor of its dtype and device."""
@@ -186,6 +210,11 @@ class Padded:
     calls: list[Call]
     queries: Layout
     keys: Layout
+
+    def moved(self, move: Move) -> Padded:
+        """See `Movable`."""
+        calls, keys = [call.moved(move) for call in self.calls], self.keys.moved(move)
+        return Padded(calls, keys if self.queries is self.keys else self.queries.moved(move), keys)
 
     @property
     def shapes(self) -> list[tuple[int, int, int]]:
@@ -260,10 +289,15 @@ def packed_attention(
             )
     assert attention_mask is None, "boundaries replace the mask"
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
-    kernel = _varlen if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else _grouped
+    kernel = _varlen if _has_kernel(query.device, query.dtype) else _grouped
     attend = partial(kernel, segments=segments, scaling=scaling, window=sliding_window)
     found = attend(query, key, value) if divided is None else divided.attend(attend, query, key, value)
     return found[None], None
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch has a kernel for sequences of several lengths."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
 def _grouped(

@@ -16,6 +16,7 @@ from rlcli.model.names import named_weights, sees, tower
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets
 from rlcli.model.parallel.context import ContextGroup, Run
+from rlcli.model.transfers import upload
 
 
 class Decoder(nn.Module):
@@ -68,7 +69,7 @@ class Decoder(nn.Module):
 
 def _shown(batch: PackedBatch) -> dict[str, Tensor]:
     """What a pack has of pictures. That of all of a step's micro-batches would take gigabytes on a device."""
-    return {name: values.to(batch.input_ids.device) for name, values in batch.shown.items()}
+    return dict(zip(batch.shown, upload([*batch.shown.values()], batch.input_ids.device), strict=True))
 
 
 def blocks(lm: Any) -> Iterator[nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from rlcli.data.packer import WORTH_SHARING
 from rlcli.data.routes import padded, unknown
 from rlcli.images.rule import ImageRule, identity
 from rlcli.model.attention import Segments
+from rlcli.model.transfers import Move, all_moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,25 @@ class PackedBatch:
         whole = np.arange(self.tokens) if self.segments.source is None else self.segments.source
         return torch.tensor(whole, device=self.input_ids.device)
 
+    def moved(self, move: Move) -> PackedBatch:
+        """See `Movable`. `shown` stays."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else move(tensor)
+
+        return replace(
+            self,
+            input_ids=move(self.input_ids),
+            position_ids=move(self.position_ids),
+            segments=self.segments.moved(move),
+            response_index=move(self.response_index),
+            targets=move(self.targets),
+            sequence=move(self.sequence),
+            candidates=moved(self.candidates),
+            routes=moved(self.routes),
+            never=moved(self.never),
+        )
+
 
 def pack(
     rows: Sequence[tuple[np.ndarray, int]],
@@ -110,21 +130,20 @@ def pack(
 
     def tensor(values: np.ndarray) -> Tensor:
         # A copy: arrays from the object store are read-only, which torch does not support.
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return torch.tensor(values, dtype=torch.int64)
 
-    return PackedBatch(
+    packed = PackedBatch(
         input_ids=tensor(tokens[first]),
         position_ids=tensor(places[..., first]),
-        segments=Segments.of(lengths.tolist(), device, None if first.all() else source),
+        segments=Segments.of(lengths.tolist(), torch.device("cpu"), None if first.all() else source),
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
         sequence=tensor((sequence if sequences is None else np.asarray(sequences)[sequence])[response]),
-        routes=None
-        if all(one is None for one in routes)
-        else torch.from_numpy(_packed_routes(routes, lengths)[first]).to(device),
+        routes=None if all(one is None for one in routes) else torch.from_numpy(_packed_routes(routes, lengths)[first]),
         shown={name: torch.from_numpy(values) for name, values in shown.items()},
         never=None if rule is None else tensor(np.array(rule.never)),
     )
+    return all_moved([packed], device)[0]
 
 
 def dummy(device: torch.device, rule: ImageRule | None = None) -> PackedBatch:

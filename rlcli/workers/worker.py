@@ -219,8 +219,11 @@ class Worker(WeightSync):
     @dispatch(send="data")
     def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
         """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
+        import torch
+
         step = step if self.dims.leads(self.rank) else replace(step, recording=None)
-        self.batch = TrainBatch(bins, step, self.device, self.spec.images)
+        dtype = getattr(torch, self.spec.dtype)
+        self.batch = TrainBatch(bins, step, self.device, self.spec.images, dtype)
         if self.policy is not None:
             self.policy.begin(self.batch, step.version)
         self.recorder.begin(step, bins, self.batch, spare=self.rank == 0)

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers.integrations.moe import _grouped_linear  # chooses a kernel as the base does
 
+from rlcli.model.mixture.routes import occurrences
 from rlcli.model.names import DOWN, UP, base_name
 from rlcli.model.parallel.buckets import rows_of
 
@@ -59,7 +60,7 @@ def _adapted(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> T
     transformers' grouped products give it, with each expert's adapter."""
     pairs = chosen.flatten()
     order = pairs.argsort(stable=True)
-    ends = torch.bincount(pairs, minlength=experts.num_experts).cumsum(0).to(torch.int32)
+    ends = occurrences(pairs, experts.num_experts).cumsum(0).to(torch.int32)
     up = _product(experts, "gate_up_proj", hidden[order // chosen.shape[1]], ends)
     outputs = _product(experts, "down_proj", experts._apply_gate(up), ends)
     weighted = outputs * weights.flatten()[order, None]

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rlcli.errors import ModelError
 from rlcli.model.mixture.adapters import factors_of, forward_of
+from rlcli.model.mixture.routes import occurrences
 from rlcli.model.names import DOWN
 from rlcli.model.parallel.dims import BESIDE, EXPERT, REPLICATE
 from rlcli.model.parallel.exchange import exchange
@@ -65,12 +66,14 @@ def _forward(experts: Any, compute: Any, mesh: DeviceMesh, hidden: Tensor, chose
     [T, K]: of their outputs. compute: the forward pass of the module with all experts. Collective."""
     group, ranks, each = mesh.get_group(), mesh.size(), experts.num_experts
     by_expert = chosen.flatten().argsort(stable=True)
-    counts = torch.bincount(chosen.flatten(), minlength=ranks * each).view(ranks, each)
+    counts = occurrences(chosen.flatten(), ranks * each).view(ranks, each)
     theirs = torch.empty_like(counts)
     dist.all_to_all_single(theirs, counts, group=group)
-    sent, received = counts.sum(1).tolist(), theirs.sum(1).tolist()
+    # The host waits once a layer: it has to know how much it exchanges.
+    sent, received = torch.stack([counts.sum(1), theirs.sum(1)]).tolist()
     tokens = exchange(hidden[by_expert // chosen.shape[1]], sent, received, group)
-    expert = torch.arange(each, device=hidden.device).repeat(ranks).repeat_interleave(theirs.flatten())
+    local = torch.arange(each, device=hidden.device).repeat(ranks)
+    expert = local.repeat_interleave(theirs.flatten(), output_size=sum(received))
     outputs = exchange(_computed(experts, compute, tokens, expert), received, sent, group)
     back = outputs[by_expert.argsort()].view(*chosen.shape, -1)
     return (back * weights[..., None]).sum(1).to(hidden.dtype)

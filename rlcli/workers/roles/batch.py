@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcli.model.packed import PackedBatch
+    from rlcli.model.transfers import Move
 
 FETCH_TIMEOUT_S = 600.0
 """Longest wait for an object of another worker: for one that Ray has lost, the wait would never end."""
@@ -33,7 +34,8 @@ class MicroBatch:
     `rollout_log_probs`; if turns are rewarded, the `turn` (int64, from 0) of its sample that each is of; and what the
     roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …), some of them `[R, K]`.
     of_teachers: with several teachers, the number of each that has samples here → the pack of those samples alone.
-    rows: the samples' trajectories, S of them.
+    rows: the samples' trajectories, S of them. kept_places: int64, the drawn tokens that no correction rejects, if some
+    may be rejected.
     """
 
     packed: PackedBatch
@@ -43,6 +45,18 @@ class MicroBatch:
     tokens: dict[str, Tensor] = field(default_factory=dict)
     of_teachers: dict[int, PackedBatch] = field(default_factory=dict)
     rows: Sequence[Trajectory] = ()
+    kept_places: Tensor | None = None
+
+    def moved(self, move: Move) -> MicroBatch:
+        """See `rlcli.model.transfers.Movable`."""
+        return replace(
+            self,
+            packed=self.packed.moved(move),
+            samples=move(self.samples),
+            lengths=move(self.lengths),
+            tokens={name: move(values) for name, values in self.tokens.items()},
+            of_teachers={number: pack.moved(move) for number, pack in self.of_teachers.items()},
+        )
 
     def spread(self, column: Tensor) -> Tensor:
         """The value of each token's sequence (`[S]`) or turn (`[S, K]`): float32 `[R]`."""
@@ -56,13 +70,21 @@ class TrainBatch:
     recorded: the trajectories of those whose tokens are recorded, by their place."""
 
     def __init__(
-        self, bins: Sequence[Sequence[Bin]], step: StepWork, device: torch.device, rule: ImageRule | None = None
+        self,
+        bins: Sequence[Sequence[Bin]],
+        step: StepWork,
+        device: torch.device,
+        rule: ImageRule | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Fetch only the shards that hold this rank's rows, and pack the rows. bins: [minibatch][micro-batch] → this
-        rank's samples. rule: how the model sees pictures, if it does."""
+        rank's samples. rule: how the model sees pictures, if it does. dtype: in which models compute, so that on a GPU
+        attention's indices are there before the first pass."""
         import numpy as np
         import ray
         import torch
+
+        from rlcli.model.transfers import all_moved, upload
 
         self.device, self.rule = device, rule
         self.seed = step.seed
@@ -71,12 +93,17 @@ class TrainBatch:
         shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
         self.works: list[MiniWork] = step.minibatches
         self.policy_works = list(step.minibatches)
-        self.columns: dict[str, Tensor] = {
-            name: torch.tensor(values, device=device) for name, values in step.columns.items()
-        }
+        columns = upload([torch.tensor(values) for values in step.columns.values()], device)
+        self.columns: dict[str, Tensor] = dict(zip(step.columns, columns, strict=True))
         self.recorded: dict[int, Trajectory] = {}
-        rows = RowCheck(step.columns, one_prompt=step.one_prompt)
-        self.minibatches = [[self._pack(bin, step, shards, rows) for bin in micros] for micros in bins]
+        packed = [self._pack(bin, step, shards) for micros in bins for bin in micros]
+        if dtype is not None and device.type != "cpu":
+            for micro in packed:
+                for pack in (micro.packed, *micro.of_teachers.values()):
+                    pack.segments.prepare(device, dtype)
+        on_device = iter(all_moved(packed, device))
+        self.minibatches = [[next(on_device) for _ in micros] for micros in bins]
+        RowCheck(step.columns, one_prompt=step.one_prompt).check([micro for micro in self if not micro.empty])
         if "advantages" in self.columns:  # computed from the rewards alone
             self.spread("advantages", self.columns["advantages"])
 
@@ -107,19 +134,19 @@ class TrainBatch:
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         lengths = torch.cat([none, *(m.lengths for m in micros)])
         samples = torch.cat([none, *(m.samples for m in micros)])
-        sequence = torch.repeat_interleave(torch.arange(len(lengths), device=self.device), lengths)
+        drawn = sum(len(micro.packed.targets) for micro in micros)
+        places = torch.arange(len(lengths), device=self.device)
+        sequence = torch.repeat_interleave(places, lengths, output_size=drawn)
         return Joined(micros, samples, lengths, sequence)
 
     def export(self, name: str) -> dict[int, Any]:
         """The values under `name`, by sample, as arrays, for another group's batch."""
-        return {
-            sample: values.cpu().numpy()
-            for micro in self
-            if not micro.empty
-            for sample, values in zip(
-                micro.samples.tolist(), micro.tokens[name].split(micro.lengths.tolist()), strict=True
-            )
-        }
+        from rlcli.model.transfers import download
+
+        joined = self.joined()
+        samples, lengths, values = download([joined.samples, joined.lengths, joined.tokens(name)])
+        parts = values.split(lengths.tolist())
+        return {sample: part.numpy() for sample, part in zip(samples.tolist(), parts, strict=True)}
 
     def fill(self, name: str, by_sample: dict[int, Any]) -> None:
         """Fill in the result of `export`, for these samples and others."""
@@ -153,7 +180,8 @@ class TrainBatch:
         with replacing(path) as temporary:
             torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
 
-    def _pack(self, bin: Bin, step: StepWork, shards: dict[int, Any], check: RowCheck) -> MicroBatch:
+    def _pack(self, bin: Bin, step: StepWork, shards: dict[int, Any]) -> MicroBatch:
+        """A micro-batch on the host."""
         import numpy as np
         import torch
 
@@ -162,18 +190,16 @@ class TrainBatch:
         shard, row = step.columns["shard"], step.columns["row"]
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
         branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
-        packed = self._packed(branches) if rows else dummy(self.device, self.rule)
-        samples = torch.tensor(bin, dtype=torch.int64, device=self.device)
-        lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64, device=self.device)
+        packed = self._packed(branches) if rows else dummy(torch.device("cpu"), self.rule)
+        samples = torch.tensor(bin, dtype=torch.int64)
+        lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64)
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
-        tokens = {"rollout_log_probs": torch.tensor(log_probs, device=self.device)}
+        tokens = {"rollout_log_probs": torch.tensor(log_probs)}
         if "turn_rewards" in step.columns:
             turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
-            tokens["turn"] = torch.tensor(turns, device=self.device)
+            tokens["turn"] = torch.tensor(turns)
         wanted = {one.place for one in step.recording.samples} if step.recording is not None else frozenset()
         self.recorded |= {sample: whole for sample, whole in zip(bin, rows, strict=True) if sample in wanted}
-        if rows:
-            check.check(packed, samples, lengths, tokens["rollout_log_probs"], rows)
         of_teachers = {}
         if "teacher" in step.columns:
             teachers = step.columns["teacher"][np.array(bin, np.int64)]
@@ -184,13 +210,15 @@ class TrainBatch:
         return MicroBatch(packed, samples, lengths, not rows, tokens, of_teachers, rows)
 
     def _packed(self, branches: Sequence[tuple[int, Trajectory]]) -> PackedBatch:
-        """Of the branches of trajectories, each with the place of its sample in the micro-batch."""
+        """Of the branches of trajectories, each with the place of its sample in the micro-batch, on the host."""
+        import torch
+
         from rlcli.model.packed import pack
 
         given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
         masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
         routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
-        return pack(given, self.device, masks, places, routes, pictures, self.rule)
+        return pack(given, torch.device("cpu"), masks, places, routes, pictures, self.rule)
 
 
 @dataclass(frozen=True)
@@ -213,6 +241,20 @@ class Joined:
 
     def fill(self, name: str, values: Tensor) -> None:
         """Store `values` (`[T]`) under `name`."""
-        parts = values.split([int(micro.lengths.sum()) for micro in self.micros]) if self.micros else ()
+        parts = values.split([len(micro.packed.targets) for micro in self.micros]) if self.micros else ()
         for micro, part in zip(self.micros, parts, strict=True):
             micro.tokens[name] = part
+
+    def fill_kept(self, kept: Tensor) -> None:
+        """Store which tokens no correction rejects, bool `[T]`: under `kept`, and their places in each micro-batch,
+        for which no pass then has to wait."""
+        from rlcli.model.transfers import download, upload
+
+        self.fill("kept", kept)
+        if not self.micros:
+            return
+        (host,) = download([kept])
+        parts = host.split([len(micro.packed.targets) for micro in self.micros])
+        places = upload([part.nonzero()[:, 0] for part in parts], kept.device)
+        for micro, own in zip(self.micros, places, strict=True):
+            micro.kept_places = own

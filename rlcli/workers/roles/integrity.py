@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from rlcli.model.packed import PackedBatch
+    from rlcli.workers.roles.batch import MicroBatch
 
 WATCHED = 1024
 """Number of weights of the watched tensor that are compared before and after an optimizer step."""
@@ -31,6 +31,8 @@ LEAST_SHARE = 0.01
 """Share of the learning rate: a step of this size must be visible in a watched weight."""
 REDUCTION_TOLERANCE = 1e-3
 """Error of a reduced gradient ÷ the size of the workers' terms: both sums are in float32, of the same gradients."""
+ENGINE = "rollout_log_probs"
+"""The name of the engine's log-probs among a micro-batch's tokens."""
 NAMED = 3
 """Most weights that a message names."""
 REPORT = "please report this with the run's config.toml"
@@ -56,34 +58,38 @@ class RowCheck:
         self.columns, self._one_prompt = columns, one_prompt
         self._prompts: dict[int, int] = {}
 
-    def check(
-        self,
-        packed: PackedBatch,
-        samples: Tensor,
-        lengths: Tensor,
-        log_probs: Tensor,
-        rows: Sequence[Trajectory],
+    def check(self, micros: Sequence[MicroBatch]) -> None:
+        """Of the tensors that are trained on, which leave the device in one copy. Raises RunFailed."""
+        from rlcli.model.transfers import download
+
+        if "signatures" not in self.columns:
+            return
+        tensors = [
+            (micro.samples, micro.lengths, micro.packed.sequence, micro.packed.targets, micro.tokens[ENGINE])
+            for micro in micros
+        ]
+        arrays = iter([tensor.numpy() for tensor in download([one for each in tensors for one in each])])
+        for micro in micros:
+            self._check_micro(micro.rows, *(next(arrays) for _ in range(5)))
+
+    def _check_micro(
+        self, rows: Sequence[Trajectory], samples: Any, counts: Any, sequence: Any, targets: Any, engine: Any
     ) -> None:
-        """samples, lengths: int64 `[S]`, of each sequence of the pack; log_probs: the engine's, `[R]`. rows: of each
-        sequence, from its shard. Raises RunFailed."""
+        """rows: of each of S sequences, from its shard. samples, counts `[S]`: which it is, and its drawn tokens.
+        sequence, targets, engine `[R]`: of each drawn token the sequence, the id, and the engine's log-prob."""
         import numpy as np
 
-        signatures = self.columns.get("signatures")
-        if signatures is None:
-            return
-        counts = lengths.cpu().numpy()
-        if not np.array_equal(np.bincount(packed.sequence.cpu().numpy(), minlength=len(counts)), counts):
+        signatures = self.columns["signatures"]
+        if not np.array_equal(np.bincount(sequence, minlength=len(counts)), counts):
             raise RunFailed("the packed batch assigns drawn tokens to other samples than planned", REPORT)
         ends = np.cumsum(counts)[:-1]
-        targets = np.split(packed.targets.cpu().numpy(), ends)
-        engine = np.split(log_probs.cpu().numpy(), ends)
-        for place, sample in enumerate(samples.tolist()):
-            row = rows[place]
+        of_sample = zip(rows, samples.tolist(), np.split(targets, ends), np.split(engine, ends), strict=True)
+        for row, sample, drawn, log_probs in of_sample:
             if self._one_prompt:
                 self._check_group(sample, row.tokens[: row.prompt_tokens])
             forwarded = row.tokens.copy()
-            forwarded[row.drawn] = targets[place]
-            digest = tokens_digest(replace(row, tokens=forwarded, log_probs=engine[place]))
+            forwarded[row.drawn] = drawn
+            digest = tokens_digest(replace(row, tokens=forwarded, log_probs=log_probs))
             found = signature(digest, float(self.columns["scores"][sample]))
             if signatures[sample] and found != signatures[sample]:
                 raise RunFailed(

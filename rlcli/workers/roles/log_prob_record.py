@@ -55,10 +55,14 @@ class LogProbRecord:
         """Of all samples recorded in this step, which are then forgotten."""
         import numpy as np
 
+        from rlcli.model.transfers import download
+
         tables: list[np.ndarray] = []
-        for micro, log_probs in self._log_probs.values():
-            trainer = log_probs.float().cpu().numpy()
-            engine = micro.tokens["rollout_log_probs"].cpu().numpy()
+        micros = [micro for micro, _ in self._log_probs.values()]
+        log_probs = [values.float() for _, values in self._log_probs.values()]
+        on_host = download([*log_probs, *(micro.tokens["rollout_log_probs"] for micro in micros)])
+        arrays = [tensor.numpy() for tensor in on_host]
+        for micro, trainer, engine in zip(micros, arrays, arrays[len(micros) :], strict=False):
             current = np.concatenate([drawn_by(row, self.version) for row in micro.rows])
             # A trainer that computes no number is the update guard's to report: its gradient is bad.
             used = current & np.isfinite(trainer)

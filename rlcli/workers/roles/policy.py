@@ -119,6 +119,8 @@ class PolicyRole:
         if outputs.candidate_log_probs is not None:
             inputs["candidate_log_probs"] = outputs.candidate_log_probs
         inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
+        if micro.kept_places is not None:
+            inputs["kept_places"] = micro.kept_places
         denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
         checks, watch = self._row_sums(batch, micro, inputs, denominators)
         objective = self.algorithm.objective(
@@ -150,7 +152,7 @@ class PolicyRole:
                 sums["check_advantages"] = (of_samples(planned.double()) * weight_of(signatures)).sum()
         if self.checks_loss:
             tokens = micro.tokens["advantages"] if planned is None else micro.spread(planned)
-            read = (tokens[inputs["kept"]] if "kept" in inputs else tokens).double()
+            read = (tokens.index_select(0, inputs["kept_places"]) if "kept" in inputs else tokens).double()
             sums["check_expected_pull"] = self.algorithm.pull(inputs | {"advantages": tokens}, denominators).double()
             sums["check_pull"] = pull = torch.zeros_like(sums["check_expected_pull"])
             watch = partial(watch_pull, advantages=read, pull=pull, world=self.policy.data_ranks)

@@ -45,7 +45,7 @@ def fill_kept(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
                 "lengths": joined.lengths,
             }
         )
-        joined.fill("kept", kept)
+        joined.fill_kept(kept)
         lost = torch.zeros(len(batch.columns["groups"]), dtype=torch.float64, device=batch.device)
         lost.index_add_(0, joined.samples[joined.sequence], (~kept).double())
         batch.policy_works[index] = _without(batch, index, ranks.add(lost))
@@ -81,12 +81,14 @@ def _without(batch: TrainBatch, index: int, lost: Tensor) -> MiniWork:
     of_groups = table.new_zeros(int(groups.max()) + 1 if len(groups) else 0, 3).index_add_(0, groups, table)
     batch.columns["group_tokens"] = batch.columns["group_tokens"] - of_groups[groups, 0].float()
     emptied = (of_groups[:, 1] > 0) & (of_groups[:, 1] == of_groups[:, 2])
+    sums = (lost.sum(), gone.sum(), emptied.double().sum(), (lost * batch.columns["right"]).sum())
+    tokens, sequences, prompts, right_tokens = map(int, torch.stack(sums).tolist())
     return replace(
         work,
-        tokens=work.tokens - int(lost.sum()),
-        sequences=work.sequences - int(gone.sum()),
-        groups=work.groups - int(emptied.sum()),
-        right_tokens=work.right_tokens - int(lost[batch.columns["right"]].sum()),
+        tokens=work.tokens - tokens,
+        sequences=work.sequences - sequences,
+        groups=work.groups - prompts,
+        right_tokens=work.right_tokens - right_tokens,
     )
 
 
