@@ -59,22 +59,22 @@ class WeightFiles:
             for part, own in wanted.items()
         )
 
-    def rows(self, name: str, begin: int, count: int) -> Tensor:
-        """Rows of a parameter, from its first dimension, in the dtype of the file. Raises `ModelError` for NaN and
-        infinity."""
+    def rows(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
+        """Rows of a parameter, from its first dimension, in the dtype of the file, on `device`, where they are checked:
+        a worker beside a GPU has one thread. Raises `ModelError` for NaN and infinity."""
         if name in self.new:
             return self.new[name][begin : begin + count]
         name = self._own(name)
         if expert_names(name, begin, self._kind):
             experts = (expert_names(name, expert, self._kind) for expert in range(begin, begin + count))
-            return torch.stack([torch.cat([self._whole(one) for one in names]) for names in experts])
+            return torch.stack([torch.cat([self._whole(one, device) for one in names]) for names in experts])
         name = file_name(name, self._kind)
-        part: Tensor = self._opened[name].get_slice(name)[begin : begin + count]
+        part: Tensor = self._opened[name].get_slice(name)[begin : begin + count].to(device)
         check_finite(self._path, [(name, part)])
         return part
 
-    def _whole(self, name: str) -> Tensor:
-        tensor: Tensor = self._opened[name].get_tensor(name)
+    def _whole(self, name: str, device: torch.device) -> Tensor:
+        tensor: Tensor = self._opened[name].get_tensor(name).to(device)
         check_finite(self._path, [(name, tensor)])
         return tensor
 

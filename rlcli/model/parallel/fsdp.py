@@ -69,7 +69,7 @@ def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) ->
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             rows = rows_of(parameter)
             if own.numel():
-                own.copy_(files.rows(name, rows.begin if rows is not None else 0, len(own)))
+                own.copy_(files.rows(name, rows.begin if rows is not None else 0, len(own), device))
 
 
 def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:

@@ -18,7 +18,7 @@ def check_finite(path: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
-        bad = sum(int((~torch.isfinite(part)).sum()) for part in tensor.detach().reshape(-1).split(AT_ONCE))
+        bad = int(sum((~torch.isfinite(part)).sum() for part in tensor.detach().reshape(-1).split(AT_ONCE)))
         if bad:
             raise ModelError(
                 f"{path}: {bad} of {tensor.numel()} weights of {name} are NaN or infinite",

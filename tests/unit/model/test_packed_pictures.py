@@ -121,7 +121,7 @@ def test_files_are_read_by_the_names_that_transformers_writes(kind: str, tmp_pat
     assert files is not None
     for name, weight in named_weights(lm):
         assert files.hold(name, weight.shape)
-        assert torch.equal(files.rows(name, 0, len(weight)), weight)
+        assert torch.equal(files.rows(name, 0, len(weight), CPU), weight)
 
 
 def test_tiles_are_seen_beside_either_text_model() -> None:

@@ -19,6 +19,7 @@ from rlcli.model.lora import LoraSpec
 from rlcli.model.names import fixed_weights
 from rlcli.model.value import read_value_config, value_class
 from tests.model_fixtures import MIXTURES, save_tiny, tiny_lm
+from tests.pretend_gpu import DEVICE, OnGpu, PretendGpu
 
 CPU = torch.device("cpu")
 
@@ -60,6 +61,33 @@ def test_a_model_holds_what_its_files_do(
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert read_whole == []
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mixtral"])
+def test_weights_are_on_the_gpu_before_they_are_checked_and_cast(
+    mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import rlcli.model.io.files as files
+
+    tiny_lm(kind).to(torch.bfloat16).save_pretrained(tmp_path)
+    checked: set[tuple[torch.device, torch.dtype]] = set()
+    check = files.check_finite
+
+    def noted(path: str, tensors: Any) -> None:
+        checked.update((tensor.device, tensor.dtype) for _, tensor in tensors)
+        check(path, tensors)
+
+    monkeypatch.setattr(files, "check_finite", noted)
+    expected = loaded(tmp_path, mesh)
+    checked.clear()
+    with PretendGpu() as gpu, gpu.loading():
+        policy = loading.load_policy(str(tmp_path), dtype=torch.float32, device=DEVICE, mesh=mesh)
+        found = weights_of(policy.lm)
+    assert checked == {(DEVICE, torch.bfloat16)}
+    assert found.keys() == expected.keys()
+    for name, weight in found.items():
+        assert isinstance(weight, OnGpu)
+        assert torch.equal(weight.host, expected[name])
 
 
 def test_files_in_half_precision_fill_float32(mesh: Any, tmp_path: Path) -> None:
