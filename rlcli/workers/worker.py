@@ -114,6 +114,8 @@ class Worker(WeightSync):
             torch.accelerator.set_device_index(self.device)
             # Not enforced: vLLM shares this process and has kernels for which torch has no deterministic version.
             torch.use_deterministic_algorithms(self.config.train.deterministic, warn_only=True)
+            # On by default, it fills each new tensor, vLLM's too: slow, and NaN reaches what kernels read as padding.
+            torch.utils.deterministic.fill_uninitialized_memory = False
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
         dist.init_process_group(GROUPS if on_gpu else "gloo", timeout=timeout)
         startup.done("joined")

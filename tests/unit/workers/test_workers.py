@@ -226,3 +226,27 @@ def test_the_hubs_token_travels_in_the_spec_and_is_shown_nowhere(
     replace(spec, hub_token="hf_other").log_in()
     assert os.environ["HF_TOKEN"] == "hf_planted", "a machine's own token stays"
     monkeypatch.delenv("HF_TOKEN")
+
+
+def test_deterministic_runs_on_gpus_do_not_fill_new_tensors(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's default with deterministic algorithms is NaN in each new tensor, of the engine in this process too."""
+    import torch.distributed as dist
+
+    from rlcli.cluster.process import memory
+
+    worker.config = worker.config.model_copy(
+        update={"train": RunConfig.model_validate({"train": {"deterministic": True}}).train}
+    )
+    worker.spec = replace(worker.spec, device="cuda")
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(memory, "start", lambda _: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        worker.join("127.0.0.1", 1)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
