@@ -2,6 +2,10 @@
 
 No existing fused kernel fits: `torch.nn.functional.linear_cross_entropy` and Liger's fused linear cross entropy return
 no entropy, which would cost a second projection.
+
+The element-wise passes over a chunk are not compiled on GPUs: a compiled kernel fuses them with the sums over the
+vocabulary and adds in another order, so that log-probs would depend on whether it was compiled. No GPU has shown yet
+what it would save.
 """
 
 from __future__ import annotations
