@@ -27,7 +27,7 @@ class PackedBatch:
     other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int16:
     the experts that the engine chose, -1 where that is unknown; None if nothing is. shown: what the model sees of the
     pictures, in the order of their tokens, by the names of its arguments (`ImageRule.inputs`), on the CPU until the
-    pass. never: ids that no policy draws, int64, if there are any.
+    pass. never: ids that no policy draws, int64, if there are any. places: `response_index` on the host.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -45,6 +45,7 @@ class PackedBatch:
     response_index: Tensor
     targets: Tensor
     sequence: Tensor
+    places: np.ndarray
     candidates: Tensor | None = None
     routes: Tensor | None = None
     shown: Mapping[str, Tensor] = field(default_factory=dict)
@@ -138,6 +139,7 @@ def pack(
         segments=Segments.of(lengths.tolist(), torch.device("cpu"), None if first.all() else source),
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
+        places=source[response - 1],
         sequence=tensor((sequence if sequences is None else np.asarray(sequences)[sequence])[response]),
         routes=None if all(one is None for one in routes) else torch.from_numpy(_packed_routes(routes, lengths)[first]),
         shown={name: torch.from_numpy(values) for name, values in shown.items()},

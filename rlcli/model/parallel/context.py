@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ from rlcli.model.attention import Attention
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import all_gather
 from rlcli.model.parallel.exchange import exchange
+from rlcli.model.transfers import upload
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,12 @@ class ContextGroup:
         """This rank's run of a pack that all ranks of the group have."""
         each = -(-batch.tokens // self.size)
         start, missing = self.rank * each, self.size * each - batch.tokens
-        owner = torch.div(batch.response_index, each, rounding_mode="floor")
-        mine, by_rank = owner == self.rank, torch.argsort(owner, stable=True)
-        places = torch.arange(len(owner), device=owner.device)
+        owner = batch.places // each
+        by_rank = np.argsort(owner, kind="stable")
+        order = np.empty_like(by_rank)
+        order[by_rank] = np.arange(len(owner))
+        indexes = [torch.from_numpy(values) for values in (np.flatnonzero(owner == self.rank), order)]
+        mine, in_order = upload(indexes, batch.targets.device)
 
         def part(values: Tensor, padding: int = 0) -> Tensor:
             behind = [0, 0] * (values.ndim - 1) + [0, missing]
@@ -86,11 +92,11 @@ class ContextGroup:
             input_ids=part(batch.input_ids),
             position_ids=part(batch.position_ids),
             mine=mine,
-            response_index=batch.response_index[mine] - start,
-            targets=batch.targets[mine],
-            candidates=None if batch.candidates is None else batch.candidates[mine],
-            order=torch.empty_like(by_rank).index_copy_(0, by_rank, places),
-            counts=tuple(torch.bincount(owner, minlength=self.size).tolist()),
+            response_index=batch.response_index.index_select(0, mine) - start,
+            targets=batch.targets.index_select(0, mine),
+            candidates=None if batch.candidates is None else batch.candidates.index_select(0, mine),
+            order=in_order,
+            counts=tuple(np.bincount(owner, minlength=self.size).tolist()),
             routes=None if batch.routes is None else part(batch.routes, -1),
         )
 
@@ -100,10 +106,10 @@ class Run:
     """The tokens of a pack that one rank computes: equally many on each, the last of them padding, which attends to
     nothing. Implements `rlcli.model.attention.Divided`.
 
-    tokens: of the pack. each: of a run. input_ids, position_ids [each], routes [each, …]: as in the pack. mine [R]
-    bool: the response tokens that this rank predicts. response_index, targets, candidates: of those, as in the pack,
-    but from the run's start. order [R]: the place of each of the pack's response tokens among those of all ranks, rank
-    after rank. counts: of each rank.
+    tokens: of the pack. each: of a run. input_ids, position_ids [each], routes [each, …]: as in the pack. mine int64:
+    the response tokens that this rank predicts. response_index, targets, candidates: of those, as in the pack, but from
+    the run's start. order [R]: the place of each of the pack's response tokens among those of all ranks, rank after
+    rank. counts: of each rank.
     """
 
     ranks: ContextGroup
@@ -131,13 +137,14 @@ class Run:
         query = self._to_heads(query, heads.query)
         key, value = (self._to_heads(x, heads.kv) for x in (key, value))
         if heads.chosen is not None:
-            key, value = (x[:, list(heads.chosen)] for x in (key, value))
+            chosen = _index(heads.chosen, key.device)
+            key, value = (x.index_select(1, chosen) for x in (key, value))
         return self._to_tokens(attention(query, key, value), heads.query)
 
     def _to_heads(self, x: Tensor, heads: Sequence[Sequence[int]]) -> Tensor:
         """`[T, own heads, D]`, of all tokens, of `[each, H, D]`, of a run. heads: those of each rank."""
         mine, width = len(heads[self.ranks.rank]), x.shape[-1]
-        sent = torch.cat([x[:, list(own)].reshape(-1, width) for own in heads])
+        sent = torch.cat([x[:, own[0] : own[-1] + 1].reshape(-1, width) for own in heads])  # they are neighbours
         counts = [self.each * len(own) for own in heads]
         found: Tensor = exchange(sent, counts, [self.each * mine] * self.ranks.size, self.ranks.group)
         return found.view(-1, mine, width)[: self.tokens]
@@ -150,6 +157,12 @@ class Run:
         found = exchange(whole, [self.each * mine] * self.ranks.size, counts, self.ranks.group)
         parts = zip(found.split(counts), heads, strict=True)
         return torch.cat([part.view(self.each, len(own), width) for part, own in parts], dim=1)
+
+
+@cache
+def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once: the host waits for a list that is copied to the device."""
+    return torch.tensor(places, device=device)
 
 
 class _Gather(torch.autograd.Function):
@@ -168,4 +181,4 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         # FSDP2 averages over these ranks too, each of which has only its own tokens' part of the one loss.
-        return grad[ctx.run.mine] * ctx.run.ranks.size, None
+        return grad.index_select(0, ctx.run.mine) * ctx.run.ranks.size, None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
-from rlcli.model.parallel.context import Heads
+from rlcli.model.packed import pack
+from rlcli.model.parallel.context import ContextGroup, Heads
+from tests.model_fixtures import ragged_rows
+from tests.pretend_gpu import DEVICE, OnGpu, PretendGpu
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -24,3 +29,31 @@ def test_each_query_head_is_on_one_rank_beside_its_kv_head(queries: int, kvs: in
             assert wanted == [beside[place] for place in heads.chosen]
         seen += own
     assert seen == list(range(queries))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_runs_of_a_pack_have_its_tokens_and_the_host_waits_for_none(ranks: int) -> None:
+    groups = [object.__new__(ContextGroup) for _ in range(ranks)]
+    for rank, group in enumerate(groups):
+        group.size, group.rank = ranks, rank
+    whole = pack(ragged_rows(), torch.device("cpu"))
+    with PretendGpu() as gpu:
+        batch = pack(ragged_rows(), DEVICE)
+        runs = [group.run_of(batch) for group in groups]
+        assert not gpu.waits
+    owner = whole.response_index.numpy() // runs[0].each
+    for rank, run in enumerate(runs):
+        expected = {
+            "mine": np.flatnonzero(owner == rank),
+            "response_index": whole.response_index.numpy()[owner == rank] - rank * run.each,
+            "targets": whole.targets.numpy()[owner == rank],
+        }
+        for name, values in expected.items():
+            found = getattr(run, name)
+            assert isinstance(found, OnGpu)
+            assert found.host.tolist() == values.tolist()
+        assert run.counts == tuple(np.bincount(owner, minlength=ranks).tolist())
+    joined = torch.cat([run.targets.host for run in runs])  # type: ignore[attr-defined]
+    for run in runs:
+        assert isinstance(run.order, OnGpu)
+        assert torch.equal(joined[run.order.host], whole.targets)
