@@ -351,6 +351,7 @@ class Worker(WeightSync):
             self.writer.start(state, rng_state(), Path(folder))
             self.writer.wait()
         else:
+            self.offload.forget_copies()  # they have been written
             self.writer.start(copied(state, self.offload.copied), rng_state(), Path(folder))
 
     @dispatch()

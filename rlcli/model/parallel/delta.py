@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from rlcli.model.names import kept_dtype
 from rlcli.model.parallel.buckets import BUCKET_BYTES, Named, Rows, buckets, rows_of
+from rlcli.model.parallel.host_memory import HostMemory
 from rlcli.model.weight_check.checksum import INTEGERS, Sent, columns_of, keys, part_checksum, to_host
 
 MOST = 0.25
@@ -38,6 +39,7 @@ class LastSent:
     total: int = 0
     sums: dict[str, Sent] = field(default_factory=dict)
     _parts: dict[str, Tensor] = field(default_factory=dict)
+    _memory: HostMemory = field(default_factory=HostMemory)
 
     def sent(self) -> dict[str, Sent]:
         """Of all whole tensors, as `Checksums.sent`."""
@@ -46,6 +48,7 @@ class LastSent:
     def forget(self) -> None:
         """Send everything next time."""
         self._parts.clear()
+        self._memory.reuse()
 
     def changes(
         self, named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES
@@ -75,7 +78,8 @@ class LastSent:
         yield from self._sparse([part for part in few if changed[part.name]], dtype, most_bytes)
         rest = [part for part in parts if part.name not in kept]
         for part in rest:
-            self._parts[part.name] = part.values(dtype).to("cpu", copy=True)
+            values, last = part.values(dtype), self._parts.get(part.name)
+            self._parts[part.name] = self._memory.copy(values) if last is None else last.copy_(values)
         if rest:
             yield from buckets([(part.name, part.parameter) for part in rest], dtype, most_bytes)
 
@@ -118,7 +122,7 @@ class LastSent:
         if last is None:
             return torch.ones_like(now, dtype=torch.bool)
         bits = INTEGERS[now.itemsize]
-        return now.view(bits) != last.to(now.device).view(bits)
+        return now.view(bits) != last.to(now.device, non_blocking=True).view(bits)
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,7 @@ class WeightCopy:
     def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}
         self._lost: set[str] = set()
+        self._memory = HostMemory()
 
     def take(self, named: Iterable[Named]) -> None:
         """Write what `LastSent.changes` gave, in its order, in place."""
@@ -221,7 +226,7 @@ class WeightCopy:
             elif name in self._tensors and self._tensors[name].shape == tensor.shape:
                 self._tensors[name].copy_(tensor)
             else:
-                self._tensors[name] = tensor.to("cpu", copy=True)
+                self._tensors[name] = self._memory.copy(tensor)
 
     def _write(self, name: str, index: Tensor, value: Tensor) -> None:
         """Changes of a tensor that is not here, or is shorter or of another type, are noted: its checksum is wrong."""

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from rlcli.model.parallel.host_memory import HostMemory
+
 MODEL, OPTIMIZER = "model", "optimizer"
 KINDS = {"none": frozenset[str](), "optimizer": frozenset({OPTIMIZER}), "all": frozenset({OPTIMIZER, MODEL})}
 """train.offload → what is offloaded."""
-
-PIECE_BYTES = 256 << 20
-"""Pinned memory allocated at once: torch rounds it up to a power of two, which wastes up to half for single tensors."""
-ALIGNED = 512
 
 
 @dataclass
@@ -43,7 +41,7 @@ class _Group:
     have been offloaded. arrives: an event that completes when the bytes in transit have arrived."""
 
     tensors: Callable[[], Iterable[tuple[Tensor, bool]]]
-    host: _Host
+    host: HostMemory
     places: dict[int, _Place] = field(default_factory=dict)
     away: bool = False
     arrives: Any = None
@@ -62,15 +60,18 @@ class Offload:
         self._stream = torch.Stream(device=device) if kinds and device.type == "cuda" else None
         self._device = device
         self._groups: dict[str, _Group] = {}
+        self._copies = HostMemory()
 
     def add(self, name: str, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Register parameters of `model` and states of `optimizer` for offloading. Nothing is moved yet."""
         pinned = self._stream is not None
         if MODEL in self.kinds:
-            self._groups[name] = _Group(lambda: ((p, not p.requires_grad) for p in model.parameters()), _Host(pinned))
+            self._groups[name] = _Group(
+                lambda: ((p, not p.requires_grad) for p in model.parameters()), HostMemory(pinned)
+            )
         if OPTIMIZER in self.kinds and optimizer is not None:
             states = f"{name}.{OPTIMIZER}"
-            self._groups[states] = _Group(lambda: _states(optimizer), _Host(pinned))
+            self._groups[states] = _Group(lambda: _states(optimizer), HostMemory(pinned))
             optimizer.register_step_pre_hook(lambda *_: self._await(states))
 
     @property
@@ -110,6 +111,10 @@ class Offload:
         for name in () if ahead else names:
             self._await(name)
 
+    def forget_copies(self) -> None:
+        """What `copied` has returned so far is not needed any more: the next copies take its memory."""
+        self._copies.reuse()
+
     def copied(self, tensor: Tensor) -> Tensor:
         """A copy on the CPU, sharded as `tensor` is, wherever its bytes are."""
         for name in self._groups:  # A skipped step has not waited for its optimizer's states.
@@ -117,7 +122,7 @@ class Offload:
         local = _local(tensor)
         place = self._away().get(_key(local))
         if place is None:
-            return tensor.detach().to("cpu", copy=True)
+            return self._copies.copy(tensor)
         flat = torch.cat(place.pieces).view(local.dtype)
         found = torch.empty_like(tensor.detach(), device="cpu")
         _local(found).copy_(flat.as_strided(local.size(), local.stride(), local.storage_offset()))
@@ -162,27 +167,6 @@ class Offload:
             self._stream.wait_stream(torch.accelerator.current_stream())
             with self._stream:
                 yield
-
-
-class _Host:
-    """Host memory, allocated in consecutive pieces."""
-
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
-        self._block = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
-
-    def take(self, size: int) -> list[Tensor]:
-        """`size` bytes, in order."""
-        pieces = []
-        while size:
-            if self._used >= len(self._block):
-                self._block, self._used = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=self._pinned), 0
-            piece = self._block[self._used : self._used + size]
-            pieces.append(piece)
-            size -= len(piece)
-            self._used += -(-len(piece) // ALIGNED) * ALIGNED
-        return pieces
 
 
 def growing_segments(on: bool) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from rlcli.model.parallel.delta import LastSent, WeightCopy
+    from rlcli.model.parallel.host_memory import HostMemory
     from rlcli.model.parallel.offload import Offload
     from rlcli.model.weight_check.checksum import Checksums, Sent
 
@@ -65,6 +66,8 @@ class WeightSync:
     copy: WeightCopy | None
     last_sent: LastSent | None
     _coming: Future[int] | None
+    _sent_from: HostMemory | None = None
+    """Of a bucket on its way from a GPU to Ray's object store."""
 
     def __init__(self) -> None:
         self.outgoing: Iterator[list[Named]] = iter(())
@@ -156,7 +159,11 @@ class WeightSync:
         bucket = next(self.outgoing, None)
         if bucket is None or self.rank:
             return []
-        header, values = packed(bucket, torch.device("cpu"))
+        if self.device.type == "cuda":
+            from rlcli.model.parallel.host_memory import HostMemory
+
+            self._sent_from = self._sent_from or HostMemory()
+        header, values = packed(bucket, torch.device("cpu"), self._sent_from)
         return [ray.put((header, values.numpy()))]
 
     @dispatch(collect="first")

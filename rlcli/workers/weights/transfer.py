@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rlcli.model.parallel.host_memory import HostMemory
     from rlcli.model.weight_check.checksum import Checksums
     from rlcli.rollout.engine import WeightReceiver
     from rlcli.workers.backend import TrainingBackend
@@ -110,16 +111,21 @@ def save_adapter(policy: TrainingBackend, folder: Path, sums: Checksums, dtype: 
         sums.add(name, rounded * policy.adapter_scale if ".lora_B." in name else rounded)
 
 
-def packed(bucket: list[Named], device: torch.device) -> tuple[list[Any], Tensor]:
+def packed(bucket: list[Named], device: torch.device, memory: HostMemory | None = None) -> tuple[list[Any], Tensor]:
     """A bucket as it is sent: the name, dtype, shape, first byte and bytes of each tensor, and one buffer that holds
-    all of them, uint8: numpy has no bfloat16."""
+    all of them, uint8: numpy has no bfloat16. memory: of the buffer, which is on the host and valid until the next
+    call; otherwise it is on `device`."""
     import torch
 
     header, offset = list[Any](), 0
     for name, tensor in bucket:
         header.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset, tensor.nbytes])
         offset += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    values = torch.empty(buffer_bytes(header), dtype=torch.uint8, device=device)
+    if memory is not None:
+        memory.reuse()
+        values = memory.take_whole(buffer_bytes(header))
+    else:
+        values = torch.empty(buffer_bytes(header), dtype=torch.uint8, device=device)
     for (_, place), (_, tensor) in zip(unpacked(header, values), bucket, strict=True):
         place.copy_(tensor.detach())
     return header, values
