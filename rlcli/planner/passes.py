@@ -4,10 +4,11 @@ optimizer's step.
 FSDP2 gathers a small model whole: all of it stays until all its gradients are reduced at once. A larger model is
 gathered layer by layer: what was received from other ranks stays until the next layer arrives, beside the weights built
 from it, so two layers are in memory, and three while the next one is built; on GPUs the next one arrives while one
-computes. One rank on a CPU gathers nothing from others, and in float32 it is not sharded at all. The root (embedding
-and head) stays from the first use to the end of the backward pass. In that pass layer j from the end holds, beside what
-the layers before it have kept: its own gathered weights and their gradients, the float32 copy of the gradients of the
-layer after it that is being reduced, and the reduced gradients of all layers after it.
+computes. One rank on a CPU gathers nothing from others, and in float32 it is not sharded at all; on a GPU one rank in
+16 bits keeps all weights in these during an update. The root (embedding and head) stays from the first use to the end
+of the backward pass. In that pass layer j from the end holds, beside what the layers before it have kept: its own
+gathered weights and their gradients, the float32 copy of the gradients of the layer after it that is being reduced, and
+the reduced gradients of all layers after it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     seeing = shape.tower.parameters - shape.tower.blocks if shape.tower is not None else 0
     root = shape.root_parameters - seeing if not run.lora_rank else 0
     kept = kept_bytes(shape, run, setting.pack)
-    gathered = _gathered(setting, shape)
+    gathered = _gathered_in_update(setting, shape, run)
     before = FLOAT * _trained(setting, shape, run) / setting.shards * setting.accumulates
     entering = {
         "gathered weights": gathered,
@@ -77,7 +78,9 @@ def _in_tower(setting: Setting, shape: ModelShape, run: Pass) -> list[Parts]:
         seeing += setting.pack.images * shape.tower.unit * block_bytes(shape.tower, run.bytes_each)
     gradients = FLOAT * _trained(setting, shape, run) / setting.shards
     gradients += FLOAT * _had(setting, shape, run) * setting.sharded
-    return [{"gathered weights": _gathered(setting, shape), "activations": seeing, "gradients": gradients}]
+    return [
+        {"gathered weights": _gathered_in_update(setting, shape, run), "activations": seeing, "gradients": gradients}
+    ]
 
 
 def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
@@ -88,7 +91,7 @@ def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, r
     before = own * setting.accumulates
     found = [
         {
-            "gathered weights": _gathered(setting, shape),
+            "gathered weights": _gathered_in_update(setting, shape, run),
             "activations": activations,
             "gradients": before + each * (root + done * trained),
         }
@@ -109,7 +112,7 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
         reduced = there * FLOAT * trained / setting.shards
         found.append(
             {
-                "gathered weights": _gathered(setting, shape),
+                "gathered weights": _gathered_in_update(setting, shape, run),
                 "activations": activations,
                 "gradients": reducing + reduced + each * root + FLOAT * root / setting.shards * setting.accumulates,
             }
@@ -171,6 +174,13 @@ def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = Fa
     at_once = 1 + together + (while_gathering and setting.shards > 1)
     layer = shape.largest_layer - setting.elsewhere(shape)
     return setting.bytes_each * (shape.root_parameters + at_once * layer)
+
+
+def _gathered_in_update(setting: Setting, shape: ModelShape, run: Pass) -> float:
+    """The same in passes with a gradient: all of one shard on a GPU (`rlcli.model.parallel.fsdp.casts_once`)."""
+    if setting.sharded and setting.shards == 1 and not setting.device.is_cpu and not run.lora_rank:
+        return max(_whole(setting, shape), _gathered(setting, shape))
+    return _gathered(setting, shape)
 
 
 def _gathered_whole(setting: Setting, shape: ModelShape) -> bool:

@@ -99,6 +99,7 @@ class FsdpBackend:
 
         from rlcli.model.mixture.routes import Load
         from rlcli.model.optim import GradientScale, build_optimizer
+        from rlcli.model.parallel.fsdp import casts_once
 
         train = config.train
         self.model: PolicyModel = model  # or a value model, with the methods that both have
@@ -113,6 +114,7 @@ class FsdpBackend:
             self.copies = CopyCheck(model, place.mesh)
             self.expert_load = Load(model)
             self.scale = GradientScale() if model.dtype == torch.float16 else None
+            self.casts_once = casts_once(model, place.dims, place.mesh.device_type)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,12 +179,16 @@ class FsdpBackend:
         self, micros: Sequence[MicroBatch], loss: MicroLoss, forward: dict[str, Any]
     ) -> tuple[dict[str, Tensor], bool | Tensor]:
         """Forward and backward passes. Returns the sums, and whether losses and outputs are finite."""
+        from rlcli.model.parallel.fsdp import end_cast, keep_cast
+
         sums: dict[str, Tensor] = {}
         sound: bool | Tensor = True
         for micro in micros:
             progress()
             if self.replicated:  # copies sum their gradients once, with those of the last micro-batch
                 self.model.set_requires_all_reduce(micro is micros[-1])
+            if self.casts_once:
+                keep_cast(self.model, last=micro is micros[-1])
             outputs = self._scaled(self.model(micro.packed, **forward))
             # An empty pack still takes part in the collectives of the backward pass, with a gradient of zero.
             if micro.empty:
@@ -195,6 +201,8 @@ class FsdpBackend:
             (_poisoned(term, outputs[0], finite) * self.data_ranks).backward()
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
+        if self.casts_once:
+            end_cast(self.model)
         return sums, sound
 
     def _scaled(self, outputs: Any) -> Any:

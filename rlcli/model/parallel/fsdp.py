@@ -5,7 +5,7 @@ replicated over the first one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlcli.model.decoder import Decoder, blocks
+from rlcli.model.lora import is_adapter
 from rlcli.model.names import named_weights
 from rlcli.model.parallel.buckets import note_copy, rows_of
+from rlcli.model.parallel.dims import ParallelDims
 from rlcli.model.parallel.experts import divide_experts
 
 if TYPE_CHECKING:
@@ -57,6 +59,37 @@ def _reshard_without_backward(model: FSDPModule, *_: object) -> None:
     """
     if not torch.is_grad_enabled():
         model.reshard()
+
+
+def casts_once(model: Decoder, dims: ParallelDims, device_type: str) -> bool:
+    """Whether `model` keeps its weights in compute dtype from one micro-batch of an update to the next (`keep_cast`):
+    where one rank has whole weights, on a GPU. FSDP2 would cast and copy each of them in every forward and every
+    backward pass. They take as much memory as the model in compute dtype, which the planner counts; a CPU has seldom
+    that much to spare, and an adapter's base, which is most of its model, would be there twice."""
+    adapted = any(is_adapter(name) for name, _ in model.named_parameters())
+    one_shard = dims.shard * dims.context == 1
+    return one_shard and device_type == "cuda" and not adapted and isinstance(model, FSDPModule)
+
+
+def keep_cast(model: FSDPModule, *, last: bool) -> None:
+    """Before a micro-batch's passes: have its weights, once they are cast, stay until the backward pass of the `last`
+    one. Until then its gradients are added up in float32, as reduced ones are, and are reduced once: of one shard both
+    give the same bits."""
+    model.set_reshard_after_backward(last)
+    model.set_requires_gradient_sync(last)
+    _reshard_layers_after_forward(model, False)
+
+
+def end_cast(model: FSDPModule) -> None:
+    """After the last one: passes without a gradient hold one layer at a time."""
+    _reshard_layers_after_forward(model, True)
+
+
+def _reshard_layers_after_forward(model: Any, on: bool) -> None:
+    """Not the root, which is needed again at once."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and module is not model:
+            module.set_reshard_after_forward(on, recurse=False)
 
 
 def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) -> None:
