@@ -81,6 +81,17 @@ class OnGpu(Tensor):
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
     is_meta = property(lambda self: False)  # type: ignore[assignment]
 
+    # Where torch makes tensors of Python's values on `meta`, it makes them without these.
+    def new_tensor(self, data: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return torch.tensor(data, dtype=dtype or self.dtype, device=DEVICE)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        parts = index if isinstance(index, tuple) else (index,)
+        found: Tensor = super().__getitem__(
+            tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
+        )
+        return found
+
     def data_ptr(self) -> int:
         return self.host.data_ptr()
 

@@ -162,8 +162,11 @@ def _noise(batch: TrainBatch, joined: Joined) -> Tensor:
     import numpy as np
     import torch
 
+    from rlcli.model.transfers import download
+
+    samples, lengths = download([joined.samples, joined.lengths])
     drawn = [
         np.random.default_rng([batch.seed, sample]).random(length)
-        for sample, length in zip(joined.samples.tolist(), joined.lengths.tolist(), strict=True)
+        for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True)
     ]
     return torch.tensor(np.concatenate([np.zeros(0), *drawn]), device=joined.sequence.device)

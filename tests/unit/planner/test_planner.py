@@ -179,6 +179,18 @@ def test_lora_trains_an_adapter_and_keeps_the_base_in_bfloat16(shape: ModelShape
     assert parts["optimizer"] < 0.02 * 8 * shape.parameters
 
 
+def test_one_gpu_keeps_all_weights_in_16_bits_during_an_update_unless_it_trains_an_adapter(shape: ModelShape) -> None:
+    def gathered(gpus: str, *keys: str) -> float:
+        return next(one for one in phases(setting(shape, gpus, *keys)) if one.name == "update").parts[
+            "gathered weights"
+        ]
+
+    assert gathered("h100:1") == pytest.approx(2 * shape.parameters)
+    assert gathered("h100:2", "parallel.replicate=2") == pytest.approx(2 * shape.parameters)
+    assert gathered("h100:2") < shape.parameters
+    assert gathered("h100:1", "lora.rank=16") < shape.parameters
+
+
 def test_a_reference_is_a_copy_unless_an_adapter_can_be_left_out(shape: ModelShape) -> None:
     assert "reference" in phases(setting(shape, "h100:8", "algorithm.kl_coef=0.01"))[-1].parts
     assert "reference" not in phases(setting(shape, "h100:8", "algorithm.kl_coef=0.01", "lora.rank=8"))[-1].parts

@@ -26,6 +26,7 @@ from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
 from rlcli.workers.roles.batch import TrainBatch
+from rlcli.workers.roles.critic import CriticRole
 from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.token_advantages import fill_advantages, fill_kept, fill_selected
 from tests.model_fixtures import MIXTURES, VOCABULARY, save_tiny
@@ -219,6 +220,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "a selection of tokens": {"algorithm": {"loss": "clip_cov"}},
     "a teacher": {"algorithm": {"loss": "opd_forward"}},
     "recomputed layers": {"model": {"gradient_checkpointing": True}},
+    "a head in float32": {"model": {"head_dtype": "float32"}},
 }
 BEFORE_AN_UPDATE = {"a rejection": 4, "a selection of tokens": 12}
 """Waits of settings that work on the tokens of a whole minibatch, whatever the number of micro-batches."""
@@ -233,3 +235,58 @@ def test_no_setting_has_the_host_wait_for_a_micro_batch(
     sections |= {key: values for key, values in SETTINGS[name].items() if key != "model"}
     waits = waits_of(folders["qwen2"], torch.bfloat16, **sections)
     assert_few(waits, {"load": A_LOAD, "fill": BEFORE_AN_UPDATE.get(name, 0), "update": AN_UPDATE})
+
+
+def test_a_critics_update_has_the_host_wait_for_no_micro_batch(mesh: Any, folders: dict[str, str]) -> None:
+    config, waits = configured(folders["qwen2"], SMALL), Waits()
+    with PretendGpu() as gpu:
+        with gpu.loading():
+            role = role_of(config, DEVICE)
+            critic = CriticRole(config, FsdpLoader(config, torch.float32, DEVICE, ParallelDims.of(1, 1)))
+        batch = batch_of(role, config)
+        with gpu.recorded() as waits["infer"]:
+            critic.infer(batch)
+        for micro in batch:
+            micro.tokens["returns"] = micro.tokens["values"] + 1
+        with gpu.recorded() as waits["update"]:
+            sums = critic.update(batch, 0, 1e-3)
+    assert sums["loss"] > 0
+    assert_few(waits, {"update": AN_UPDATE})
+
+
+def test_pairs_of_samples_have_the_host_wait_twice() -> None:
+    """For their number, and for whether each is whole: in each micro-batch."""
+    from rlcli.algorithms.losses.sequence import dpo
+
+    with PretendGpu() as gpu:
+        tokens, sequence = torch.zeros(4, device=DEVICE), torch.tensor([0, 0, 1, 1], device=DEVICE)
+        lengths, pairs = torch.tensor([2, 2], device=DEVICE), torch.tensor([5, 5], device=DEVICE)
+        with gpu.recorded() as waits:
+            dpo(tokens - 1, tokens, tokens + 1, sequence, lengths, pairs)
+    assert len(waits) == 2, shown(waits)
+
+
+def test_tensors_of_two_devices_are_found() -> None:
+    with PretendGpu():
+        x = torch.ones(3, device=DEVICE)
+        with pytest.raises(AssertionError, match=r"aten\.add\.Tensor: tensors of two devices, at tests/unit"):
+            x + torch.ones(3)
+        assert (x + torch.tensor(1.0)).tolist() == [2.0] * 3, "a number of the host may be beside them"
+
+
+def test_waits_are_found_where_they_are() -> None:
+    with PretendGpu() as gpu:
+        x = torch.tensor([3, 0, 4], device=DEVICE)
+        int(x[0])
+        x.cpu()
+        x[x > 0]
+        x.nonzero()
+        x[[0, 2]]
+        torch.repeat_interleave(x, x)
+        torch.repeat_interleave(x, x, output_size=7)
+        x.to("cpu", non_blocking=True)
+        torch.arange(3).pin_memory().to(DEVICE, non_blocking=True)
+        x.copy_(torch.arange(3), non_blocking=True)
+    kinds = [wait.kind for wait in gpu.waits]
+    assert kinds == ["upload", "scalar", "download", "shape", "shape", "upload", "shape", "upload"]
+    assert {wait.where.rpartition(":")[0] for wait in gpu.waits} == {"tests/unit/workers/test_on_a_gpu.py"}
