@@ -520,8 +520,8 @@ class Worker(WeightSync):
         assert self.engine is None or (type(self.engine), self.engine.spec) == (engine, spec), "needs new workers"
         self.engine = self.engine or engine(spec)
         self.engine.on_step = _engine_step
-        if description := self.describe_engine():
-            sys.stderr.write(f"engine: {description}\n")
+        if isinstance(self.engine, Described):
+            sys.stderr.write(f"engine: {self.engine.describe()}\n")
         startup.done("engine")
 
     def _close_rollout(self) -> None:
