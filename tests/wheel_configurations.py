@@ -62,18 +62,18 @@ def spec(**changes: Any) -> EngineSpec:
     return EngineSpec(**(plain | changes))
 
 
-def resolved(given: EngineSpec, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """without: arguments that are left out."""
+def resolved(given: EngineSpec) -> dict[str, Any]:
+    from vllm.config.vllm import enable_allreduce_rms_fusion
     from vllm.engine.arg_utils import EngineArgs
 
     before = dict(os.environ)
     os.environ |= environment_variables(given) | {"WORLD_SIZE": str(given.tensor_parallel)}
     try:
-        arguments = {name: value for name, value in engine_arguments(given).items() if name not in without}
-        config = EngineArgs(**arguments).create_engine_config()
+        config = EngineArgs(**engine_arguments(given)).create_engine_config()
         return {
             "second runner": config.use_v2_model_runner,
             "fused all-reduce": config.compilation_config.pass_config.fuse_allreduce_rms,
+            "fused by default": enable_allreduce_rms_fusion(config),
             "experts": config.kernel_config.moe_backend,
             "async": config.scheduler_config.async_scheduling,
             "graphs": len(config.compilation_config.cudagraph_capture_sizes or []),
@@ -105,7 +105,6 @@ def main() -> None:
     vllm.utils.flashinfer.has_flashinfer = lambda: True
     found: dict[str, Any] = {"version": vllm.__version__, "platform": type(current_platform).__name__}
     found |= {kind: resolved(spec(**changes)) for kind, changes in KINDS.items()}
-    found["fused by default"] = resolved(spec(tensor_parallel=2), ("compilation_config",))["fused all-reduce"]
     sys.stdout.write("\n" + json.dumps(found))
 
 
