@@ -58,6 +58,11 @@ class MicroBatch:
             of_teachers={number: pack.moved(move) for number, pack in self.of_teachers.items()},
         )
 
+    @property
+    def trained_on(self) -> tuple[Tensor, ...]:
+        """What `RowCheck` compares: samples, lengths, and of each drawn token its sequence, id and log-prob."""
+        return self.samples, self.lengths, self.packed.sequence, self.packed.targets, self.tokens["rollout_log_probs"]
+
     def spread(self, column: Tensor) -> Tensor:
         """The value of each token's sequence (`[S]`) or turn (`[S, K]`): float32 `[R]`."""
         at = (self.packed.sequence,) if column.ndim == 1 else (self.packed.sequence, self.tokens["turn"])
@@ -103,7 +108,8 @@ class TrainBatch:
                     pack.segments.prepare(device, dtype)
         on_device = iter(all_moved(packed, device))
         self.minibatches = [[next(on_device) for _ in micros] for micros in bins]
-        RowCheck(step.columns, one_prompt=step.one_prompt).check([micro for micro in self if not micro.empty])
+        trained = [(micro.rows, micro.trained_on) for micro in self if not micro.empty]
+        RowCheck(step.columns, one_prompt=step.one_prompt).check(trained)
         if "advantages" in self.columns:  # computed from the rewards alone
             self.spread("advantages", self.columns["advantages"])
 

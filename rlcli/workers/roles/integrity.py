@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from rlcli.workers.roles.batch import MicroBatch
 
 WATCHED = 1024
 """Number of weights of the watched tensor that are compared before and after an optimizer step."""
@@ -31,8 +30,6 @@ LEAST_SHARE = 0.01
 """Share of the learning rate: a step of this size must be visible in a watched weight."""
 REDUCTION_TOLERANCE = 1e-3
 """Error of a reduced gradient ÷ the size of the workers' terms: both sums are in float32, of the same gradients."""
-ENGINE = "rollout_log_probs"
-"""The name of the engine's log-probs among a micro-batch's tokens."""
 NAMED = 3
 """Most weights that a message names."""
 REPORT = "please report this with the run's config.toml"
@@ -58,19 +55,17 @@ class RowCheck:
         self.columns, self._one_prompt = columns, one_prompt
         self._prompts: dict[int, int] = {}
 
-    def check(self, micros: Sequence[MicroBatch]) -> None:
-        """Of the tensors that are trained on, which leave the device in one copy. Raises RunFailed."""
+    def check(self, micros: Sequence[tuple[Sequence[Trajectory], Sequence[Tensor]]]) -> None:
+        """Of each micro-batch its rows, and the tensors that it is trained on (see `_check_micro`), which leave the
+        device in one copy. Raises RunFailed."""
         from rlcli.model.transfers import download
 
         if "signatures" not in self.columns:
             return
-        tensors = [
-            (micro.samples, micro.lengths, micro.packed.sequence, micro.packed.targets, micro.tokens[ENGINE])
-            for micro in micros
-        ]
+        tensors = [each for _, each in micros]
         arrays = iter([tensor.numpy() for tensor in download([one for each in tensors for one in each])])
-        for micro in micros:
-            self._check_micro(micro.rows, *(next(arrays) for _ in range(5)))
+        for rows, each in micros:
+            self._check_micro(rows, *(next(arrays) for _ in each))
 
     def _check_micro(
         self, rows: Sequence[Trajectory], samples: Any, counts: Any, sequence: Any, targets: Any, engine: Any

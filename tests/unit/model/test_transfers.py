@@ -30,7 +30,7 @@ def tensors() -> list[torch.Tensor]:
     ]
 
 
-def test_many_tensors_go_to_a_gpu_in_one_copy_for_which_the_host_does_not_wait() -> None:
+def test_many_tensors_go_to_a_gpu_in_one_copy_without_a_wait() -> None:
     given = tensors()
     with PretendGpu() as gpu:
         found = upload(given, DEVICE)
@@ -77,7 +77,7 @@ def test_blocks_are_used_again_and_never_twice_at_once(monkeypatch: pytest.Monke
     assert [one.data_ptr() for one in again] == places
 
 
-def test_a_checkpoints_copy_of_a_gpu_is_in_pinned_memory_which_the_next_one_takes() -> None:
+def test_a_checkpoints_copy_is_in_pinned_memory_that_stays() -> None:
     with PretendGpu() as gpu:
         offload = Offload(KINDS["none"], DEVICE)
         weights = [torch.rand(3, 5, device=DEVICE), torch.arange(4, device=DEVICE)]

@@ -179,7 +179,7 @@ def test_lora_trains_an_adapter_and_keeps_the_base_in_bfloat16(shape: ModelShape
     assert parts["optimizer"] < 0.02 * 8 * shape.parameters
 
 
-def test_one_gpu_keeps_all_weights_in_16_bits_during_an_update_unless_it_trains_an_adapter(shape: ModelShape) -> None:
+def test_one_gpu_keeps_all_weights_in_16_bits_during_an_update(shape: ModelShape) -> None:
     def gathered(gpus: str, *keys: str) -> float:
         return next(one for one in phases(setting(shape, gpus, *keys)) if one.name == "update").parts[
             "gathered weights"

@@ -65,7 +65,7 @@ def of_updates(mesh: Any, base: str, once: bool) -> tuple[list[Any], dict[str, t
     return sums, weights, casts.count, len(batch.minibatches[0])
 
 
-def test_weights_that_stay_cast_give_the_same_bits_with_a_cast_an_update(mesh: Any, base: str, wrapped: str) -> None:
+def test_weights_that_stay_cast_give_the_same_bits(mesh: Any, base: str, wrapped: str) -> None:
     expected, reference, many, micros = of_updates(mesh, base, once=False)
     sums, weights, casts, _ = of_updates(mesh, base, once=True)
     assert micros > 2
@@ -77,7 +77,7 @@ def test_weights_that_stay_cast_give_the_same_bits_with_a_cast_an_update(mesh: A
     assert many >= micros * casts
 
 
-def test_weights_stay_cast_on_a_gpu_of_one_shard_without_an_adapter(mesh: Any, base: str) -> None:
+def test_weights_stay_cast_on_a_gpu_of_one_shard(mesh: Any, base: str) -> None:
     alone, several = ParallelDims.of(1, 1), ParallelDims.of(2, 1)
     model = fsdp(role_of(configured(base), mesh, torch.bfloat16)).model
     assert isinstance(model, FSDPModule)
