@@ -50,7 +50,7 @@ def spec(check: Check, model: str, lora_rank: int) -> Any:
         {
             "model": {"path": model},
             "data": {"max_prompt_tokens": MAX_PROMPT},
-            "rollout": {"max_response_tokens": MAX_RESPONSE, "gpu_memory_utilization": 0.3},
+            "rollout": {"max_response_tokens": MAX_RESPONSE, "gpu_memory_utilization": 0.3, "sleep": "all"},
             "train": {"tokens_per_microbatch": MAX_PROMPT + MAX_RESPONSE},
             "lora": {"rank": lora_rank},
         }
