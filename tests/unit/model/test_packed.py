@@ -163,6 +163,8 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
 
         monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
         monkeypatch.setattr("rlcli.model.attention._grouped", _varlen)
+        # What it finds out about torch's kernel is kept for the process: not of this one.
+        monkeypatch.setattr("rlcli.model.attention._grouped_heads", dict)
     weight = torch.linspace(-1, 1, len(batch.targets))
     ours = policy_of(lm)(batch, 0.7)
     expected, entropy = padded_log_probs(reference, rows, temperature=0.7)
