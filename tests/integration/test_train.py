@@ -258,8 +258,10 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
     assert killed.poll() is None, "it was over before it could be killed"
     killed.kill()
     killed.communicate()
+    # On a busy machine it may have written all of its parts by now: the last one is missing in any case.
+    max(parts.glob("sums-train.*"), key=lambda path: path.stat().st_mtime_ns).unlink()
     resumed = json.loads(cli(*words("killed")).stdout)
-    assert 0 < resumed["generated"] < 288 - 8 * 4
+    assert 0 < resumed["generated"] <= 288 - 8 * 4
     assert resumed | {"generated": 0} == whole | {"generated": 0}
     for name in ("sums", "sums-train"):
         one, other = (pq.read_table(tmp_path / out / f"{name}.parquet").to_pylist() for out in ("whole", "killed"))
