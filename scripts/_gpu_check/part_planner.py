@@ -42,6 +42,9 @@ def compare(check: Check, name: str, phase: str, predicted: float, measured: flo
     """error: (predicted − measured) ÷ measured."""
     error = predicted / measured - 1
     check.figure(
-        *(f"{name}, {phase}: error", 100 * abs(error), "%", f"<= {100 * CLOSE:.0f}"),
+        f"{name}, {phase}: error",
+        100 * abs(error),
+        "%",
+        f"<= {100 * CLOSE:.0f}",
         note=f"predicted {predicted:.2f} GiB, measured {measured:.2f} GiB ({100 * error:+.1f}%)",
     )
