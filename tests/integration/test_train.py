@@ -233,6 +233,7 @@ def test_vllm_and_transformers_agree_on_the_exports_greedy_tokens(exports: dict[
 def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
     cli: Cli, runs: dict[str, Path], sums: Path, tmp_path: Path
 ) -> None:
+    import psutil
     import pyarrow.parquet as pq
 
     def words(out: str) -> list[str | Path]:
@@ -256,12 +257,15 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
     while not list(parts.glob("sums-train.*")) and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert killed.poll() is None, "it was over before it could be killed"
-    killed.kill()
+    for process in (*psutil.Process(killed.pid).children(recursive=True), killed):
+        process.kill()  # workers that outlive their driver would finish its work
     killed.communicate()
-    # On a busy machine it may have written all of its parts by now: the last one is missing in any case.
-    max(parts.glob("sums-train.*"), key=lambda path: path.stat().st_mtime_ns).unlink()
+    written = {part: pq.read_table(part) for part in parts.glob("sums-train.*")}
+    if sum(map(len, written.values())) == 64 * 4:  # a busy machine killed it too late: one response is missing anyway
+        part, table = written.popitem()
+        pq.write_table(table.slice(0, len(table) - 1), part)
     resumed = json.loads(cli(*words("killed")).stdout)
-    assert 0 < resumed["generated"] <= 288 - 8 * 4
+    assert 0 < resumed["generated"] < 288 - 8 * 4
     assert resumed | {"generated": 0} == whole | {"generated": 0}
     for name in ("sums", "sums-train"):
         one, other = (pq.read_table(tmp_path / out / f"{name}.parquet").to_pylist() for out in ("whole", "killed"))
