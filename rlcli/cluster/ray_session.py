@@ -85,9 +85,8 @@ def cluster_address(configured: str) -> str:
 
 
 def worker_threads(workers: int) -> int:
-    """CPU threads for each worker of one machine: its share of the cores, or OMP_NUM_THREADS if that is less. (OpenMP
-    threads that share a core spin against each other: two runs with two threads each on two cores are six times as slow
-    as one.)"""
+    """CPU threads for each worker of one machine: its share of the cores, or OMP_NUM_THREADS if that is less. OpenMP
+    threads that share a core wait for each other."""
     share = max(1, len(os.sched_getaffinity(0)) // workers)
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(share, int(limit)) if limit.isdecimal() and int(limit) else share
