@@ -222,6 +222,9 @@ def train_in_folder(
                 running_workers(
                     *(prepared, folder.logs), train=True, on_phase=on_phase, on_lost=lost, early=early
                 ) as groups,
+                noting_failure(
+                    folder.path
+                ),  # before Ray is shut down: threads that still call it would end the process
             ):
                 trainer = trainer_of(prepared, groups, folder, trackers, view, stop)
                 trainer.listeners.append(

@@ -14,6 +14,9 @@ from rlcli.attempt import RETRY, is_supervised
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.runs.folder import add_event, events_of, place_of
 
+RECORDED = "recorded_by_rlcli"
+"""Attribute of an error whose reason has been recorded."""
+
 
 class Failure(NamedTuple):
     """Why an attempt at a run has failed. where: such as «step 7, update: »; empty if unknown.
@@ -36,19 +39,28 @@ def note_failure(
 
 @contextlib.contextmanager
 def noting_failure(folder: Path) -> Iterator[None]:
-    """Record why the block, the run in `folder`, fails; add to the error of a failed run how to resume it."""
+    """Record why the block, the run in `folder`, fails; add to the error of a failed run how to resume it. Blocks may
+    be nested: the innermost records, so that the reason is on disk before Ray is shut down, which may end the process.
+    """
     try:
         yield
-    except RlcliError as error:
+    except Exception as error:
+        if getattr(error, RECORDED, False):
+            raise
         if not isinstance(error, RunFailed):
-            note_failure(folder, "the run", error.message, error.hint, retry=False)
+            message, hint = (
+                (error.message, error.hint)
+                if isinstance(error, RlcliError)
+                else (f"{type(error).__name__}: {error}", "")
+            )
+            note_failure(folder, "the run", message, hint, retry=False)
+            setattr(error, RECORDED, True)
             raise
         note_failure(folder, error.who, error.message, error.hint, retry=error.retry)
         hint = "; ".join(filter(None, (error.hint, resume_command(folder))))
-        raise RunFailed(error.message, hint, retry=error.retry, who=error.who) from error
-    except Exception as error:
-        note_failure(folder, "the run", f"{type(error).__name__}: {error}", retry=False)
-        raise
+        failed = RunFailed(error.message, hint, retry=error.retry, who=error.who)
+        setattr(failed, RECORDED, True)
+        raise failed from error
 
 
 def exit_when_cluster_lost(folder: Path) -> Callable[[str, str], NoReturn]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -178,6 +179,22 @@ def test_a_failure_is_recorded_with_who_failed_and_how_to_resume(tmp_path: Path)
         {"who": "worker 3", "message": "worker 3 ran out of memory", "retry": True},
         {"who": "the run", "message": "a worker died in a sentence", "retry": False},
     ]
+
+
+def test_the_innermost_block_records_a_failure_before_what_is_outside_of_it_ends(tmp_path: Path) -> None:
+    recorded: list[int] = []
+    for error in (
+        RunFailed("worker 3 died", "lower it", retry=True, who="worker 3"),
+        ModelError("no head"),
+        KeyError("x"),
+    ):
+        outside = contextlib.ExitStack()
+        outside.callback(lambda: recorded.append(len(events_of(tmp_path))))
+        with pytest.raises(type(error)) as raised, noting_failure(tmp_path), outside, noting_failure(tmp_path):
+            raise error
+        assert str(raised.value).count("resume with") == isinstance(error, RunFailed)
+    assert recorded == [1, 2, 3]
+    assert len(events_of(tmp_path)) == 3
 
 
 def test_a_failure_of_an_earlier_attempt_is_not_told_again(run: Run) -> None:
