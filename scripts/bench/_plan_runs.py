@@ -142,8 +142,8 @@ def _never_end(model: Path) -> None:
 
     weights = load_file(model / "model.safetensors")
     embedding = weights["model.embed_tokens.weight"]
-    embedding[:, 0] = 16.0
-    embedding[json.loads((model / "config.json").read_text())["eos_token_id"], 0] = -16.0
+    embedding[:, 0] = 1.0
+    embedding[json.loads((model / "config.json").read_text())["eos_token_id"], 0] = -1.0
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 

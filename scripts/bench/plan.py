@@ -64,9 +64,9 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "10m-two-workers": ("10m", "grpo", ["cluster.workers=2"]),
     "25m": ("25m", "grpo", ["train.tokens_per_microbatch=1760"]),
     "60m": ("60m", "grpo", ["train.tokens_per_microbatch=880"]),
-    "135m-float32": (MODEL, "grpo", FEW),
+    "135m-float32": (MODEL, "grpo", [*FEW, "model.dtype=float32"]),
     "135m-bfloat16": (MODEL, "grpo", [*FEW, *HALF]),
-    "135m-lora": (MODEL, "grpo", [*FEW, *LORA]),
+    "135m-lora": (MODEL, "grpo", [*FEW, *LORA, "model.dtype=float32"]),
     "135m-lora-bfloat16": (MODEL, "grpo", [*FEW, *LORA, *HALF]),
     "135m-sft": (MODEL, "sft", [*SFT, *HALF, "rollout.prompts_per_step=32", "data.max_prompt_tokens=96"]),
 }

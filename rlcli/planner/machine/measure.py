@@ -27,20 +27,16 @@ CALLS, PIECE_S = 5, 0.15
 each takes many times as long."""
 CHAIN = 50
 """Small operations of a call."""
-BUSY = 0.8
-"""Share of the threads' time below which other work has taken some of it."""
 
 
 class Clock:
-    """Times calls on a device, and records whether this process had its threads to itself."""
+    """Times calls on a device."""
 
     def __init__(self, device: str) -> None:
         import torch
 
         self.wait: Callable[[], None] = torch.accelerator.synchronize if device == "cuda" else lambda: None
-        self.threads = 1 if device == "cuda" else torch.get_num_threads()
-        self.alone = device == "cpu" and self.threads == 1
-        self.shares: list[float] = []
+        self.alone = device == "cpu" and torch.get_num_threads() == 1
 
     def fastest(self, work: Callable[[], object]) -> float:
         """Seconds of the fastest of a few calls."""
@@ -55,7 +51,6 @@ class Clock:
             elapsed, busy = time.perf_counter() - began, time.process_time() - used
             # One thread's CPU time is what it takes on a machine that nothing else uses.
             seconds.append(min(elapsed, busy) if self.alone else elapsed)
-            self.shares.append(1.0 if self.alone else busy / elapsed / self.threads)
         return min(seconds)
 
 
@@ -124,7 +119,6 @@ def measure(device: str, dtype: str) -> Rates:
         training.append(3 * layer.operations / clock.fastest(layer.both))
         with torch.no_grad():
             forward.append(layer.operations / clock.fastest(layer.forward))
-    shares = sorted(clock.shares)
     products = [_products(clock, width, torch_dtype, device) for width in widths]
     return Rates(
         widths=widths,
@@ -138,7 +132,6 @@ def measure(device: str, dtype: str) -> Rates:
         draw_s=_draw(clock),
         softmax_s=_softmax(clock, device),
         python_s=_python(clock),
-        quiet=device == "cuda" or shares[len(shares) // 2] >= BUSY,
         measured=time.time(),
     )
 
