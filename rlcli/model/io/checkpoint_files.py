@@ -93,6 +93,7 @@ class TensorPlanner(DefaultLoadPlanner):
 
 def load_tensors(state: dict[str, Tensor], reader: TensorReader, planner: TensorPlanner | None = None) -> None:
     """Fill the tensors of `state` from the folder of `reader`, each process for itself. Not collective."""
+    reader.read_metadata()  # here its error is raised as it is
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
@@ -119,6 +120,7 @@ def read_metadata(folder: Path) -> Any:
             f"cannot read {file}: {error.strerror}", "mount the run folder at the same path on every machine"
         ) from error
     with refusing(file):
+        _check_opcodes(content)
         with _unchanged(RECORDS):
             metadata = _Unpickler(BytesIO(content)).load()
         _check(metadata, folder)
@@ -149,6 +151,46 @@ def _why(error: Exception) -> str:
     _, _, reason = message.rpartition("WeightsUnpickler error: ")  # torch's own begins with how to run such a file
     first = (reason.strip().splitlines() or [type(error).__name__])[0]
     return f"is not a file of a checkpoint: {printable(first)[:200]}"
+
+
+def _opcodes(names: str) -> bytes:
+    return b"[" + b"".join(re.escape(getattr(pickle, name)) for name in names.split()) + b"]"
+
+
+_OTHERS = re.compile(
+    b"(?:"
+    + _opcodes(
+        """MEMOIZE STACK_GLOBAL NEWOBJ REDUCE BUILD NONE NEWTRUE NEWFALSE MARK EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+        EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS STOP"""
+    )
+    + b"|%s.|%s..|%s....|%s.{8}"
+    % tuple(_opcodes(names) for names in ("PROTO BINGET BININT1", "BININT2", "LONG_BINGET BININT", "FRAME"))
+    + b")*+",
+    re.DOTALL,
+)
+"""Opcodes of fixed size, with their arguments."""
+_LENGTH_BYTES = {pickle.SHORT_BINUNICODE[0]: 1, pickle.BINUNICODE[0]: 4, pickle.LONG1[0]: 1}
+"""Opcodes that are followed by a length and as many bytes."""
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Raise ValueError unless a pickle has only the opcodes that Python writes for records. Others make it allocate
+    memory at will, such as those that number its objects."""
+    at = _end(content, 0)
+    while at < len(content):
+        length = _LENGTH_BYTES.get(content[at])
+        if length is None:
+            raise ValueError(f"it has the opcode {content[at]} at byte {at}")
+        start = at + 1 + length
+        at = _end(content, start + int.from_bytes(content[at + 1 : start], "little"))
+    if at > len(content):
+        raise ValueError("it is truncated")
+
+
+def _end(content: bytes, at: int) -> int:
+    """Where the opcodes of fixed size from `at` on end."""
+    found = _OTHERS.match(content, at)
+    return at if found is None or at > len(content) else found.end()
 
 
 class _Unpickler(pickle.Unpickler):
