@@ -35,7 +35,7 @@ class Origin:
     def computed_in(self) -> str:
         """What the trainer computed in: `float32` and so on."""
         given = self.resolved.config.model.dtype
-        return str(self.checkpoint.state.get("dtype", "float32")) if given == "auto" else given
+        return self.checkpoint.dtype if given == "auto" else given
 
 
 def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
