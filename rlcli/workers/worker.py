@@ -178,7 +178,9 @@ class Worker(WeightSync):
         watchdog.progress()
         if "engine" in roles:
             self.offload.to_host(*self.offload.names)  # before it measures the free memory
-            self.rollout_role = self._build_rollout(AutoTokenizer.from_pretrained(self.config.model.path))
+            self.rollout_role = self._build_rollout(
+                AutoTokenizer.from_pretrained(self.config.model.path, trust_remote_code=False)
+            )
             if self.offload.names:
                 self.engine.sleep()  # A checkpoint may be loaded first; the sync wakes it.
 
