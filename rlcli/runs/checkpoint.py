@@ -68,7 +68,8 @@ class Checkpoint:
     def dtype(self) -> str:
         """What the trainer computed in: `float32`, `bfloat16` or `float16`."""
         with self.restoring() as state:
-            return DTYPES[DTYPES.index(state.get("dtype", "float32"))]
+            dtype = DTYPES[DTYPES.index(state.get("dtype", "float32"))]
+        return dtype
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[dict[str, Any]]:

@@ -106,7 +106,8 @@ def load_tensors(state: dict[str, Tensor], reader: TensorReader, planner: Tensor
 def load_values(file: Path) -> Any:
     """Tensors and plain values that `torch.save` wrote. `CheckpointError` if the file holds anything else."""
     with refusing(file):
-        return torch.load(file, map_location="cpu", weights_only=True)
+        values = torch.load(file, map_location="cpu", weights_only=True)
+    return values
 
 
 def read_metadata(folder: Path) -> Any:
