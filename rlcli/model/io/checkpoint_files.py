@@ -133,7 +133,7 @@ def refusing(file: Path) -> Iterator[None]:
     """Turn an error of the block, which reads `file`, into a `CheckpointError` of one line that names it."""
     try:
         yield
-    except (RlcliError, MemoryError, torch.OutOfMemoryError):
+    except (RlcliError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except OSError as error:
         raise CheckpointError(
