@@ -357,7 +357,7 @@ def imported(name: str, code: str, absent: str = ABSENT) -> dict[str, Any] | Fin
 def probe(code: str, timeout_s: float = 180.0) -> tuple[dict[str, Any] | None, str]:
     """Run `code` in a separate Python; returns what it passes to `report(…)`, or None and its last line of error."""
     prelude = "import json\ndef report(**found): print('\\n' + json.dumps(found))\n"
-    exit_code, printed, detail = _run([sys.executable, "-c", prelude + code], timeout_s)
+    exit_code, printed, detail = _run([sys.executable, "-P", "-c", prelude + code], timeout_s)
     if exit_code == 0 and printed.strip():
         return json.loads(printed.strip().splitlines()[-1]), ""
     return None, detail

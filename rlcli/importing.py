@@ -10,11 +10,14 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 IMPORT_TIMEOUT_S = 120.0
 """Maximum time of an import."""
+SAFE_PATH, SET_HERE = "PYTHONSAFEPATH", "rlcli"
+"""Any text in this variable keeps the current folder, and a script's, out of sys.path. This text: it was set here."""
 
 _trusted = False
 
@@ -22,12 +25,27 @@ _trusted = False
 def python(module: str, *arguments: str) -> list[str]:
     """The command that calls `main(*arguments)` of `module`, texts, in a fresh interpreter with this one's sys.path.
 
-    Not `-m`, whose sys.path would begin with the current folder, nor multiprocessing: both would load this process's
-    `__main__`.
+    Neither `-m` nor multiprocessing, which would load this process's `__main__`. -P: `import json` must not find a file
+    of that name in the current folder.
     """
     path = json.dumps([str(folder) for folder in sys.path])
     start = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(*sys.argv[2:])"
-    return [sys.executable, "-c", start, path, *arguments]
+    return [sys.executable, "-P", "-c", start, path, *arguments]
+
+
+def keep_current_folder_out() -> None:
+    """Set `PYTHONSAFEPATH` for all processes that this one starts from now on: libraries start a Python with `-c` or
+    `-m` (multiprocessing, vLLM), which would import modules of the current folder before those of the installation."""
+    os.environ[SAFE_PATH] = os.environ.get(SAFE_PATH) or SET_HERE
+
+
+def without_safe_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for a program of the user: a script finds the modules beside it, unless the user has chosen not.
+
+    >>> without_safe_path({"PYTHONSAFEPATH": "rlcli", "HOME": "/root"}), without_safe_path({"PYTHONSAFEPATH": "1"})
+    ({'HOME': '/root'}, {'PYTHONSAFEPATH': '1'})
+    """
+    return {name: value for name, value in environment.items() if (name, value) != (SAFE_PATH, SET_HERE)}
 
 
 def trust_imports() -> None:

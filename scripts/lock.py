@@ -43,7 +43,7 @@ def resolve(extra: str, flags: list[str], excluded: tuple[str, ...] = ()) -> lis
         previous = FOLDER / f"{extra}.txt"
         output.write_text(previous.read_text() if previous.exists() else "")
         excludes.write_text("\n".join(excluded))
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--output-file", str(output), *flags]
+        command = [sys.executable, "-P", "-m", "uv", "pip", "compile", "--quiet", "--output-file", str(output), *flags]
         command += ["--universal", "--python-version", PYTHONS[0], "--extra", extra, "--excludes", str(excludes)]
         command += ["--no-emit-index-url", "--no-header", "--no-annotate", *wheel_sources(extra), "pyproject.toml"]
         subprocess.run(command, cwd=ROOT, check=True)

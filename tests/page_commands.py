@@ -51,7 +51,7 @@ NOT_RUN = {
     "pip install *": "installs",
     "pre-commit install": "installs",
     "python -m pytest *": "runs tests",
-    "python -m vllm.*": "serves until it is ended",
+    "python -P -m vllm.*": "serves until it is ended",
     "ray start *": "starts a Ray cluster of several machines",
     "source *": "changes the reader's shell",
     "uv *": "installs",

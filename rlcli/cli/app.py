@@ -23,6 +23,7 @@ from rlcli.cli.bash_words import rejoined_words
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
+from rlcli.importing import keep_current_folder_out
 from rlcli.redact import redact_output, redacted
 
 EPILOG = """Examples:
@@ -69,6 +70,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     command_line.set(words if arguments is None else None)
     debug = "--debug" in words
     if arguments is None:
+        keep_current_folder_out()
         start_in_utf8()
         write_utf8()
         redact_output()

@@ -15,6 +15,7 @@ from rlcli.attempt import is_restart
 from rlcli.cluster.process import malloc
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import SetupError
+from rlcli.importing import SAFE_PATH, SET_HERE
 from rlcli.redact import SECRET_NAME
 
 PLACEMENT_TIMEOUT_S = 120.0
@@ -158,6 +159,7 @@ def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
         and not SECRET_NAME.search(name)  # Ray logs the environment variables that it is given
     }
     environment |= WORKER_ENV
+    environment[SAFE_PATH] = driver.get(SAFE_PATH) or SET_HERE  # a cluster's Ray was not started by this process
     if pool.device == "cpu":
         # Inductor would compile for half a minute without a gain on models that fit a CPU.
         environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}

@@ -196,7 +196,7 @@ def _join(address: str) -> None:
         if host and "//" not in host and port.isdecimal():  # Ray itself retries an unreachable address for minutes.
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
         with _own_signal_handlers():
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, job_config=_job(), log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
         why = error.__cause__ or error
         if isinstance(why, ray.exceptions.AuthenticationError):
@@ -245,6 +245,7 @@ def _start(**options: Any) -> None:
             with _own_signal_handlers(), _helpers_last():
                 ray.init(
                     address="local",  # Otherwise it would join a cluster that happens to run on this machine.
+                    job_config=_job(),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
@@ -256,6 +257,14 @@ def _start(**options: Any) -> None:
             if last:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
                 raise RunFailed(f"Ray did not start: {reason}", retry=True) from error
+
+
+def _job() -> Any:
+    """A job whose workers import nothing from the current folder. Ray would put the driver's first on their sys.path,
+    so that a `torch.py` there would run; it omits it for its client server, of which this is the only effect here."""
+    from ray.job_config import JobConfig
+
+    return JobConfig(_client_job=True)
 
 
 @contextlib.contextmanager

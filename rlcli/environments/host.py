@@ -32,6 +32,7 @@ from rlcli.environments.environment import (
     reply_of,
 )
 from rlcli.errors import ConfigError, SetupError
+from rlcli.importing import without_safe_path
 from rlcli.redact import printable, without_service_secrets
 
 START_TIMEOUT_S = 120.0
@@ -205,7 +206,7 @@ class _Process:
         self._is_over = False
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command = [spec.python or sys.executable, "-u", host_main.__file__, spec.target, str(spec.memory_bytes)]
-        environment = without_service_secrets(dict(os.environ)) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        environment = without_safe_path(without_service_secrets(os.environ)) | {"PYTHONDONTWRITEBYTECODE": "1"}
         if spec.sandbox:
             environment["RLCLI_SANDBOX"] = spec.sandbox
         if not spec.python:  # what is importable here is importable there

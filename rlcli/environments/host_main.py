@@ -243,5 +243,6 @@ def main(target: str, memory_bytes: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, whose modules have names that others may have too
+    if not getattr(sys.flags, "safe_path", False):  # the user's PYTHONSAFEPATH; not in Python 3.10
+        sys.path.pop(0)  # this folder, whose modules have names that others may have too
     main(*sys.argv[1:])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlcli.config.load import Resolved, resolve
-from rlcli.errors import CheckpointError, RlcliError
+from rlcli.errors import CheckpointError, ConfigError, RlcliError
 from rlcli.runs.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from rlcli.runs.environment import directory_of, environment_of
 from rlcli.runs.records import evaluations_of
@@ -35,7 +35,7 @@ class Origin:
     def computed_in(self) -> str:
         """What the trainer computed in: `float32` and so on."""
         given = self.resolved.config.model.dtype
-        return str(self.checkpoint.state.get("dtype", "float32")) if given == "auto" else given
+        return self.checkpoint.dtype if given == "auto" else given
 
 
 def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
@@ -52,7 +52,11 @@ def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
         raise RlcliError(f"{source} {what}", "give runs/NAME or runs/NAME/checkpoints/step-NNNNNN")
     folder = checkpoint.path.parent
     run = folder.parent if folder.name == "checkpoints" else None
-    return Origin(checkpoint, _located(resolve(str(checkpoint.path / CONFIG)), run), run)
+    try:
+        resolved = resolve(str(checkpoint.path / CONFIG))
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.path / CONFIG}: {error.message}", error.hint) from error
+    return Origin(checkpoint, _located(resolved, run), run)
 
 
 def _located(resolved: Resolved, run: Path | None) -> Resolved:

@@ -98,14 +98,17 @@ def _change(written: Export, folder: Path) -> Change:
 
 
 def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
-    probe = origin.checkpoint.state.get("probe") or {}
-    trained, tokens = probe.get("log_probs", []), [int(token) for token in probe.get("tokens", [])]
+    with origin.checkpoint.restoring() as state:
+        probe = state.get("probe") or {}
+        trained = [float(value) for value in probe.get("log_probs", [])]
+        tokens = [int(token) for token in probe.get("tokens", [])]
     if not trained or len(tokens) != len(trained) + 1:
         raise CheckpointError(
             f"{origin.checkpoint.path} holds no log-probs of a probe to compare with",
             "export without the check: --no-check",
         )
-    found = _log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
+    with origin.checkpoint.restoring():  # a token that is none
+        found = _log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
     differences = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
     mean = math.fsum(differences) / len(differences) if all(map(math.isfinite, differences)) else math.inf
     bound = EXACT if (written.dtype, origin.computed_in) == ("float32", "float32") else ROUNDED

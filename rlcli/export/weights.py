@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate import init_empty_weights
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rlcli.errors import ModelError
+from rlcli.model.io.checkpoint_files import TensorReader, load_tensors
 from rlcli.model.io.config import auto_class, read_config
 from rlcli.model.io.loading import read_model
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
@@ -42,20 +40,17 @@ class Stored:
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder, prefix
-        metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        self._reader = TensorReader(folder)
+        metadata = self._reader.metadata.state_dict_metadata
         self.shapes: dict[str, torch.Size] = {
-            name.removeprefix(prefix): entry.size
-            for name, entry in metadata.items()
-            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+            name.removeprefix(prefix): entry.size for name, entry in metadata.items() if name.startswith(prefix)
         }
         self._dtypes = {name: metadata[prefix + name].properties.dtype for name in self.shapes}
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """The named tensors on the CPU, in their stored dtype."""
         state = {self.prefix + name: torch.empty(self.shapes[name], dtype=self._dtypes[name]) for name in names}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the missing process group, which is intended
-            dcp.load(state, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
+        load_tensors(state, self._reader)
         return {name.removeprefix(self.prefix): tensor for name, tensor in state.items()}
 
 
@@ -112,7 +107,7 @@ def write_tokenizer(path: str, folder: Path) -> None:
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
 
-    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(folder)
     for name in PROCESSORS:
         found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
         if found is not None:

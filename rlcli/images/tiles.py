@@ -52,7 +52,7 @@ class TileRule(ImageRule):
         vision, size = config.vision_config, (processor.size["height"], processor.size["width"])
         if size != tuple(vision.image_size) or size[0] != size[1]:
             raise ValueError(f"its tiles have {size[0]} x {size[1]} pixels, and its tower reads {vision.image_size}")
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         begin, end = (getattr(tokenizer, f"{name}_image_token_id", None) for name in ("start", "end"))
         if begin is None or end is None:
             raise ValueError("its tokenizer has no start_image_token and end_image_token")

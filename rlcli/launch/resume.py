@@ -104,14 +104,14 @@ def resumption(
     checkpoint = _newest(run, on_note)
     if checkpoint and now.config.model.dtype == "auto" and "dtype" in checkpoint.state:
         # What auto stood for; another machine may have another processor, or GPUs.
-        now = replace(now, config=now.config.changed(model={"dtype": checkpoint.state["dtype"]}))
+        now = replace(now, config=now.config.changed(model={"dtype": checkpoint.dtype}))
     os.chdir(directory)
     return Resumption(run, now, bool(found), checkpoint, recorded_day(environment))
 
 
 def check_data(resumed: Resumption, fingerprint: str) -> None:
     """Raise DataError if the prompts are not those that the run started with."""
-    if resumed.checkpoint and resumed.checkpoint.state["data"] != fingerprint:
+    if resumed.checkpoint and resumed.checkpoint.state.get("data") != fingerprint:
         paths = ", ".join(resumed.resolved.config.data.paths)
         raise DataError(
             f"data.path = '{paths}': the prompts are not those that the run started with",

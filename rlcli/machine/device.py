@@ -76,7 +76,9 @@ def _asked_torch() -> tuple[tuple[str, int], ...]:
         "torch.cuda.get_device_properties(i).total_memory) for i in range(torch.cuda.device_count())]))"
     )
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=True
+        )
         return tuple((name, memory) for name, memory in json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ()  # no torch, or one that does not start

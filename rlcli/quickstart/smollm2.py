@@ -169,7 +169,7 @@ def _download(requirement: str, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     pinned = folder / "requirements.txt"
     pinned.write_text(f"{requirement} --hash=sha256:{WHEELS[requirement]}\n")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
+    pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
     words = [*pip, "--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(pinned)]
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from rlcli.files import described, remove, sync_folder, write_synced
 FORMAT = 1
 """Incremented whenever older code could not read, or would misread, what this code writes."""
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.toml"
+DTYPES = ("float32", "bfloat16", "float16")
 HASHING_THREADS = 4
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -61,6 +63,26 @@ class Checkpoint:
         if not isinstance(state, dict):
             raise _Damaged(*_damage(self.path, f"{STATE} is not a table"))
         return state
+
+    @property
+    def dtype(self) -> str:
+        """What the trainer computed in: `float32`, `bfloat16` or `float16`."""
+        with self.restoring() as state:
+            dtype = DTYPES[DTYPES.index(state.get("dtype", "float32"))]
+        return dtype
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[dict[str, Any]]:
+        """The controller's state, for a block that continues from it. CheckpointError if the block finds something
+        missing, or something of another type than this program writes."""
+        state = self.state
+        try:
+            yield state
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"{self.path / STATE} is not what this program writes: {type(error).__name__}: {error!s:.200}",
+                f"use another checkpoint of {self.path.parent}",
+            ) from error
 
 
 class Checkpoints:
@@ -269,9 +291,13 @@ def _problem(folder: Path, name: str, expected: _File) -> str:
     """What is wrong with a file; empty if it is as it was written."""
     path = folder / name
     try:
-        size = path.stat().st_size
-        if size != expected.size:
-            return f"{name} has {size:,} bytes of {expected.size:,}"
+        if ".." in path.parts or path == Path(name):  # absolute
+            return f"{MANIFEST} names a file outside the folder, {name!r:.100}"
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device would never end
+            return f"{name} is not a file"
+        if found.st_size != expected.size:
+            return f"{name} has {found.st_size:,} bytes of {expected.size:,}"
         return "" if described(path)["sha256"] == expected.sha256 else f"{name} differs from what was written"
     except PermissionError as error:
         raise _unreadable(path, error) from error
@@ -280,15 +306,18 @@ def _problem(folder: Path, name: str, expected: _File) -> str:
 
 
 def _json(folder: Path, name: str) -> Any:
+    path = folder / name
     try:
-        return json.loads((folder / name).read_bytes())
+        if path.exists() and not path.is_file():  # a pipe or a device would never end
+            raise _Damaged(*_damage(folder, f"{name} is not a file"))
+        return json.loads(path.read_bytes())
     except PermissionError as error:
-        raise _unreadable(folder / name, error) from error
+        raise _unreadable(path, error) from error
     except FileNotFoundError as error:
         raise _Damaged(*_damage(folder, f"it has no {name}")) from error
     except OSError as error:
         raise _Damaged(*_damage(folder, f"{name}: {error.strerror}")) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Damaged(*_damage(folder, f"{name} is not JSON")) from error
 
 

@@ -30,7 +30,7 @@ def _classifies(model: str) -> bool:
     from transformers import AutoConfig
 
     try:
-        architectures = AutoConfig.from_pretrained(model).architectures or []
+        architectures = AutoConfig.from_pretrained(model, trust_remote_code=False).architectures or []
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"{OPTION}: {model} cannot be read: {first_line(error)}", "give a model's folder or hub id"

@@ -146,11 +146,12 @@ rounding does on other devices and numbers of workers. (Single tokens may differ
 def check_probe(workers: WorkerGroup, checkpoint: Checkpoint, dtype: str) -> None:
     """Raise RunFailed if log-probs under the weights that `workers` have loaded, and compute with in `dtype`, are not
     those that the checkpoint recorded, apart from rounding."""
-    probe = checkpoint.state["probe"]
-    loaded = workers.probe_log_probs(probe["tokens"])
-    differences = [abs(a - b) for a, b in zip(probe["log_probs"], loaded, strict=True)]
-    mean = math.fsum(differences) / max(len(differences), 1) if all(map(math.isfinite, differences)) else math.inf
-    bound = max(PROBE_BOUND[dtype], PROBE_BOUND[checkpoint.state["dtype"]])
+    with checkpoint.restoring() as state:
+        probe = state["probe"]
+        loaded = workers.probe_log_probs([int(token) for token in probe["tokens"]])
+        differences = [abs(a - b) for a, b in zip(probe["log_probs"], loaded, strict=True)]
+        mean = math.fsum(differences) / max(len(differences), 1) if all(map(math.isfinite, differences)) else math.inf
+        bound = max(PROBE_BOUND[dtype], PROBE_BOUND[state["dtype"]])
     if not mean <= bound:
         raise RunFailed(
             f"the weights loaded from {checkpoint.path} are not those that were saved: the probe's log-probs differ by "

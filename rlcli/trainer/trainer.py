@@ -423,25 +423,25 @@ class Trainer:
         """Restore trainer and workers to the state of `state_dict`, and truncate the records to that step: this comes
         last, since a checkpoint that does not load must leave them unchanged. Raises RunFailed if the loaded weights
         are not those that were saved."""
-        state = checkpoint.state
-        for name, group in self.checkpointer.groups.items():
-            group.load_state(str(checkpoint.path / name))
-        if state["dtype"] != self.dtype:  # model.dtype is auto, and the device differs
-            self.view.note(f"from here on the run computes in {self.dtype}, before in {state['dtype']}")
-        check_probe(self.workers, checkpoint, self.dtype)
-        shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
-        self.source.cursor = self.source.cursor.restored(state["cursor"])
-        self.source.restore(state, shards)
-        self.algorithm.kl.restore(state["kl"])
-        self.algorithm.entropy.restore(state["entropy"])
-        self.guard.restore(state["bad_updates"])
-        if "log_prob_check" in state:  # not in checkpoints of before
-            self.log_prob_check.restore(state["log_prob_check"])
-        # "alarms": in checkpoints of before; older ones have neither.
-        self.warnings.restore(state.get("warnings", state.get("alarms", {})))
-        self.invariants.forget()
-        self.done = checkpoint.step
-        self.version = state["version"] - 1  # the sync that follows was counted already
+        with checkpoint.restoring() as state:
+            for name, group in self.checkpointer.groups.items():
+                group.load_state(str(checkpoint.path / name))
+            if state["dtype"] != self.dtype:  # model.dtype is auto, and the device differs
+                self.view.note(f"from here on the run computes in {self.dtype}, before in {state['dtype']}")
+            check_probe(self.workers, checkpoint, self.dtype)
+            shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
+            self.source.cursor = self.source.cursor.restored(state["cursor"])
+            self.source.restore(state, shards)
+            self.algorithm.kl.restore(state["kl"])
+            self.algorithm.entropy.restore(state["entropy"])
+            self.guard.restore(state["bad_updates"])
+            if "log_prob_check" in state:  # not in checkpoints of before
+                self.log_prob_check.restore(state["log_prob_check"])
+            # "alarms": in checkpoints of before; older ones have neither.
+            self.warnings.restore(state.get("warnings", state.get("alarms", {})))
+            self.invariants.forget()
+            self.done = checkpoint.step
+            self.version = state["version"] - 1  # the sync that follows was counted already
         rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.begun else -1)
         self.course = course_of(self.folder.path, self.tracked)
         self.evaluations = evaluations_of(self.folder.path)

@@ -77,7 +77,7 @@ def check_served_teacher(url: str, model: str, positions: int, top_k: int) -> No
                     f"it serves sequences of {longest} tokens, and samples have up to {positions}, and one is drawn: "
                     f"start it with --max-model-len {positions + 1}"
                 )
-            await _check_vocabulary(link, name, AutoTokenizer.from_pretrained(model))
+            await _check_vocabulary(link, name, AutoTokenizer.from_pretrained(model, trust_remote_code=False))
             listed = await _listed(link, name, [0, 0], top_k)
             _entries(link, listed[1], [0], top_k)
 

@@ -12,7 +12,7 @@ from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.shard import SampleShard
@@ -117,6 +117,10 @@ def room_for_copy(state: Mapping[str, Tensor], workers: int) -> bool:
     return bool(size + COPY_RESERVE <= free)
 
 
+MOST_SHARDS = 1 << 20
+"""A file that has more is not one of this program."""
+
+
 def write_waiting(path: Path, shards: list[SampleShard | None]) -> Files:
     """Write shards as one file; returns its size and hash, under its name. RunFailed if it cannot be written."""
     import numpy as np
@@ -141,12 +145,18 @@ def read_waiting(path: Path) -> list[SampleShard | None]:
     import numpy as np
 
     try:
+        with ZipFile(path) as packed:
+            if any(each.compress_type != ZIP_STORED or each.file_size > each.compress_size for each in packed.filelist):
+                raise ValueError("it is compressed")  # to a size that memory may not hold
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file.items())
-    except (OSError, EOFError, ValueError, BadZipFile) as error:
+        count = int(arrays.pop("count"))
+        if count > MOST_SHARDS:
+            raise ValueError(f"it has {count} shards")
+        shards: list[dict[str, Any]] = [{} for _ in range(count)]
+        for key, value in arrays.items():
+            number, name = key.split(".")
+            shards[int(number)][name] = value
+        return [SampleShard.of_arrays(fields) if fields else None for fields in shards]
+    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, BadZipFile, MemoryError) as error:
         raise CheckpointError(f"cannot read {path}: {error}", "resume from another checkpoint") from error
-    shards: list[dict[str, Any]] = [{} for _ in range(int(arrays.pop("count")))]
-    for key, value in arrays.items():
-        number, name = key.split(".")
-        shards[int(number)][name] = value
-    return [SampleShard.of_arrays(fields) if fields else None for fields in shards]

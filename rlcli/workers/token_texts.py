@@ -28,7 +28,7 @@ class TokenTexts:
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self.model)
+            self._tokenizer = AutoTokenizer.from_pretrained(self.model, trust_remote_code=False)
             # Some tokenizers drop the space of a first token.
             self._anchor = self._tokenizer.encode("a", add_special_tokens=False)[-1:]
         numbers = ids.tolist()

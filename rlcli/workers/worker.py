@@ -178,7 +178,9 @@ class Worker(WeightSync):
         watchdog.progress()
         if "engine" in roles:
             self.offload.to_host(*self.offload.names)  # before it measures the free memory
-            self.rollout_role = self._build_rollout(AutoTokenizer.from_pretrained(self.config.model.path))
+            self.rollout_role = self._build_rollout(
+                AutoTokenizer.from_pretrained(self.config.model.path, trust_remote_code=False)
+            )
             if self.offload.names:
                 self.engine.sleep()  # A checkpoint may be loaded first; the sync wakes it.
 
@@ -367,15 +369,13 @@ class Worker(WeightSync):
     def load_state(self, folder: str) -> None:
         """Load what `save_state` wrote, on this number of ranks or another. CheckpointError if the folder is of other
         models. A rank that did not exist then keeps the random state of its seed."""
-        from rlcli.model.io.state import load_own, set_rng_state
+        from rlcli.model.io.state import restore_rng_state
 
         self.recorder.flush()  # before the files of later steps are removed
         self.offload.to_device("policy", "policy.optimizer", "critic", "critic.optimizer")
         for name, model in self._trained().items():
             model.load_state(Path(folder), name)
-        own = load_own(Path(folder), self.rank)
-        if own is not None:
-            set_rng_state(own)
+        restore_rng_state(Path(folder), self.rank)
 
     @dispatch(send="first", collect="first")
     def write_waiting(self, path: str, shards: list[list[Any]]) -> Files:

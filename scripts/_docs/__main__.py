@@ -85,7 +85,7 @@ def stamps() -> dict[Path, int]:
 
 
 def zensical(command: str) -> list[str]:
-    return [sys.executable, "-m", "zensical", command]
+    return [sys.executable, "-P", "-m", "zensical", command]
 
 
 if __name__ == "__main__":

@@ -93,6 +93,6 @@ def run(tree: Tree, work: Path, recipe: str, seed: int, workers: int) -> dict[st
     ]
     python = tree.path / ".venv" / "bin" / "python"
     checksums = subprocess.run(
-        [python, "-c", CHECKSUMS, out / "checkpoints" / "latest"], check=True, capture_output=True, text=True
+        [python, "-P", "-c", CHECKSUMS, out / "checkpoints" / "latest"], check=True, capture_output=True, text=True
     )
     return {"metrics": steps, "checkpoint": json.loads(checksums.stdout)}

@@ -55,7 +55,7 @@ def gpu(check: Check) -> None:
         "a = torch.ones(4096, 4096, device='cuda').bfloat16(); "
         "print(json.dumps([torch.version.cuda, p.total_memory, float((a @ a)[0, 0])]))"
     )
-    printed = lines(sys.executable, "-c", code)
+    printed = lines(sys.executable, "-P", "-c", code)
     check.require(
         bool(printed) and json.loads(printed[-1])[2] == 4096, "torch computes on the GPU", " ".join(printed)[-200:]
     )

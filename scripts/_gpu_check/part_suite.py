@@ -73,5 +73,5 @@ def ran(check: Check, tests: list[str], place: str) -> dict[str, str]:
 def pytest(check: Check, *words: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
     """The project's settings ask for pytest-timeout; where it is not installed they are left out."""
     without = [] if find_spec("pytest_timeout") else ["-o", "addopts="]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *without, *words]
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *without, *words]
     return subprocess.run(command, cwd=checkout.ROOT, stdout=subprocess.PIPE if capture else None, text=True)

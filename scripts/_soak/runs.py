@@ -15,7 +15,7 @@ from processes import gcs_address, measured, object_store, shared_memory
 
 from rlcli.runs.folder import place_of
 
-RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
+RLCLI = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 MODES = {
     "synchronous": {"cluster.workers": 1},
     "one step off": {"cluster.workers": 1, "rollout.workers": 1, "async.staleness": 1},

@@ -66,7 +66,7 @@ class Cluster:
         log_file = self._work / f"machine-{self._count}.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", "start", *words],
+                [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *words],
                 env=os.environ | {MARK: mark, "TMPDIR": str(scratch)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

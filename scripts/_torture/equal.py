@@ -91,18 +91,17 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensors(checkpoint: Path) -> dict[str, Any]:
     """All that the checkpoint holds, by name: of each sharded folder, and of each file of a rank."""
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+    from rlcli.model.io.checkpoint_files import TensorReader, load_tensors, load_values
 
     found: dict[str, Any] = {}
     for metadata in sorted(checkpoint.rglob(".metadata")):
-        state: dict[str, Any] = {}
-        planner = _EmptyStateDictLoadPlanner()
-        _load_state_dict(state, FileSystemReader(metadata.parent), planner=planner, no_dist=True)
+        reader = TensorReader(metadata.parent)
+        entries = reader.metadata.state_dict_metadata
+        state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+        load_tensors(state, reader)
         found |= _flat(state, str(metadata.parent.relative_to(checkpoint)))
     for file in sorted(checkpoint.rglob("*.pt")):
-        found |= _flat(torch.load(file, weights_only=False), str(file.relative_to(checkpoint)))
+        found |= _flat(load_values(file), str(file.relative_to(checkpoint)))
     return found
 
 

@@ -36,7 +36,7 @@ STEP_PHASES = {
 }
 IN_FLIGHT = {"rollout.workers": 1, "async.staleness": 2, "async.engine_steps": 7}
 """Engines apart, at whose updates responses are half done."""
-RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
+RLCLI = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 
 
 class Stuck(Exception):

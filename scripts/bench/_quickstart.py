@@ -17,7 +17,7 @@ def rlcli(*words: str, log: Path | None = None) -> tuple[dict[str, Any], float]:
     log: file for what it says besides; None: it says it to the terminal.
     """
     started = time.perf_counter()
-    command = [sys.executable, "-m", "rlcli.cli.main", *words, "--json"]
+    command = [sys.executable, "-P", "-m", "rlcli.cli.main", *words, "--json"]
     with log.open("w") if log else nullcontext() as errors:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, check=True)
     return json.loads(done.stdout), time.perf_counter() - started

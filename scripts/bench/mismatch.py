@@ -56,7 +56,7 @@ def trained(model: Path, data: Path, out: Path, steps: int, own: Sequence[str]) 
     verifier.write_text(VERIFIER)
     sets = [word for text in (*SETS, f"verifier.name={verifier}:even", *own) for word in ("--set", text)]
     words = ("train", "grpo", "--model", model, "--data", data, "--out", out, "--steps", str(steps), "--workers", "1")
-    subprocess.run([sys.executable, "-m", "rlcli.cli.main", *words, *sets], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-P", "-m", "rlcli.cli.main", *words, *sets], check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -127,7 +127,7 @@ def browser(run: Path, given: argparse.Namespace) -> dict[str, Any]:
 
     from tests.browser import FLAGS
 
-    words = [sys.executable, "-m", "rlcli.cli.main", "view", str(run), "--no-browser"]
+    words = [sys.executable, "-P", "-m", "rlcli.cli.main", "view", str(run), "--no-browser"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     url = server.stdout.readline().strip()

@@ -34,14 +34,14 @@ LIGHT = (
 )
 LIMIT_S = 300
 """Of one command: a run that hangs ends the benchmark."""
-RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
+RLCLI = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 HERE = "import sys\n{}from rlcli.cli.main import main\nsys.exit(main(sys.argv[1:]))"
 """Without the supervisor, whose child could not be changed."""
 LATE = "from rlcli.launch.prewarm import EarlyStart\nEarlyStart.begin = lambda *_: None\n"
 WAYS = {
     "command": RLCLI,
-    "early": [sys.executable, "-c", HERE.format("")],
-    "late": [sys.executable, "-c", HERE.format(LATE)],
+    "early": [sys.executable, "-P", "-c", HERE.format("")],
+    "late": [sys.executable, "-P", "-c", HERE.format(LATE)],
 }
 
 

@@ -314,7 +314,7 @@ def conversation(host: EnvironmentHost, case: Case, seed: int) -> tuple[list[str
 
 def interpreter(name: str, cache: Path) -> str:
     """The interpreter of an environment, which is made if need be."""
-    folder, uv = cache / name, [sys.executable, "-m", "uv"]
+    folder, uv = cache / name, [sys.executable, "-P", "-m", "uv"]
     python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():
         subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)

@@ -232,7 +232,7 @@ def ask_oracle(found: Found, tokenizer: Any, config: str, cache: Path, scratch: 
     tokenizer.save_pretrained(scratch / config)
     asked = {"tokenizer": str(scratch / config), "config": config, "boundaries": [each[:4] for each in found.asked]}
     done = subprocess.run(
-        [interpreter(cache), "-c", ORACLE],
+        [interpreter(cache), "-P", "-c", ORACLE],
         input=json.dumps(asked) + "\n",
         capture_output=True,
         text=True,
@@ -262,7 +262,7 @@ def interpreter(cache: Path) -> Path:
     """Of an environment with `renderers`, made once."""
     python = cache / "renderers" / "bin" / "python"
     if not python.exists():
-        uv = [sys.executable, "-m", "uv"]
+        uv = [sys.executable, "-P", "-m", "uv"]
         subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(cache / "renderers")], check=True)
         packages = ("renderers", "httpx", "transformers", "jinja2")
         subprocess.run([*uv, "pip", "install", "--quiet", "--python", str(python), *packages], check=True)

@@ -45,7 +45,9 @@ Point = tuple[float, float]
 
 
 def rlcli(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "rlcli.cli.main", *map(str, words)], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, "-P", "-m", "rlcli.cli.main", *map(str, words)], stdout=subprocess.DEVNULL, check=True
+    )
 
 
 def train(recipe: str, model: Path, data: Path, out: Path, seed: int, steps: int, sets: Sequence[str]) -> float:

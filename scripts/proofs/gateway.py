@@ -199,7 +199,7 @@ def wanted(prompt: str) -> str:
 def interpreter(name: str, case: Case, cache: Path) -> Path:
     """Of the framework's environment, which is made if need be. Its harness finds uv beside this interpreter."""
     os.environ["PATH"] = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
-    folder, uv = cache / name, [sys.executable, "-m", "uv"]
+    folder, uv = cache / name, [sys.executable, "-P", "-m", "uv"]
     python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():
         subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)

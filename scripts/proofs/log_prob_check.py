@@ -26,7 +26,7 @@ from rich.table import Table
 from rlcli.runs.folder import events_of
 from rlcli.runs.records import metrics_of
 
-COMMAND = [sys.executable, "-m", "rlcli.cli.main"]
+COMMAND = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 PROMPTS, SAMPLES = 8, 4
 DEDICATED = ("rollout.workers=1", "async.staleness=1")
 CASES = {

@@ -104,7 +104,7 @@ def run(task: str, seed: int, folder: Path, wrong: str) -> dict[str, Any]:
         paths = [str(folder / "patch"), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     began = time.perf_counter()
-    command = [sys.executable, "-m", "rlcli.cli.main", *words, "--json"]
+    command = [sys.executable, "-P", "-m", "rlcli.cli.main", *words, "--json"]
     result = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
     seconds = time.perf_counter() - began
     first, *_, last = (result["evaluations"][step]["pass"]["pass@1"] for step in sorted(result["evaluations"], key=int))

@@ -35,7 +35,7 @@ from rlcli.quickstart.smollm2 import NAME, real_model
 from rlcli.runs.folder import events_of
 from rlcli.runs.records import evaluations_of, metrics_of
 
-COMMAND = [sys.executable, "-m", "rlcli.cli.main"]
+COMMAND = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 RECIPES = {"lora": "grpo", "dapo": "dapo", "ppo": "ppo", "tool": "grpo"}
 SETTINGS = (
     *("train.betas=[0.9,0.99]", "train.warmup_steps=1", "algorithm.clip_high=0.28", "data.max_prompt_tokens=96"),

@@ -165,7 +165,7 @@ def train(name: str, case: Case, folder: Path) -> Path:
         words += ["--set", "rollout.max_response_tokens=72"]
     sets = ["--set", "rollout.engine=transformers", "--set", "evaluation.max_prompts=128"]
     sets += ["--set", f"rollout.prompts_per_step={PROMPTS}", "--steps", str(STEPS)]
-    command = [sys.executable, "-m", "rlcli.cli.main", "train", recipe, *words, *sets, *case.words]
+    command = [sys.executable, "-P", "-m", "rlcli.cli.main", "train", recipe, *words, *sets, *case.words]
     command += ["--workers", "1", "--seed", str(case.seed), "--force", "--out", str(run), "--json"]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     return run

@@ -29,7 +29,7 @@ import rlcli
 from rlcli.serving.engines.record import states
 
 PROMPTS, SAMPLES = 4, 16
-COMMAND = [sys.executable, "-m", "rlcli.cli.main"]
+COMMAND = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 MOST_STEPS = 1000
 VERIFIER = '''"""Short responses: random weights earn this too, so that the weights change at every step."""
 

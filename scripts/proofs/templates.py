@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
 
 
 def downloaded(scratch: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "trl", "--dest", str(scratch)]
+    pip = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "trl", "--dest", str(scratch)]
     subprocess.run(pip, check=True)
     (wheel,) = scratch.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(scratch)

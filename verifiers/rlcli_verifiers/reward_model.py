@@ -67,7 +67,7 @@ def _loaded(path: str) -> _Loaded:
     tokenizer = tokenizer_of(path, "path")
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=torch.float32, output_loading_info=True
+            path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise _not_loaded(path, "path", error) from error
@@ -85,13 +85,13 @@ def tokenizer_of(path: str, option: str) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         if config.num_labels != 1:
             raise ModelError(
                 f"the option {option}: {path} has {config.num_labels} labels",
                 "give a reward model: a sequence classifier with one label",
             )
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise _not_loaded(path, option, error) from error
 

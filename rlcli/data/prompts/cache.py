@@ -123,7 +123,7 @@ def _load(entry: Path, prompts: Sequence[Prompt]) -> TokenizedPrompts | None:
         note = json.loads((entry / ENTRY).read_bytes())
         if any(described(entry / name) != file for name, file in note["files"].items()):
             raise ValueError("the content differs from what was written")
-        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in note["arrays"]}
+        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in note["arrays"]}
         with suppress(OSError):
             os.utime(entry)  # used now
         return TokenizedPrompts(taken(prompts, arrays["kept"]), **arrays, **note["values"])

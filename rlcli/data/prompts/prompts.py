@@ -195,7 +195,7 @@ def load_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # The hub's client and the tokenizers raise many types; to the user all mean the same.
     except Exception as error:
         raise ModelError(

@@ -21,6 +21,7 @@ from rlcli.environments.environment import EnvironmentFailed, Failure
 from rlcli.environments.gateway.record import Branch
 from rlcli.environments.gateway.server import Gateway, GatewaySession
 from rlcli.errors import SetupError
+from rlcli.importing import without_safe_path
 from rlcli.redact import redacted, without_service_secrets
 from rlcli.sandbox import owned_main
 from rlcli.types import Ended
@@ -152,7 +153,7 @@ def words_of(command: str) -> list[str]:
 
 
 def _environment(session: GatewaySession, row: str) -> dict[str, str]:
-    inherited = without_service_secrets(dict(os.environ))
+    inherited = without_safe_path(without_service_secrets(os.environ))
     direct = ",".join(filter(None, [inherited.get("NO_PROXY", ""), LOOPBACK]))
     given = {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
     return {

@@ -58,7 +58,7 @@ def _template(path: str) -> str | None:
     if not (Path(path) / "tokenizer_config.json").is_file():
         return None
     try:
-        found = AutoTokenizer.from_pretrained(path).chat_template
+        found = AutoTokenizer.from_pretrained(path, trust_remote_code=False).chat_template
     except Exception:  # any error: the template is only needed for a note
         return None
     return found if isinstance(found, str) else None

@@ -70,7 +70,7 @@ def read_config(path: str, key: str = "model.path") -> Any:
     if isinstance(kind, str) and kind in REFUSED:  # transformers would ask whether to run the model's own code
         _refuse_kind(path, kind, sees="vision_config" in stored)
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers' validators raise various errors
         if folder.is_dir():
             raise ModelError(

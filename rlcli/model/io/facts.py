@@ -66,7 +66,7 @@ def image_rule(path: str) -> ImageRule | None:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError):  # no config.json, or one of a kind that transformers does not know
         return None
     return _image_rule(path, config)
@@ -120,7 +120,7 @@ def check_teacher(path: str, model: str, positions: int, context: int) -> ModelF
     from transformers import AutoTokenizer
 
     facts = check_model(path, key="teacher.path")
-    own, theirs = (AutoTokenizer.from_pretrained(each).get_vocab() for each in (model, path))
+    own, theirs = (AutoTokenizer.from_pretrained(each, trust_remote_code=False).get_vocab() for each in (model, path))
     if own != theirs:
         token = min(own.keys() ^ theirs.keys() or {name for name in own if own[name] != theirs[name]})
         ids = " and ".join(
@@ -274,7 +274,7 @@ def _check_tokenizer(path: str, vocab_size: int) -> int:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # tokenizers raises bare Exception for a broken tokenizer.json
         raise ModelError(
             f"{path}: the tokenizer does not load: {first_line(error)}", "add tokenizer.json to the model"

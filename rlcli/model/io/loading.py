@@ -220,7 +220,7 @@ def read_value(path: str, config: Any) -> dict[str, Tensor]:
 def read_model(kind: Any, path: str, config: Any, **options: Any) -> Any:
     """The model at `path` as transformers reads it, in the dtype of its files unless `options` sets another."""
     try:
-        return kind.from_pretrained(path, config=config, **{"dtype": "auto", **options})
+        return kind.from_pretrained(path, config=config, trust_remote_code=False, **{"dtype": "auto", **options})
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{path}: the weights do not load: {_first_line(error)}", "check or download them again"

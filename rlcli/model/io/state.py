@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -16,13 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from rlcli.errors import CheckpointError
 from rlcli.files import described
 from rlcli.machine.device import gpu_available, gpu_rng_state, set_gpu_rng_state
+from rlcli.model.io.checkpoint_files import METADATA, TensorPlanner, TensorReader, load_tensors, load_values, refusing
 from rlcli.model.names import fixed_weights
 
 Trained = Mapping[str, tuple[nn.Module, Optimizer]]
@@ -86,7 +86,7 @@ def save_state(
     writer = _Writer(folder, own, dist.get_rank(group))
     dcp.save(dict(state), storage_writer=writer, process_group=group)
     if writer.rank == 0:
-        writer.written[_METADATA] = described(folder / _METADATA)
+        writer.written[METADATA] = described(folder / METADATA)
     return writer.written
 
 
@@ -103,8 +103,8 @@ def load_state(
     no step when the folder was written is dropped. `CheckpointError` if the folder does not hold these models, or
     cannot be read.
     """
-    reader = FileSystemReader(folder)
-    saved = _saved(reader)
+    reader = TensorReader(folder)
+    saved: Mapping[str, TensorStorageMetadata] = reader.metadata.state_dict_metadata
     wanted = {key: tensor for key, tensor in more.items() if key in saved}
     for owner, (model, optimizer) in trained.items():
         for name, parameter in _parameters(model, optimizer):
@@ -121,19 +121,23 @@ def load_state(
             _check_fits(folder, f"{owner}.model.{name}", tensor, saved)
             wanted[f"{owner}.model.{name}"] = tensor
         optimizer.zero_grad(set_to_none=True)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads for itself
-        dcp.load(wanted, storage_reader=reader, planner=_Planner(on_tensor), no_dist=True)
+    load_tensors(wanted, reader, TensorPlanner(on_tensor))
 
 
 def load_own(folder: Path, rank: int) -> dict[str, Any] | None:
     """The `own` values that `rank` saved with `save_state`; None if there was no such rank."""
     path = folder / _own_name(rank)
-    found: dict[str, Any] | None = torch.load(path, weights_only=True) if path.is_file() else None
+    found: dict[str, Any] | None = load_values(path) if path.is_file() else None
     return found
 
 
-_METADATA = ".metadata"
+def restore_rng_state(folder: Path, rank: int) -> None:
+    """Continue from the `rng_state` that `rank` saved as its `own` values; a rank that did not exist then keeps its
+    state."""
+    own = load_own(folder, rank)
+    if own is not None:
+        with refusing(folder / _own_name(rank)):
+            set_rng_state(own)
 
 
 class _Writer(FileSystemWriter):
@@ -165,16 +169,6 @@ class _Writer(FileSystemWriter):
             path.unlink(missing_ok=True)
 
 
-class _Planner(DefaultLoadPlanner):
-    def __init__(self, on_tensor: Callable[[], None]) -> None:
-        super().__init__()
-        self.on_tensor = on_tensor
-
-    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
-        super().commit_tensor(read_item, tensor)
-        self.on_tensor()
-
-
 def _own_name(rank: int) -> str:
     return f"rank-{rank}.pt"
 
@@ -201,17 +195,6 @@ def _unchanged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     frozen: frozenset[str] = getattr(model, "frozen", frozenset())
     kept = ((name, parameter.detach()) for name, parameter in model.named_parameters() if name in frozen)
     return chain(fixed_weights(model), kept)
-
-
-def _saved(reader: FileSystemReader) -> dict[str, TensorStorageMetadata]:
-    try:
-        metadata = reader.read_metadata()
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {reader.path}/{_METADATA}: {error.strerror}",
-            "mount the run folder at the same path on every machine",
-        ) from error
-    return {k: v for k, v in metadata.state_dict_metadata.items() if isinstance(v, TensorStorageMetadata)}
 
 
 def _check_fits(folder: Path, key: str, parameter: Tensor, saved: Mapping[str, TensorStorageMetadata]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError, VerifierError
-from rlcli.importing import python
+from rlcli.importing import python, without_safe_path
 from rlcli.machine.device import HIDDEN
 from rlcli.redact import without_service_secrets
 from rlcli.sandbox import backend_name
@@ -73,7 +73,7 @@ class ForkServer:
         self._loaded: dict[str, Facts] = {}
         self._loads: list[dict[str, Any]] = []
         backend_name(sandbox)  # an unknown one is refused, even if no verifier runs programs
-        self._environment = without_service_secrets(environment_of(sandbox))
+        self._environment = without_safe_path(without_service_secrets(environment_of(sandbox)))
         self._output = Output(log)
         try:
             self._spawn()

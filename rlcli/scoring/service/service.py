@@ -99,7 +99,7 @@ def _decoder(file: Path, name: str) -> Decode:
         return lambda tokens: str(backend.decode(tokens, skip_special_tokens=True))
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 

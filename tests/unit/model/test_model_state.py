@@ -22,6 +22,7 @@ from rlcli.files import described
 from rlcli.model.io.state import copied, load_own, load_state, rng_state, set_rng_state, trained_state
 from rlcli.model.lora import LoraSpec
 from rlcli.workers.state_writer import StateWriter, read_waiting, write_waiting
+from tests.hostile_pickles import Runs
 from tests.model_fixtures import save_tiny
 
 LORA = LoraSpec(rank=4, alpha=8.0)
@@ -412,3 +413,28 @@ def test_waiting_tokens_that_cannot_be_written_or_read_are_named(tmp_path: Path)
         (tmp_path / "waiting.npz").write_bytes(content)
         with pytest.raises(CheckpointError, match=r"cannot read .*waiting\.npz"):
             read_waiting(tmp_path / "waiting.npz")
+
+
+HOSTILE_ARRAYS: dict[str, dict[str, Any]] = {
+    "code": {"count": np.array(1), "0.tokens": np.array([Runs(Path("marker"))], dtype=object)},
+    "no number of shards": {"0.tokens": np.zeros(2)},
+    "many shards": {"count": np.array(1 << 60)},
+    "a shard beyond them": {"count": np.array(1), "7.tokens": np.zeros(2)},
+    "other fields": {"count": np.array(1), "0.others": np.zeros(2)},
+    "other names": {"count": np.array(1), "tokens": np.zeros(2)},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_ARRAYS)
+def test_waiting_tokens_of_another_kind_are_refused(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "waiting.npz", **HOSTILE_ARRAYS[what])
+    with pytest.raises(CheckpointError, match=r"cannot read .*waiting\.npz"):
+        read_waiting(tmp_path / "waiting.npz")
+    assert not Path("marker").exists()
+
+
+def test_waiting_tokens_are_not_unpacked_beyond_the_size_of_their_file(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "waiting.npz", count=np.array(1), **{"0.tokens": np.zeros(1 << 20)})
+    with pytest.raises(CheckpointError, match="it is compressed"):
+        read_waiting(tmp_path / "waiting.npz")
