@@ -14,6 +14,7 @@ from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, las
 from rlcli_verifiers.notation import braced
 
 ANSWER_KIND = "countdown"
+ROW_OPTIONS = ("use_all",)
 
 MAX_CHARS = 300
 """Maximum length of an expression that is read."""

@@ -30,6 +30,8 @@ IMAGE_ROWS_AT_ONCE = 8
 MAPPED_FROM = 64 << 20
 """Bytes of a file with pictures from which on they are not kept in memory."""
 BUFFER = 1 << 20
+MOST_VERIFIERS = 1000
+"""Different verifiers that the rows of a file may name: each is loaded before the run."""
 
 
 def read_sets(
@@ -269,6 +271,8 @@ class PromptTable(Sequence[Prompt]):
         if not _has_texts(reward, "style"):
             return False
         styles = pyarrow.compute.struct_field(reward, "style").unique().to_pylist()
+        if len(styles) > MOST_VERIFIERS:
+            return False
         try:
             return all(not _is_verls(style) and self._of_style(style) for style in styles)
         except ConfigError:
@@ -336,9 +340,15 @@ class PromptTable(Sequence[Prompt]):
                 "give one with: --verifier NAME (rlcli verifiers list shows the names)",
             )
         try:
-            return self._of_style(style)
+            found = self._of_style(style)
         except ConfigError as error:
-            raise bad(f"'reward_model.style' is '{style}': {error.message}", error.hint) from None
+            raise bad(f"'reward_model.style' is {style!r:.200}: {error.message}", error.hint) from None
+        if self._of_style.cache_info().currsize > MOST_VERIFIERS:
+            raise bad(
+                f"up to here, rows name more than {MOST_VERIFIERS} different verifiers (reward_model.style)",
+                "give one for all rows with --verifier",
+            )
+        return found
 
 
 class JoinedPrompts(Sequence[Prompt]):
