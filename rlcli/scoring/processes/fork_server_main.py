@@ -122,7 +122,8 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
     scorers[message["load"]] = scorer
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
     facts = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox, "patience_s": scorer.patience_s}
-    return facts | ({"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {})
+    facts |= {"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {}
+    return facts | ({"keys": scorer.keys} if scorer.keys else {})
 
 
 def _has_own_limits(scorer: Scorer) -> bool:
