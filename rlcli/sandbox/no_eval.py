@@ -1,9 +1,9 @@
-"""Calls functions of a library that evaluate texts of rows and answers as Python, without evaluating them.
+"""Calls functions of a library that would evaluate texts of rows and answers as Python, without evaluating them.
 
 The standard library alone, so that environments in another interpreter run this file as well.
 
 Two things hold while a function from `without_eval` runs. The `eval` of the function's module reads values: literals
-and arithmetic of numbers. And whatever else compiles a text and runs it (`eval` and `exec` elsewhere, sympy's
+and arithmetic with numbers. And whatever else compiles a text and runs it (`eval` and `exec` elsewhere, sympy's
 `parse_expr` and `sympify`), starts a program or unpickles is refused by an audit hook of the interpreter, which no
 import and no `except` can get around.
 """
@@ -16,7 +16,8 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -79,19 +80,25 @@ def without_eval(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         raise Evaluated(f"{name} runs {found[0].rstrip('(')}() on the answer, which evaluates it as Python: refused")
     module = sys.modules[inspect.unwrap(function).__module__]
     vars(module)["eval"] = value_of
-    _watch()
 
     def call(*arguments: Any) -> Any:
-        _now.refused = ""
-        try:
-            returned = function(*arguments)
-        finally:
-            refused, _now.refused = _now.refused, None
-            if refused:
-                raise Evaluated(f"{name} {refused}: refused")
-        return returned
+        with refusing_eval(name):
+            return function(*arguments)
 
     return call
+
+
+@contextmanager
+def refusing_eval(name: str) -> Iterator[None]:
+    """Refuse all that evaluates texts in this thread. Raises `Evaluated` at the end if something did."""
+    _watch()
+    _now.refused = ""
+    try:
+        yield
+    finally:
+        refused, _now.refused = _now.refused, None
+        if refused:
+            raise Evaluated(f"{name} {refused}: refused")
 
 
 def _arithmetic(node: ast.expr) -> int | float:
