@@ -274,6 +274,7 @@ def _refuse_verifier(verifier: str) -> None:
     from rlcli.scoring.registry import check_row_may_name, target
 
     for term in parse(verifier).terms:
+        target(term.ref)
         try:
             check_row_may_name(term)
         except ConfigError as error:
@@ -282,7 +283,6 @@ def _refuse_verifier(verifier: str) -> None:
                 f"and {error.message}",
                 f"name one that rows may name here, and when training --verifier {shlex.quote(verifier)}",
             ) from error
-        target(term.ref)
 
 
 def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:
