@@ -22,13 +22,13 @@ def images_of(row: Mapping[str, Any], options: ConvertOptions, *columns: str) ->
     column, value = first(row, *columns)
     source = Path(options.source or "").expanduser()
     if options.source and source.exists():
-        found = pictures(value, source if source.is_dir() else source.parent)
+        images = pictures(value, source if source.is_dir() else source.parent)
     else:
         downloads, *more = _downloads()
-        found = pictures(value, downloads, more)
-    if not found:
+        images = pictures(value, downloads, more)
+    if not images:
         raise DataError(f"no image in column '{column}'", "fix that row, or give a source with that column")
-    return found
+    return images
 
 
 @cache

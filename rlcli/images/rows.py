@@ -29,7 +29,7 @@ def pictures(value: Any, folder: Path, also: Sequence[Path] = ()) -> tuple[bytes
     if value is None:
         return ()
     every = value if isinstance(value, list | tuple) else [value]
-    return tuple(_picture(one, number, folder, also) for number, one in enumerate(every))
+    return tuple(_picture(picture, number, (folder, *also)) for number, picture in enumerate(every))
 
 
 def content_text(content: Any) -> str | None:
@@ -79,8 +79,8 @@ def markers(messages: Iterable[Message]) -> int:
     return sum(message["content"].count(IMAGE) for message in messages)
 
 
-def _picture(value: Any, number: int, folder: Path, also: Sequence[Path]) -> bytes:
-    path = None
+def _picture(value: Any, number: int, folders: Sequence[Path]) -> bytes:
+    path, folder = None, folders[0]
     if isinstance(value, Mapping):
         value, path = value.get("bytes"), value.get("path")
     elif isinstance(value, str):
@@ -92,7 +92,7 @@ def _picture(value: Any, number: int, folder: Path, also: Sequence[Path]) -> byt
     shown = f"{str(folder / path)!a:.200}"
     try:
         file = (folder / path).resolve()
-        if not any(file.is_relative_to(root) for one in (folder, *also) for root in _roots(one)):
+        if not any(file.is_relative_to(root) for allowed in folders for root in _roots(allowed)):
             raise BadImage(
                 f"image {number}: {shown} lies outside the data's folder; put it there, or its bytes into the row"
             )
@@ -117,10 +117,10 @@ def _roots(folder: Path) -> tuple[Path, ...]:
 def _content(file: Path) -> bytes:
     """What a regular file holds. Never waits: a pipe or a device is refused. Raises `OSError`."""
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
-        found = os.fstat(opened.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError
-        if found.st_size > MAX_FILE_BYTES:
+        if status.st_size > MAX_FILE_BYTES:
             raise OSError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
         return opened.read()
 

@@ -162,8 +162,8 @@ def _scoring(
 def _note_engine_key(config: RunConfig, on_note: Callable[[str], None]) -> None:
     """Note which servers get the key of RLCLI_ENGINE_KEY, if it is set."""
     if os.environ.get(ENGINE_KEY):
-        urls = (*config.rollout.server_urls, *(one.path for one in config.teacher.models if one.is_served))
-        for url in dict.fromkeys(urls):
+        teachers = (model.path for model in config.teacher.models if model.is_served)
+        for url in dict.fromkeys((*config.rollout.server_urls, *teachers)):
             on_note(f"the key in {ENGINE_KEY} is sent to {url}")
 
 

@@ -31,18 +31,19 @@ def refuse_code(
     packages may name what they like. recipe: a name or a file. command: what the user called, for the message. only:
     the only key that this command would follow.
     """
-    named = {key for key, value in flags.items() if value is not None} | {one.partition("=")[0].strip() for one in sets}
+    on_command_line = {key for key, value in flags.items() if value is not None}
+    on_command_line |= {text.partition("=")[0].strip() for text in sets}
     loaded = load(recipe)
-    found = {
+    code = {
         key: loaded.values[key]
         for key in loaded.in_files
-        if key not in named and only in (None, key) and _is_code(key, loaded.values[key])
+        if key not in on_command_line and only in (None, key) and _is_code(key, loaded.values[key])
     }
-    if not found:
+    if not code:
         return
-    key, value = next(iter(found.items()))
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    words = " ".join(_on_command_line(key, value) for key, value in found.items())
+    key, value = next(iter(code.items()))
+    more = f" (and {len(code) - 1} more)" if len(code) > 1 else ""
+    words = " ".join(_command_line(key, value) for key, value in code.items())
     raise ConfigError(
         f"{loaded.in_files[key]}: {key} = {to_toml(value)}{more}: {command} neither runs nor asks what only a "
         "recipe's file names",
@@ -78,11 +79,11 @@ def _only_users_may_name(ref: str) -> bool:
 
 
 def _is_url(value: Any) -> bool:
-    every = value if isinstance(value, list | tuple) else [value]
-    return any("://" in str(one.get("path") if isinstance(one, Mapping) else one) for one in every)
+    models = value if isinstance(value, list | tuple) else [value]
+    return any("://" in str(model.get("path") if isinstance(model, Mapping) else model) for model in models)
 
 
-def _on_command_line(key: str, value: Any) -> str:
+def _command_line(key: str, value: Any) -> str:
     flag, text = FLAGS.get(key), value if isinstance(value, str) else to_toml(value)
     return f"{flag} {shlex.quote(text)}" if flag else f"--set {shlex.quote(f'{key}={text}')}"
 

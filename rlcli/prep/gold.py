@@ -53,7 +53,7 @@ def _problems(rows: Sequence[Row], on_progress: OnProgress) -> list[str]:
 
     if not rows:
         return []
-    found: list[str] = []
+    problems: list[str] = []
     first = {name: parse(name).terms[0] for name in sorted({row.prompt.verifier for row in rows})}
     expressions = {name: gold_expression(VERIFIERS.target(term.ref), term) for name, term in first.items()}
     with ScoringPool(len(os.sched_getaffinity(0)), DEADLINE_S, sorted(set(expressions.values()))) as pool:
@@ -61,10 +61,10 @@ def _problems(rows: Sequence[Row], on_progress: OnProgress) -> list[str]:
             some = rows[start : start + AT_ONCE]
             waiting = [pool.submit(expressions[row.prompt.verifier], row.prompt.request()) for row in some]
             for future in waiting:
-                found.append(_problem(future.result()))
-                if len(found) % REPORT_EVERY == 0:
-                    on_progress("check answers", len(found), len(rows))
-    return found
+                problems.append(_problem(future.result()))
+                if len(problems) % REPORT_EVERY == 0:
+                    on_progress("check answers", len(problems), len(rows))
+    return problems
 
 
 def _problem(verdict: Verdict) -> str:

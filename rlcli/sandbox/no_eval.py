@@ -76,16 +76,16 @@ def without_eval(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     Raises `Evaluated` for a function whose source uses sympy's parser, which evaluates Python; the call raises it if it
     was about to evaluate a text in another way, and nothing of what it does then counts.
     """
-    if found := BY_SYMPY.search(_source(function)):
-        raise Evaluated(f"{name} runs {found[0].rstrip('(')}() on the answer, which evaluates it as Python: refused")
+    if call := BY_SYMPY.search(_source(function)):
+        raise Evaluated(f"{name} runs {call[0].rstrip('(')}() on the answer, which evaluates it as Python: refused")
     module = sys.modules[inspect.unwrap(function).__module__]
     vars(module)["eval"] = value_of
 
-    def call(*arguments: Any) -> Any:
+    def guarded(*arguments: Any) -> Any:
         with refusing_eval(name):
             return function(*arguments)
 
-    return call
+    return guarded
 
 
 @contextmanager

@@ -15,7 +15,7 @@ SPARE_S = 0.5
 
 def key_notes(loaded: Mapping[str, Facts]) -> list[str]:
     """A line for each key that verifiers send to an address: its environment variable, never its value."""
-    sent = dict.fromkeys((variable, url) for one in loaded.values() for variable, url in one.keys)
+    sent = dict.fromkeys((variable, url) for facts in loaded.values() for variable, url in facts.keys)
     return [f"the key in {variable} is sent to {url}" for variable, url in sent]
 
 

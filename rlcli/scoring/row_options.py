@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -40,19 +39,19 @@ def row_options(target: str) -> frozenset[str] | None:
 
 def _constant(source: str, name: str, default: Any) -> Any:
     """The literal that the module with this source assigns to `name` last; Ellipsis for another expression."""
-    value = default
     try:
-        body = ast.parse(source).body
+        statements = ast.parse(source).body
     except (SyntaxError, ValueError):  # its import reports it
         return default
-    for statement in body:
-        targets: Sequence[ast.expr] = ()
+    value = default
+    for statement in statements:
         if isinstance(statement, ast.Assign):
             targets = statement.targets
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
             targets = [statement.target]
-        if any(isinstance(one, ast.Name) and one.id == name for one in targets):
-            assert isinstance(statement, ast.Assign | ast.AnnAssign)
+        else:
+            continue
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             value = _literal(statement.value)
     return value
 

@@ -73,6 +73,6 @@ def _problem(request: VerifyRequest) -> tuple[list[int], Fraction] | None:
         truth = json.loads(request.ground_truth)
         stated = {**request.extra_info, **(truth if isinstance(truth, dict) else {"target": truth})}
         target = str(stated["target"])
-        return ([int(one) for one in stated["numbers"]], Fraction(target)) if _TARGET.fullmatch(target) else None
+        return ([int(number) for number in stated["numbers"]], Fraction(target)) if _TARGET.fullmatch(target) else None
     except (KeyError, TypeError, ValueError):
         return None

@@ -340,7 +340,7 @@ class PromptTable(Sequence[Prompt]):
                 "give one with: --verifier NAME (rlcli verifiers list shows the names)",
             )
         try:
-            found = self._of_style(style)
+            expression = self._of_style(style)
         except ConfigError as error:
             raise bad(f"'reward_model.style' is {style!r:.200}: {error.message}", error.hint) from None
         if self._of_style.cache_info().currsize > MOST_VERIFIERS:
@@ -348,7 +348,7 @@ class PromptTable(Sequence[Prompt]):
                 f"up to here, rows name more than {MOST_VERIFIERS} different verifiers (reward_model.style)",
                 "give one for all rows with --verifier",
             )
-        return found
+        return expression
 
 
 class JoinedPrompts(Sequence[Prompt]):

@@ -147,6 +147,6 @@ def test_threads_are_refused_one_by_one(scorers: Any) -> None:
 
     refused: Callable[..., float] = without_eval(scorers.of_another_module, "a task")
     with ThreadPoolExecutor(2) as threads:
-        ends = [threads.submit(refused, "1", "") for _ in range(4)]
+        futures = [threads.submit(refused, "1", "") for _ in range(4)]
         assert threads.submit(eval, "3").result() == 3
-        assert all(isinstance(one.exception(), Evaluated) for one in ends)
+        assert all(isinstance(future.exception(), Evaluated) for future in futures)
