@@ -29,7 +29,16 @@ BY_SYMPY = re.compile(r"(?<!\.)\b(?:sympy\.|sp\.)?(?:exec|parse_expr|sympify)\("
 """In the source of a function: it evaluates a text in a way that cannot be replaced by `value_of`."""
 
 _REFUSED = frozenset(
-    ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class", "socket.connect")
+    (
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.fork",
+        "subprocess.Popen",
+        "_thread.start_new_thread",
+        "pickle.find_class",
+        "socket.connect",
+    )
 )
 """Further events of the interpreter that no scorer needs."""
 
