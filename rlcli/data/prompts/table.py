@@ -313,6 +313,10 @@ class PromptTable(Sequence[Prompt]):
             raise bad(f"'data_source' and 'ability' must be text, and are {source!r:.60} and {ability!r:.60}")
         if extra is not None and not isinstance(extra, dict):
             raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
+        try:
+            extra_info = unpack_extra_info(extra)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise bad(f"'extra_info.{JSON_FIELD}' is not the JSON of an object ({type(error).__name__})") from error
         return Prompt(
             id=f"{self.origin.label}{'/' * bool(self.origin.label)}{source}:{self.origin.split}:{number}",
             messages=messages,
@@ -320,7 +324,7 @@ class PromptTable(Sequence[Prompt]):
             ability=ability,
             verifier=self._verifier(reward.get("style"), bad),
             ground_truth=reward["ground_truth"],
-            extra_info=unpack_extra_info(extra),
+            extra_info=extra_info,
             images=images,
         )
 
@@ -500,5 +504,5 @@ def _are_extras(column: Any) -> bool:
         return False
     try:
         return all(isinstance(json.loads(text.as_py()), dict) for text in texts if text.is_valid)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
