@@ -121,7 +121,7 @@ def _arithmetic(node: ast.expr) -> int | float:
         value = _UNARY[type(node.op)](_arithmetic(node.operand))
     else:
         value = ast.literal_eval(node)
-    if type(value) not in (int, float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise Evaluated("arithmetic of other values than numbers")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise Evaluated("a number that is too large")
