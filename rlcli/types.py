@@ -211,9 +211,10 @@ class Verifier(Protocol):
             right = answer.lower() == truth.lower() if ignore_case else answer == truth
             return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=answer)
 
-    Its module may have `preload()`, which does slow imports once, or `preload(**options)`, which also gets the given
-    options and may refuse them; and `gold(request)`, which writes a response that
-    answers with the request's ground truth, for `rlcli verifiers audit`.
+    Its module may have `ROW_OPTIONS`, a literal tuple of the options that a row may set (without it none; None: no row
+    may name the verifier); `preload()`, which does slow imports once, or `preload(**options)`, which also gets the
+    given options and may refuse them; and `gold(request)`, which writes a response that answers with the request's
+    ground truth, for `rlcli verifiers audit`.
     """
 
     def __call__(self, request: VerifyRequest, /) -> Verdict | float | None: ...

@@ -14,7 +14,7 @@ from rlcli.audit.run import Options
 from rlcli.audit.subject import module_of
 from rlcli.data.prompts.table import find_file, read_prompts
 from rlcli.errors import DataError
-from rlcli.scoring.checking import check_loaded
+from rlcli.scoring.checking import check_loaded, key_notes
 from rlcli.scoring.expression import AUTO, Composition
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.rows import read_rows
@@ -160,14 +160,19 @@ def is_judge(composition: Composition) -> bool:
 
 
 def audit_judge(
-    composition: Composition, data: Path, options: Options, on_progress: OnProgress = lambda what, done, total: None
+    composition: Composition,
+    data: Path,
+    options: Options,
+    on_progress: OnProgress = lambda what, done, total: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> JudgeReport:
     """Audit the judge on the rows of a dataset, or on labelled responses.
 
     data: parquet as for `audit`: a row's response (`extra_info.response`, else its ground truth in a sentence) is
     right, that of a row with another ground truth is wrong. Or JSON Lines as for `rlcli verifiers run`, with a field
     `label`: true or false. A judge that compares (its option rivals) sees each with one of its question that has the
-    other label. Raises `DataError` for neither, and what the pool raises.
+    other label. on_note: told which key goes to which address. Raises `DataError` for neither, and what the pool
+    raises.
     """
     started, name = time.monotonic(), str(composition)
     cases, rows = _cases(data, name, options.limit or ROWS)
@@ -177,6 +182,8 @@ def audit_judge(
     report = JudgeReport(name, str(data), rows, {kind: Kind(kind, expected) for kind, expected in labels.items()})
     with ScoringPool(options.processes, options.deadline_s, [name], options.sandbox) as pool:
         check_loaded(pool.loaded, options.deadline_s, options.sandbox, "--deadline")
+        for note in key_notes(pool.loaded):
+            on_note(note)
 
         def submit(numbered: tuple[int, tuple[str, VerifyRequest]]) -> Future[Verdict]:
             done, (_, request) = numbered

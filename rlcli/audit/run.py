@@ -19,7 +19,7 @@ from rlcli.audit.subject import Subject, subject
 from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, VerifierError
 from rlcli.images.described import described
-from rlcli.scoring.checking import check_loaded
+from rlcli.scoring.checking import check_loaded, key_notes
 from rlcli.scoring.expression import parse
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.processes.worker import OVERRAN
@@ -80,6 +80,7 @@ def audit(
         run = _Audit(rows, subjects, pool, options, on_progress)
         run.gold()
         run.mutated()
+        sent = key_notes(pool.loaded)
     if not run.seconds:
         raise DataError(
             f"data: {data}: no row has a right answer to try",
@@ -101,7 +102,7 @@ def audit(
         latency=Latency.of(run.seconds),
         verifications=len(run.seconds),
         seconds=time.monotonic() - started,
-        notes=tuple(run.notes()),
+        notes=(*sent, *run.notes()),
     )
 
 

@@ -33,6 +33,9 @@ ALLOWED: Mapping[str, str] = {
 }
 """The effect of a change (empty: none) → patterns of the keys that may change. The first that matches counts."""
 
+SAME_VERIFIERS = "if each row named the same, which is checked once they are read"
+"""The effect of naming the verifiers that the rows named: the prompts of a run have them in their fingerprint."""
+
 PATHS = ("model.path", "critic.path", "teacher.path", "data.path", "evaluation.data", "algorithm.code")
 """Keys that may hold a path."""
 
@@ -50,6 +53,8 @@ class Change:
         """The effect of the change; None if the key may not change."""
         if self.key == "critic.workers" and self.was and self.now:
             return ROUNDING
+        if self.key == "verifier.name" and self.was == "auto":
+            return SAME_VERIFIERS
         patterns = ((pattern, effect) for effect, some in ALLOWED.items() for pattern in some.split())
         return next((effect for pattern, effect in patterns if fnmatchcase(self.key, pattern)), None)
 

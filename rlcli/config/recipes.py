@@ -59,6 +59,8 @@ class Recipe:
     origins: Mapping[str, str]
     source: str
     text: str = field(repr=False)
+    in_files: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key → the file that set it, of values that come from a file and not from an installed package."""
 
 
 def names() -> list[str]:
@@ -92,17 +94,19 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
             f"{asked}{source} cannot be read: {error.strerror}", "give a recipe's name or file"
         ) from error
     header = _header(table.pop("recipe", {}), default_name=Path(source).stem, source=source)
-    values, origins = dict[str, Any](), dict[str, str]()
+    values, origins, in_files = dict[str, Any](), dict[str, str](), dict[str, str]()
     if header.base:
         try:
             base = load(_beside(header.base, file), (*_chain, source))
         except UnknownName as error:
             raise UnknownName(f"{source}: {error.message}", error.hint) from error
-        values, origins = dict(base.values), dict(base.origins)
+        values, origins, in_files = dict(base.values), dict(base.origins), dict(base.in_files)
     own = flatten(table)
     values.update(own)
     origins.update(dict.fromkeys(own, header.name))
-    return Recipe(header, values, origins, source, text)
+    if name.endswith(".toml"):
+        in_files.update(dict.fromkeys(own, source))
+    return Recipe(header, values, origins, source, text, in_files)
 
 
 def copy_text(name: str, new_name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,21 @@ class BadImage(ValueError):
     """A picture, or its place in a prompt, that cannot be used; the message says why in one line."""
 
 
-def pictures(value: Any, folder: Path) -> tuple[bytes, ...]:
+MAX_FILE_BYTES = 256 << 20
+"""Maximum size of a picture's file."""
+
+
+def pictures(value: Any, folder: Path, also: Sequence[Path] = ()) -> tuple[bytes, ...]:
     """The encoded pictures in a row's value: one or a list of them, or none (None).
 
     A picture is its bytes, the path of its file, or a dict of `bytes` and `path`, as the hub's datasets and verl have
-    it. folder: where relative paths begin. Raises `BadImage`.
+    it. folder: where relative paths begin. A file must lie in it or in one of `also`, with all links followed: rows do
+    not choose which other files are read. Raises `BadImage`.
     """
     if value is None:
         return ()
     every = value if isinstance(value, list | tuple) else [value]
-    return tuple(_picture(one, number, folder) for number, one in enumerate(every))
+    return tuple(_picture(picture, number, (folder, *also)) for number, picture in enumerate(every))
 
 
 def content_text(content: Any) -> str | None:
@@ -72,8 +79,8 @@ def markers(messages: Iterable[Message]) -> int:
     return sum(message["content"].count(IMAGE) for message in messages)
 
 
-def _picture(value: Any, number: int, folder: Path) -> bytes:
-    path = None
+def _picture(value: Any, number: int, folders: Sequence[Path]) -> bytes:
+    path, folder = None, folders[0]
     if isinstance(value, Mapping):
         value, path = value.get("bytes"), value.get("path")
     elif isinstance(value, str):
@@ -82,14 +89,40 @@ def _picture(value: Any, number: int, folder: Path) -> bytes:
         return value
     if not isinstance(path, str) or not path:
         raise BadImage(f"image {number} has neither bytes nor a path")
-    file = folder / path
-    shown = f"{str(file)!a:.200}"
+    shown = f"{str(folder / path)!a:.200}"
     try:
-        if not file.is_file():  # never a device or a pipe
-            raise BadImage(f"image {number}: no such file: {shown}")
-        return file.read_bytes()
-    except OSError as error:
-        raise BadImage(f"image {number}: {shown} cannot be read: {error.strerror or error}") from error
+        file = (folder / path).resolve()
+        if not any(file.is_relative_to(root) for allowed in folders for root in _roots(allowed)):
+            raise BadImage(
+                f"image {number}: {shown} lies outside the data's folder; put it there, or its bytes into the row"
+            )
+        return _content(file)
+    except FileNotFoundError:
+        raise BadImage(f"image {number}: no such file: {shown}") from None
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links; a NUL character
+        if isinstance(error, BadImage):
+            raise
+        why = getattr(error, "strerror", None) or error
+        raise BadImage(f"image {number}: {shown} cannot be read: {why}") from error
+
+
+def _roots(folder: Path) -> tuple[Path, ...]:
+    """The folder without links. The files of a snapshot in the hub's cache are links to `blobs`, beside its
+    snapshots: that folder too."""
+    resolved = folder.resolve()
+    blobs = resolved.parent.parent / "blobs"
+    return (resolved, blobs) if resolved.parent.name == "snapshots" and blobs.is_dir() else (resolved,)
+
+
+def _content(file: Path) -> bytes:
+    """What a regular file holds. Never waits: a pipe or a device is refused. Raises `OSError`."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError
+        if status.st_size > MAX_FILE_BYTES:
+            raise OSError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
+        return opened.read()
 
 
 def _part(part: Any) -> str | None:

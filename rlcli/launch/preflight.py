@@ -33,7 +33,7 @@ from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.machine import processor
 from rlcli.machine.device import NVML, for_rocm, has_nvml
 from rlcli.orchestrator.verifier_failures import part_weights
-from rlcli.served import ServedModel
+from rlcli.served import ENGINE_KEY, ServedModel
 from rlcli.serving.models import models_of
 from rlcli.types import Prompt
 
@@ -105,7 +105,7 @@ def prepare(
     config, adapter = _located(with_model_folders(config, on_note), train)
     check_adapter(config, compute_dtype(config, device), device, adapter)
     train_rows, test_rows = sets = _rows(config, train)
-    config, verifiers, sandbox = _scoring(config, train_rows, test_rows)
+    config, verifiers, sandbox = _scoring(config, train_rows, test_rows, on_note)
     _check_place(config.model.path, on_note)
     config = with_cpu_dtype(config, device, partial(_parameters, config.model.path))
     dtype = compute_dtype(config, device)
@@ -147,15 +147,24 @@ def prepare(
 
 
 def _scoring(
-    config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt]
+    config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt], on_note: Callable[[str], None]
 ) -> tuple[RunConfig, tuple[str, ...], str]:
     """The configuration with the sandbox that was found, the verifiers of these rows, and that sandbox, or empty if
     they need none. Raises what `check_verifiers` and `check_rivals` do."""
-    verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
+    verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier, on_note)
+    _note_engine_key(config, on_note)
     _check_rivals(config, train_rows, test_rows)
     if sandbox:  # workers use the one found here or none, never another one silently
         config = config.changed(verifier={"sandbox": sandbox})
     return config, verifiers, sandbox
+
+
+def _note_engine_key(config: RunConfig, on_note: Callable[[str], None]) -> None:
+    """Note which servers get the key of RLCLI_ENGINE_KEY, if it is set."""
+    if os.environ.get(ENGINE_KEY):
+        teachers = (model.path for model in config.teacher.models if model.is_served)
+        for url in dict.fromkeys((*config.rollout.server_urls, *teachers)):
+            on_note(f"the key in {ENGINE_KEY} is sent to {url}")
 
 
 def _check_place(model: str, on_note: Callable[[str], None]) -> None:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rlcli.config.schema import VerifierSection
 from rlcli.data.prompts.table import verifiers_of
 from rlcli.errors import ConfigError, UnknownName, VerifierError
 from rlcli.sandbox import backend_name
-from rlcli.scoring.checking import check_loaded
+from rlcli.scoring.checking import check_loaded, key_notes
 from rlcli.scoring.expression import Composition, parse, rivals_of
 from rlcli.scoring.processes.fork_server import ForkServer
 from rlcli.scoring.registry import target
 from rlcli.types import Prompt
 
 
-def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[tuple[str, ...], str]:
+def check_verifiers(
+    rows: Sequence[Prompt], section: VerifierSection, on_note: Callable[[str], None] = lambda text: None
+) -> tuple[tuple[str, ...], str]:
     """Load the verifiers that the rows name, in a separate process since plugin code never runs here, and open the
     sandbox if one of them runs programs.
 
     Returns the expressions, each once, and the name of the sandbox's backend, tested here; empty if none needs it.
+    on_note: told which key goes to which address.
     Raises `VerifierError` for a verifier that is unknown or does not load, `ConfigError` for an option that it does
     not take or a `timeout_s` beyond its deadline, and `SetupError` if the sandbox does not work.
     """
@@ -31,6 +34,8 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
     backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
     with contextlib.closing(ForkServer(backend)) as fork_server:
         loaded = {name: fork_server.load(composition) for name, composition in compositions.items()}
+    for note in key_notes(loaded):
+        on_note(note)
     return tuple(compositions), check_loaded(loaded, section.deadline_s, backend, "verifier.deadline_s")
 
 

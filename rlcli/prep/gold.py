@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 
 from rlcli.errors import DataError
 from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Row, Rows
 from rlcli.prep.steps import Outcome as StepOutcome
 from rlcli.scoring.expression import parse
 from rlcli.scoring.registry import VERIFIERS
-from rlcli.types import Outcome, Verdict, VerifyRequest
-
-Gold = Callable[[VerifyRequest], str]
+from rlcli.types import Outcome, Verdict
 
 DEADLINE_S = 10.0
 AT_ONCE = 10_000
@@ -30,10 +27,10 @@ def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
     verifier.
     """
     every = [row for some in rows.values() for row in some]
-    golds = {name: _gold(name) for name in sorted({row.prompt.verifier for row in every})}
+    golds = {name: _has_gold(name) for name in sorted({row.prompt.verifier for row in every})}
     bad: dict[int, DataError] = {}
     with_gold = [row for row in every if golds[row.prompt.verifier]]
-    for row, problem in zip(with_gold, _problems(with_gold, golds, on_progress), strict=True):
+    for row, problem in zip(with_gold, _problems(with_gold, on_progress), strict=True):
         if problem:
             why = f"the verifier '{row.prompt.verifier}' rejects the row's own answer {row.prompt.ground_truth!r:.80}"
             bad[id(row)] = DataError(f"{row.where}: {why}: {problem}", "fix that row of the source")
@@ -48,49 +45,43 @@ def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
     return StepOutcome(kept, {"answer refused": len(bad)}, notes)
 
 
-def _problems(rows: Sequence[Row], golds: Mapping[str, Gold | None], on_progress: OnProgress) -> list[str]:
-    """For each row, why its answer is refused; empty if it is accepted."""
+def _problems(rows: Sequence[Row], on_progress: OnProgress) -> list[str]:
+    """For each row, why its answer is refused; empty if it is accepted. `gold` runs in the scoring processes too: what
+    a row makes of it must not hold up the command."""
+    from rlcli.scoring.golds import gold_expression
     from rlcli.scoring.processes.pool import ScoringPool
 
     if not rows:
         return []
-    found: list[str] = []
-    first = {name: parse(name).terms[0].verifier for name in golds}
-    verifiers = sorted({first[row.prompt.verifier] for row in rows})
-    with ScoringPool(len(os.sched_getaffinity(0)), DEADLINE_S, verifiers) as pool:
+    problems: list[str] = []
+    first = {name: parse(name).terms[0] for name in sorted({row.prompt.verifier for row in rows})}
+    expressions = {name: gold_expression(VERIFIERS.target(term.ref), term) for name, term in first.items()}
+    with ScoringPool(len(os.sched_getaffinity(0)), DEADLINE_S, sorted(set(expressions.values()))) as pool:
         for start in range(0, len(rows), AT_ONCE):
-            waiting: list[Future[Verdict] | str] = []
-            for row in rows[start : start + AT_ONCE]:
-                name = row.prompt.verifier
-                request = _request(row, golds[name])
-                waiting.append(request if isinstance(request, str) else pool.submit(first[name], request))
-            for one in waiting:
-                found.append(one if isinstance(one, str) else _problem(one.result()))
-                if len(found) % REPORT_EVERY == 0:
-                    on_progress("check answers", len(found), len(rows))
-    return found
-
-
-def _request(row: Row, gold: Gold | None) -> VerifyRequest | str:
-    """The row's answer as a response, or why it cannot be written."""
-    assert gold is not None, row.prompt.verifier
-    try:
-        return row.prompt.request(gold(row.prompt.request()))
-    except Exception as error:  # whatever is raised, the row has no answer that `gold` can write
-        return str(error) or type(error).__name__
+            some = rows[start : start + AT_ONCE]
+            waiting = [pool.submit(expressions[row.prompt.verifier], row.prompt.request()) for row in some]
+            for future in waiting:
+                problems.append(_problem(future.result()))
+                if len(problems) % REPORT_EVERY == 0:
+                    on_progress("check answers", len(problems), len(rows))
+    return problems
 
 
 def _problem(verdict: Verdict) -> str:
+    from rlcli.scoring.golds import STATED
+
     if verdict.outcome is Outcome.OK:
         return ""
+    if verdict.detail.startswith(f"{STATED}: "):
+        return verdict.detail.removeprefix(f"{STATED}: ")
     return f"{verdict.outcome}" + (f", {verdict.detail}" if verdict.detail else "")
 
 
-def _gold(expression: str) -> Gold | None:
-    """The `gold` function of the expression's first verifier, which scores the answer."""
+def _has_gold(expression: str) -> bool:
+    """Whether the module of the expression's first verifier, which scores the answer, writes responses to check."""
     ref = parse(expression).terms[0].ref
     if ":" in ref:
-        return None
+        return False
     VERIFIERS.get(ref)
     module = sys.modules[VERIFIERS.target(ref).partition(":")[0]]
-    return None if getattr(module, "NEEDS_SANDBOX", False) else getattr(module, "gold", None)
+    return not getattr(module, "NEEDS_SANDBOX", False) and hasattr(module, "gold")

@@ -90,6 +90,11 @@ class ChatClient:
             raise EndpointError("OPENAI_API_KEY holds characters that no API key has", "set it again")
         self._reached = False
 
+    @property
+    def sends_key(self) -> bool:
+        """Whether the value of OPENAI_API_KEY is sent to the endpoint."""
+        return bool(self._api_key)
+
     def generate(self, requests: Iterable[ChatRequest]) -> Iterator[ChatResult]:
         """The results, each as it finishes, in any order.
 

@@ -13,6 +13,12 @@ SPARE_S = 0.5
 """Time that a verifier needs beyond its own `timeout_s`, to start a program and to report how it ended."""
 
 
+def key_notes(loaded: Mapping[str, Facts]) -> list[str]:
+    """A line for each key that verifiers send to an address: its environment variable, never its value."""
+    sent = dict.fromkeys((variable, url) for facts in loaded.values() for variable, url in facts.keys)
+    return [f"the key in {variable} is sent to {url}" for variable, url in sent]
+
+
 def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, setting: str) -> str:
     """Return the name of the sandbox backend, after a test run here; empty if no expression of `loaded` needs one.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -268,7 +269,7 @@ def _toml_value(text: str) -> Any:
     """The value of `text`; None if it is not a value. A date is text, as is a value that only a comment would end."""
     try:
         document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # TOML's; too many digits or brackets
         document = {}
     if len(document) == 1 and _is_plain(document["value"]) and ("#" not in text or text[0] in "\"'[{"):
         return document["value"]
@@ -298,10 +299,12 @@ def _weighted(weight: float, term: Term) -> str:
 
 
 def _checked(composition: Composition, text: str) -> Composition:
-    refs = [term.ref for term in composition.terms]
-    twice = next((ref for ref in refs if refs.count(ref) > 1), None)
+    twice = next((ref for ref, count in Counter(term.ref for term in composition.terms).items() if count > 1), None)
     if twice:
         raise ConfigError(f"the verifier '{text}' names {twice} twice", "name it once, with the sum of the weights")
+    vast = next((term.ref for term in composition.terms if not isfinite(term.weight)), None)
+    if vast:
+        raise ConfigError(f"the verifier '{text}': the weight of {vast} must be a finite number", "give smaller ones")
     return composition
 
 

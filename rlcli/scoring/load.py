@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,13 +51,15 @@ class Scorer:
     """A loaded expression. verify: returns the verdict or the exception for each request. at_once: maximum number of
     requests in one call; `begins` is called with the index of each term before it is verified. needs_sandbox: whether
     one of its verifiers runs programs. patience_s: how long its verifiers wait in total, by their option `timeout_s`.
-    own_limits: of each term, its options `deadline_s` and `wait_s`, 0 if it has none."""
+    own_limits: of each term, its options `deadline_s` and `wait_s`, 0 if it has none. keys: environment variables whose
+    values are sent, each with its address: of verifiers with options `url` and `key`."""
 
     verify: Callable[..., list[Verified]]
     at_once: int
     needs_sandbox: bool
     patience_s: float
     own_limits: tuple[tuple[float, float], ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
@@ -66,6 +69,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
     `NotLoaded` for any exception of the modules and for an object that is not a verifier.
     """
     loaded, limits, sandbox, patience_s = [], [], False, 0.0
+    keys: list[tuple[str, str]] = []
     for index, part in enumerate(parts):
         try:
             module, function = find(part.target)
@@ -80,6 +84,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
         sandbox = sandbox or bool(getattr(module, "NEEDS_SANDBOX", False))
         patience_s += _seconds(function, options, "timeout_s")
         limits.append((_seconds(function, options, "deadline_s"), _seconds(function, options, "wait_s")))
+        keys += _key(function, options)
     weights = {part.name: part.weight for part in parts} if is_sum else None
 
     def verify(requests: Sequence[VerifyRequest], begins: Callable[[int], None] = lambda index: None) -> list[Verified]:
@@ -89,7 +94,9 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
             columns.append(one.verify(requests))
         return [combine(expression, weights, row) for row in zip(*columns, strict=True)]
 
-    return Scorer(verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox, patience_s, tuple(limits))
+    return Scorer(
+        verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox, patience_s, tuple(limits), tuple(keys)
+    )
 
 
 def _seconds(function: Any, options: Mapping[str, Any], name: str) -> float:
@@ -97,6 +104,15 @@ def _seconds(function: Any, options: Mapping[str, Any], name: str) -> float:
     declared = {} if is_rubric(function) else options_of(function)[0]
     value = options.get(name, declared[name].default if name in declared else 0)
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _key(function: Any, options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The environment variable of the key that the verifier sends, and the address that it goes to, if it does."""
+    declared = {} if is_rubric(function) else options_of(function)[0]
+    if not options.get("url") or not {"url", "key"} <= set(declared):
+        return []
+    variable = options.get("key", declared["key"].default)
+    return [(variable, str(options["url"]))] if isinstance(variable, str) and os.environ.get(variable) else []
 
 
 def find(target: str) -> tuple[ModuleType, Any]:

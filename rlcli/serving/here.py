@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rlcli.cluster.ray_session import resolve_device
-from rlcli.scoring.checking import check_loaded
+from rlcli.scoring.checking import check_loaded, key_notes
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.served import ADDRESSES, KEY, publish
 from rlcli.serving.models import models_of
@@ -57,4 +57,7 @@ def scoring_here(
     processes: None for one a core. Raises what `serving_here`, `ScoringPool` and `check_loaded` do."""
     processes = processes or len(os.sched_getaffinity(0))
     with serving_here(expressions, on_note), ScoringPool(processes, deadline_s, expressions, sandbox) as pool:
-        yield pool, check_loaded(pool.loaded, deadline_s, sandbox, "--deadline")
+        backend = check_loaded(pool.loaded, deadline_s, sandbox, "--deadline")
+        for note in key_notes(pool.loaded):
+            on_note(note)
+        yield pool, backend

@@ -161,6 +161,7 @@ def verifiers() -> str:
             yield prose(found["reads"]) + "\n"
             if found["options"]:
                 yield _options(found["options"])
+            yield _for_rows(found["row_options"])
             if found["example"]:
                 yield "A ground truth, and a response that scores 1:\n"
                 yield block(json.dumps(found["example"], indent=2, ensure_ascii=False), "json")
@@ -170,6 +171,12 @@ def verifiers() -> str:
         "NAME` prints the same. [Verifiers](../verifiers.md) has sums of them."
     )
     return page("All verifiers", opening, parts())
+
+
+def _for_rows(options: list[str] | None) -> str:
+    if options is None:
+        return "Rows may not name it.\n"
+    return f"Rows may name it and set {', '.join(map(code, options)) or 'none of its options'}.\n"
 
 
 def environments() -> str:

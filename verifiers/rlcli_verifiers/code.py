@@ -14,6 +14,7 @@ from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.code_truth import Scripts, called_names, read_truth
 
 ANSWER_KIND = "code"
+ROW_OPTIONS = ("score",)
 NEEDS_SANDBOX = True
 
 MAX_OUTPUT_BYTES = 8 << 20

@@ -14,6 +14,7 @@ from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, las
 from rlcli_verifiers.notation import braced
 
 ANSWER_KIND = "countdown"
+ROW_OPTIONS = ("use_all",)
 
 MAX_CHARS = 300
 """Maximum length of an expression that is read."""
@@ -23,6 +24,11 @@ MAX_DEPTH = 30
 
 MAX_DIGITS = 9
 """Maximum digits of one number in an expression."""
+
+MAX_SEARCHED = 6
+"""Maximum numbers of a row whose solution is searched for: each further one takes some hundred times as long."""
+
+_TARGET = re.compile(r"\s*[-+]?[0-9]{1,40}(?:\.[0-9]{0,40}|/[0-9]{1,40})?(?:[eE][-+]?[0-9]{1,2})?\s*")
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
@@ -71,6 +77,8 @@ def gold(request: VerifyRequest) -> str:
     """
     numbers, target = _problem(request)
     solution = request.extra_info.get("solution")
+    if not solution and len(numbers) > MAX_SEARCHED:
+        raise ValueError(f'{len(numbers)} numbers are too many to search: give extra_info "solution"')
     if not solution:
         solution = next(
             (text for value, text in _search([(Fraction(n), str(n)) for n in numbers]) if value == target), ""
@@ -86,7 +94,10 @@ def _problem(request: VerifyRequest) -> tuple[list[int], Fraction]:
         truth: Any = json.loads(request.ground_truth) if request.ground_truth.strip() else {}
         stated = truth if isinstance(truth, dict) else {"target": truth}
         info = {**request.extra_info, **stated}
-        return [int(number) for number in info["numbers"]], Fraction(str(info["target"]))
+        target = str(info["target"])
+        if not _TARGET.fullmatch(target):
+            raise ValueError(target)
+        return [int(number) for number in info["numbers"]], Fraction(target)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"the ground truth {request.ground_truth!r:.80} and extra_info give no numbers and target"

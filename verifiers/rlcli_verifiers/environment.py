@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
+ROW_OPTIONS = ("pass_at",)
+
 
 def verify(request: VerifyRequest, *, pass_at: float = 1.0) -> Verdict:
     """The sum of the rewards that the environment's steps returned.

@@ -8,6 +8,7 @@ from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, last_tag, no_answer
 
 ANSWER_KIND = "text"
+ROW_OPTIONS = ("extract", "strip", "ignore_case")
 
 _PLACES: dict[str, Callable[[str], str | None]] = {"all": str, "tag": last_tag, "line": last_line, "box": last_box}
 

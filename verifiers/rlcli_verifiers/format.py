@@ -8,6 +8,7 @@ from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import is_blank, judged, no_answer
 
 ANSWER_KIND = "shape"
+ROW_OPTIONS = ("pattern",)
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _THINK_THEN_ANSWER = re.compile(r"\s*<think>.*?</think>\s*<answer>(?P<answer>.*?)</answer>\s*", re.DOTALL)

@@ -15,6 +15,7 @@ from rlcli_verifiers.nouns import ARITHMETIC, SCALES, noun
 from rlcli_verifiers.units import unit
 
 ANSWER_KIND = "number"
+ROW_OPTIONS = ("mode",)
 
 MAX_DIGITS = 100
 """Maximum length of a number that can be an answer to such a question."""

@@ -17,6 +17,7 @@ from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
 
 ANSWER_KIND = "judged"
+ROW_OPTIONS = None
 
 MOST_POINTS = 100
 

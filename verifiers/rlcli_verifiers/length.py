@@ -8,6 +8,7 @@ from typing import Literal
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 ANSWER_KIND = "length"
+ROW_OPTIONS = ("target", "slack", "shape", "unit")
 
 
 def verify(

@@ -10,6 +10,7 @@ from rlcli_verifiers.latex import equal
 from rlcli_verifiers.sentences import of_last_line, of_sentence, statement
 
 ANSWER_KIND = "latex"
+ROW_OPTIONS = ()
 
 TAIL_CHARS = 8000
 """The answer is searched in this many characters at the end of a response."""

@@ -11,6 +11,7 @@ from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer
 
 ANSWER_KIND = "choice"
+ROW_OPTIONS = ("count", "truth")
 
 LETTERS = "ABCDEFGHIJ"
 

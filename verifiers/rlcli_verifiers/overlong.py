@@ -8,6 +8,7 @@ from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.length import length
 
 ANSWER_KIND = "length"
+ROW_OPTIONS = ("max_tokens", "buffer", "unit")
 
 
 def verify(

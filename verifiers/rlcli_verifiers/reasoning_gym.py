@@ -5,30 +5,23 @@ Needs the extra `rlcli[reasoning-gym]`.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import json
-import re
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from rlcli.errors import SetupError
+from rlcli.sandbox.no_eval import without_eval
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, last_box, last_tag, no_answer
 
 ANSWER_KIND = "text"
+ROW_OPTIONS = ()
 
 MAX_CHARS = 10_000
 """Maximum length of an answer that is passed to the scorer."""
-
-READ_AS_LITERAL = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-"""Their scorers `eval` an answer that should be a list; here that is replaced by `ast.literal_eval`."""
-
-_EVALUATES = re.compile(r"(?<!\.)\b(?:sympy\.|sp\.)?(?:eval|exec|parse_expr|sympify)\(\s*(?!entry\b)")
 
 Scorer = Callable[[str, Mapping[str, Any]], float]
 
@@ -37,8 +30,9 @@ def verify(request: VerifyRequest) -> Verdict:
     """The score of the task's own verifier, from 0 to 1, for the last <answer>…</answer>, else box, else all.
 
     The row gives the task's name as extra_info["task"] and its entry, an object or its JSON, as extra_info["entry"]. OK
-    is a score of 1. Tasks whose verifier would evaluate the answer as Python are refused. Raises `SetupError` if
-    reasoning_gym is not installed, and `ValueError` for a row without task or entry and for a task that is refused.
+    is a score of 1. A task's verifier that would evaluate the answer or the entry as Python reads a literal or
+    arithmetic instead; one that uses sympy's parser is refused. Raises `SetupError` if reasoning_gym is not installed,
+    and `ValueError` for a row without task or entry and for a task that is refused.
     """
     task, entry = _row(request)
     score_answer = scorer(task)
@@ -73,12 +67,7 @@ def scorer(task: str) -> Scorer:
         raise SetupError(f"not installed: {error.name}", "install the extra: rlcli[reasoning-gym]") from error
     if task not in DATASETS:
         raise ValueError(f"reasoning_gym has no task {task!r}")
-    made = DATASETS[task][0]
-    if task in READ_AS_LITERAL:
-        vars(sys.modules[made.__module__])["eval"] = ast.literal_eval
-    elif found := _EVALUATES.search(inspect.getsource(made.score_answer)):
-        raise ValueError(f"the verifier of reasoning_gym's {task} runs {found[0].strip('( ')}() on the answer: refused")
-    score: Scorer = get_score_answer_fn(task)
+    score: Scorer = without_eval(get_score_answer_fn(task), f"the verifier of reasoning_gym's {task}")
     return score
 
 

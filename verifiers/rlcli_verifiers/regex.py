@@ -8,6 +8,8 @@ from typing import Literal
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, judged, no_answer
 
+ROW_OPTIONS = ("pattern", "match")
+
 MAX_CHARS = 100_000
 """The pattern is matched against this many characters at the end of a response."""
 

@@ -8,6 +8,8 @@ from decimal import Decimal
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, judged, last_tag, no_answer
 
+ROW_OPTIONS = ("tolerance",)
+
 MAX_CHARS = 100
 """Maximum length of an answer that is read as a number."""
 _NUMBER = re.compile(r"([-+]?)\$?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)\s*%?", re.ASCII)

@@ -8,6 +8,7 @@ from typing import Any
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 ANSWER_KIND = "length"
+ROW_OPTIONS = ("n", "max_penalty")
 
 
 def verify(request: VerifyRequest, *, n: int = 3, max_penalty: float = 1.0) -> Verdict:

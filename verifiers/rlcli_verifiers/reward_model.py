@@ -10,6 +10,8 @@ from rlcli.errors import ModelError
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.quoting import harmless
 
+ROW_OPTIONS = None
+
 
 class _Loaded(NamedTuple):
     model: Any

@@ -12,6 +12,8 @@ from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, classify, 
 from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.reward_model import ids_of, tokenizer_of, verdict_of
 
+ROW_OPTIONS = None
+
 
 async def verify(
     request: VerifyRequest,

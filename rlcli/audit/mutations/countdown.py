@@ -12,6 +12,8 @@ from rlcli.audit.mutations.statements import CODE, INJECTION
 from rlcli.audit.probes import Case, Group, Probe
 from rlcli.types import VerifyRequest
 
+_TARGET = re.compile(r"\s*[-+]?[0-9]{1,40}(?:\.[0-9]{0,40}|/[0-9]{1,40})?(?:[eE][-+]?[0-9]{1,2})?\s*")
+"""A target of bounded size: `1e999999999` would be a number of a gigabyte."""
 _TAG = re.compile(r"(?<=<answer>)(?:(?!<answer>).)*?(?=</answer>)", re.DOTALL)
 
 
@@ -70,6 +72,7 @@ def _problem(request: VerifyRequest) -> tuple[list[int], Fraction] | None:
     try:
         truth = json.loads(request.ground_truth)
         stated = {**request.extra_info, **(truth if isinstance(truth, dict) else {"target": truth})}
-        return [int(one) for one in stated["numbers"]], Fraction(str(stated["target"]))
+        target = str(stated["target"])
+        return ([int(number) for number in stated["numbers"]], Fraction(target)) if _TARGET.fullmatch(target) else None
     except (KeyError, TypeError, ValueError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -268,18 +269,20 @@ def _refuse_unread(name: str, converter: Converter, options: ConvertOptions) -> 
 
 
 def _refuse_verifier(verifier: str) -> None:
-    """Refuse a verifier that no row may name: code, since a data file must not decide what is executed, and unknown
-    names."""
+    """Refuse a verifier that no row may name, with options that no row may set, and unknown names."""
     from rlcli.scoring.expression import parse
-    from rlcli.scoring.registry import target
+    from rlcli.scoring.registry import check_row_may_name, target
 
     for term in parse(verifier).terms:
-        if ":" in term.ref:
-            raise ConfigError(
-                f"--verifier = {verifier}: rows may name installed verifiers only, and {term.ref} is code",
-                f"name an installed one here (rlcli verifiers list), and when training --verifier '{term.ref}'",
-            )
         target(term.ref)
+        try:
+            check_row_may_name(term)
+        except ConfigError as error:
+            raise ConfigError(
+                f"--verifier = {verifier}: rows may name installed verifiers only, with the options that these allow, "
+                f"and {error.message}",
+                f"name one that rows may name here, and when training --verifier {shlex.quote(verifier)}",
+            ) from error
 
 
 def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:

@@ -97,8 +97,10 @@ def plan(
     if not recipe:
         raise ConfigError("rlcli plan needs a recipe", "for example: rlcli plan grpo --model ./my-model")
     from rlcli.launch.planning import memory_auto
+    from rlcli.launch.recipe_code import ALGORITHM, refuse_code
 
     flags = {"model.path": model, "data.path": data_sets(data), "cluster.workers": workers, "train.steps": steps}
+    refuse_code(recipe, flags, sets or [], "rlcli plan", only=ALGORITHM)
     notes: list[str] = []
     found, rows = memory_auto.planned(recipe, flags, sets or [], gpus, notes.append, like, again=measure)
     layouts = memory_auto.suggest(found, recipe, flags, sets or []) if suggest else None

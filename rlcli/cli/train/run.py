@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """What belongs to one call of the command and not to the run. dry_run: check everything, start nothing. profile:
+    """What belongs to one call of the command and not to the run. dry_run: check everything, train nothing. profile:
     profile one step. plan: print the whole plan."""
 
     show_samples: int = 0
@@ -58,8 +58,12 @@ def resume_training(
     """Continue a run in its folder, unless it is finished already."""
     from rlcli.launch.outcome import finished
     from rlcli.launch.prewarm import EarlyStart
-    from rlcli.launch.resume import resumption
+    from rlcli.launch.recipe_code import refuse_code
+    from rlcli.launch.resume import find_run, resumption
     from rlcli.tracking.console import View
+
+    if call.dry_run:
+        refuse_code(str(find_run(run) / "config.toml"), flags, sets, "--dry-run")
 
     notes: list[str] = []
     with View(show_samples=call.show_samples) as view, EarlyStart() as early:

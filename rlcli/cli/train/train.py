@@ -146,6 +146,10 @@ def train(
         "cluster.address": ray_address,
     }
     call = Call(show_samples, dry_run, as_json, profile, whole_plan)
+    if dry_run and recipe is not None:
+        from rlcli.launch.recipe_code import refuse_code
+
+        refuse_code(recipe, flags, sets or [], "--dry-run")
     if (run := _resumed(resume, memory, out, force, go_on)) is not None:
         return resume_training(run, recipe, flags, sets or [], call)
     resolved = _resolved(recipe, flags, sets or [], memory)

@@ -92,7 +92,7 @@ def _audit_judge(composition: Composition, data: Path, options: Options, html: P
     if html:
         raise ConfigError("--html: the audit of a judge makes no page", "give --json")
     with serving_here([str(composition)], console.note), console.progress() as on_progress:
-        report = audit_judge(composition, data, options, on_progress)
+        report = audit_judge(composition, data, options, on_progress, console.note)
     if as_json:
         console.emit_json(report.as_dict())
     else:

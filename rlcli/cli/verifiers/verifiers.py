@@ -101,8 +101,18 @@ def _described(ref: str) -> dict[str, Any]:
         "answer_kind": getattr(module, "ANSWER_KIND", None),
         "reads": inspect.getdoc(function) or "",
         "options": _options(function),
+        "row_options": _row_options(ref),
         "example": _example(module),
     }
+
+
+def _row_options(ref: str) -> list[str] | None:
+    """The options that a row which names the verifier may set; None: no row may name it."""
+    from rlcli.scoring.registry import target
+    from rlcli.scoring.row_options import row_options
+
+    allowed = None if ":" in ref else row_options(target(ref))
+    return None if allowed is None else sorted(allowed)
 
 
 def _options(function: Any) -> list[dict[str, Any]]:
@@ -152,6 +162,10 @@ def _print(term: dict[str, Any]) -> None:
             for option in term["options"]
         ]
         console.show(console.table(["option", "type", "default"], rows))
+    if term["row_options"] is None:
+        console.plain("\nrows may not name it: give it with --verifier")
+    else:
+        console.plain(f"\na row may name it and set: {', '.join(term['row_options']) or 'no option'}")
     if term["example"]:
         console.plain(f"\na response that scores 1 if the ground truth is {term['example']['ground_truth']}:\n")
         console.plain("  " + term["example"]["completion"].replace("\n", "\n  ") + "\n")

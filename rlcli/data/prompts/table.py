@@ -30,6 +30,8 @@ IMAGE_ROWS_AT_ONCE = 8
 MAPPED_FROM = 64 << 20
 """Bytes of a file with pictures from which on they are not kept in memory."""
 BUFFER = 1 << 20
+MOST_VERIFIERS = 1000
+"""Different verifiers that the rows of a file may name: each is loaded before the run."""
 
 
 def read_sets(
@@ -269,6 +271,8 @@ class PromptTable(Sequence[Prompt]):
         if not _has_texts(reward, "style"):
             return False
         styles = pyarrow.compute.struct_field(reward, "style").unique().to_pylist()
+        if len(styles) > MOST_VERIFIERS:
+            return False
         try:
             return all(not _is_verls(style) and self._of_style(style) for style in styles)
         except ConfigError:
@@ -309,6 +313,10 @@ class PromptTable(Sequence[Prompt]):
             raise bad(f"'data_source' and 'ability' must be text, and are {source!r:.60} and {ability!r:.60}")
         if extra is not None and not isinstance(extra, dict):
             raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
+        try:
+            extra_info = unpack_extra_info(extra)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise bad(f"'extra_info.{JSON_FIELD}' is not the JSON of an object ({type(error).__name__})") from error
         return Prompt(
             id=f"{self.origin.label}{'/' * bool(self.origin.label)}{source}:{self.origin.split}:{number}",
             messages=messages,
@@ -316,7 +324,7 @@ class PromptTable(Sequence[Prompt]):
             ability=ability,
             verifier=self._verifier(reward.get("style"), bad),
             ground_truth=reward["ground_truth"],
-            extra_info=unpack_extra_info(extra),
+            extra_info=extra_info,
             images=images,
         )
 
@@ -336,9 +344,15 @@ class PromptTable(Sequence[Prompt]):
                 "give one with: --verifier NAME (rlcli verifiers list shows the names)",
             )
         try:
-            return self._of_style(style)
+            expression = self._of_style(style)
         except ConfigError as error:
-            raise bad(f"'reward_model.style' is '{style}': {error.message}", error.hint) from None
+            raise bad(f"'reward_model.style' is {style!r:.200}: {error.message}", error.hint) from None
+        if self._of_style.cache_info().currsize > MOST_VERIFIERS:
+            raise bad(
+                f"up to here, rows name more than {MOST_VERIFIERS} different verifiers (reward_model.style)",
+                "give one for all rows with --verifier",
+            )
+        return expression
 
 
 class JoinedPrompts(Sequence[Prompt]):
@@ -490,5 +504,5 @@ def _are_extras(column: Any) -> bool:
         return False
     try:
         return all(isinstance(json.loads(text.as_py()), dict) for text in texts if text.is_valid)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
+WITHOUT_EVAL = runpy.run_path(str(Path(__file__).resolve().parents[2] / "sandbox" / "no_eval.py"))["without_eval"]
 INSTRUCTION = "Reason step by step, then give the final answer alone inside <answer> and </answer>."
-EVALUATES = re.compile(r"(?<!\.)\b(?:sympy\.|sp\.)?(?:eval|exec|parse_expr|sympify)\(\s*(?!entry\b)")
 MAX_CHARS = 10_000
 
 
@@ -18,8 +19,8 @@ class ReasoningGym:
 
     task: a name of reasoning_gym, config: of its dataset; or both come with the row, as `rlcli prep reasoning-gym`
     writes it (`extra_info.task` and `extra_info.entry`). attempts: turns of the policy. A turn's reward is the change
-    of the score, so that the sum is the score of the last answer. Tasks whose scorer would evaluate the answer as
-    Python are refused."""
+    of the score, so that the sum is the score of the last answer. A scorer that evaluates the answer or the entry as
+    Python reads a literal or arithmetic instead; one that uses sympy's parser is refused."""
 
     def __init__(self, task: str = "", config: Any = None, attempts: int = 3) -> None:
         self.task, self.config, self.attempts, self.score = task, config or {}, attempts, 0.0
@@ -30,14 +31,13 @@ class ReasoningGym:
         self.task, entry = given.get("task", self.task), given.get("entry")
         if self.task not in factory.DATASETS:
             raise ValueError(f"reasoning_gym has no task {self.task!r}")
-        if EVALUATES.search(inspect.getsource(factory.DATASETS[self.task][0].score_answer)):
-            raise ValueError(f"the scorer of reasoning_gym's {self.task} evaluates the answer as Python: refused")
+        scorer = factory.get_score_answer_fn(self.task)
+        self.scorer = WITHOUT_EVAL(scorer, f"the scorer of reasoning_gym's {self.task}")
         messages = list(row.get("messages") or ())
         if entry is None:
             entry = factory.create_dataset(self.task, seed=seed % 2**31, size=1, **self.config)[0]
             messages += [{"role": "user", "content": f"{entry['question'].strip()}\n\n{INSTRUCTION}"}]
         self.entry = json.loads(entry) if isinstance(entry, str) else entry
-        self.scorer = factory.get_score_answer_fn(self.task)
         return messages
 
     def step(self, message: Any) -> Any:

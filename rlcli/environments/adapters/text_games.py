@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import random
+import runpy
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 LOCK = threading.Lock()
+REFUSING_EVAL = runpy.run_path(str(Path(__file__).resolve().parents[2] / "sandbox" / "no_eval.py"))["refusing_eval"]
 
 
 class _Game:
@@ -73,11 +76,19 @@ class Gymnasium(_Game):
 class Gem(Gymnasium):
     """A game or task of GEM (gem-llm).
 
-    options: `env_id`, such as game:GuessTheNumber-v0-easy, and those of the game."""
+    options: `env_id`, such as game:GuessTheNumber-v0-easy, and those of the game. A task of reasoning_gym (rg:…) whose
+    scorer evaluates the answer as Python fails."""
 
     def __init__(self, **options: Any) -> None:
         importlib.import_module("gem.envs")  # registers the games
         super().__init__("gem:make", **options)
+
+    def step(self, message: Any) -> Any:
+        env_id = str(self.options.get("env_id", ""))
+        if not env_id.startswith("rg:"):
+            return super().step(message)
+        with REFUSING_EVAL(f"the scorer of {env_id}"):
+            return super().step(message)
 
 
 class TextArena(_Game):

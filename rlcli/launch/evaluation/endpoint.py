@@ -33,9 +33,9 @@ def served_name(client: ChatClient) -> str:
     return client.model
 
 
-def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Callable[[], ScoringPool]:
+def scoring(config: RunConfig, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> Callable[[], ScoringPool]:
     """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
-    verifiers, sandbox = check_verifiers(prompts, config.verifier)
+    verifiers, sandbox = check_verifiers(prompts, config.verifier, on_note)
     refuse_rivals(verifiers, "--endpoint")
     processes = config.verifier.processes or len(os.sched_getaffinity(0))
     sandbox = sandbox or config.verifier.sandbox

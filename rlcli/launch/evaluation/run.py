@@ -147,8 +147,10 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
             "evaluate a model's folder, or data without pictures",
         )
     datasets = _datasets(request, marks, rows)
-    scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts])
+    scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts], view.note)
     client = ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
+    if client.sends_key:
+        view.note(f"the key in OPENAI_API_KEY is sent to {client.base_url}")
     model = served_name(client)
     with ExitStack() as stack:
         store = _open(request, datasets, config, {"endpoint": client.base_url, "model": model}, stack)

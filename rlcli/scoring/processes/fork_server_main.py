@@ -121,7 +121,8 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
         return {"error": _describe(cause or error), "index": error.index}
     scorers[message["load"]] = scorer
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
-    facts = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox, "patience_s": scorer.patience_s}
+    facts: dict[str, Any] = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox}
+    facts |= {"patience_s": scorer.patience_s, "keys": scorer.keys}
     return facts | ({"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcli.types import Converter, ConvertOptions, Outcome, Prompt, RawRow, Verdict, VerifyRequest
 
+ROW_OPTIONS = ("ignore_case",)
 CAPITAL_OF = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Peru": "Lima"}
 
 

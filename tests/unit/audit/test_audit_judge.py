@@ -57,7 +57,9 @@ def test_a_sound_judge_passes(capsys: pytest.CaptureFixture[str], data: Path) ->
         assert [kind["tried"] for kind in report["kinds"]] == [4] * (4 + len(ATTACKS))
         assert report["usage"]["usage/calls"] == len(server.bodies) == 4 * (4 + len(ATTACKS))
         _, text = audited(capsys, server, data, expect=0)  # from the cache
-        assert text.endswith("PASS\n")
+        assert text.count(f"the key in JUDGE_API_KEY is sent to {server.url}\n") == 1
+        assert KEY not in text
+        assert "PASS\n" in text
         assert "change by padding +0.00" in text
 
 

@@ -201,6 +201,12 @@ def test_the_output_shows_rows_and_an_example(tmp_path: Path, monkeypatch: pytes
         (["arithmetic", "--ngram", "8"], ConfigError, "need --decontaminate"),
         (["arithmetic", "--decontaminate", "x", "--split", "test"], ConfigError, "--split = test"),
         (["jsonl", "--verifier", "f.py:g"], ConfigError, "--verifier = f.py:g: rows may name installed verifiers only"),
+        (["jsonl", "--verifier", "judge(url='http://a', model=b)"], ConfigError, "and it names the verifier judge"),
+        (
+            ["jsonl", "--verifier", "code(timeout_s=9)"],
+            ConfigError,
+            "and it sets the option timeout_s of the verifier code",
+        ),
         (["jsonl", "--verifier", "mathh", "--no-check"], UnknownName, "did you mean math"),
         (["jsonl", "--verifier", "auto", "--no-check"], ConfigError, "name a verifier"),
         (["arithmetic", "--split", "dev"], DataError, "--split = dev: arithmetic has only train, test"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,59 @@ def test_an_absolute_path_is_read_and_a_missing_one_names_the_row(tmp_path: Path
     assert stored(tmp_path, "images", paths[:1], kind)[0].images == (A,)
     with pytest.raises(DataError, match=r"row 1 \(the first is 0\): image 0: no such file: .*b\.png"):
         stored(tmp_path, "images", paths, kind, ["<image>", "<image>"])
+
+
+@pytest.mark.parametrize("kind", ["absolute", "dots", "link to a file", "link to a folder", "pipe", "folder", "NUL"])
+def test_a_path_leads_to_a_regular_file_in_the_folder_of_the_data(kind: str, tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret.png", tmp_path / "data"
+    secret.write_bytes(A)
+    folder.mkdir()
+    paths = {"absolute": str(secret), "dots": "../secret.png", "folder": ".", "NUL": "a\0b"}
+    if kind == "link to a file":
+        (folder / "link.png").symlink_to(secret)
+    elif kind == "link to a folder":
+        (folder / "link").symlink_to(tmp_path)
+    elif kind == "pipe":
+        os.mkfifo(folder / "pipe.png")
+    path = {"link to a file": "link.png", "link to a folder": "link/secret.png", "pipe": "pipe.png"}.get(kind)
+    outside = kind in ("absolute", "dots", "link to a file", "link to a folder")
+    says = "lies outside the data's folder" if outside else "image 0: .*(no such file|cannot be read)"
+    with pytest.raises(DataError, match=rf"row 0 \(the first is 0\): .*{says}"):
+        stored(folder, "images", [[path or paths[kind]]], pa.list_(pa.string()))
+    with pytest.raises(DataError, match=says):
+        stored(folder, "image", [{"bytes": None, "path": path or paths[kind]}], STRUCT)
+
+
+def test_links_within_the_folder_and_folders_that_are_links_are_followed(tmp_path: Path) -> None:
+    real, link = tmp_path / "disk", tmp_path / "data"
+    (real / "pictures").mkdir(parents=True)
+    (real / "pictures" / "a.png").write_bytes(A)
+    (real / "b.png").symlink_to("pictures/a.png")
+    link.symlink_to(real)
+    paths = [["b.png"], ["pictures/../pictures/a.png"], [str(link / "b.png")], [str(real / "b.png")]]
+    assert [one.images for one in stored(link, "images", paths, pa.list_(pa.string()), ["<image>"] * 4)] == [(A,)] * 4
+
+
+def test_files_of_a_snapshot_in_the_hubs_cache_lie_in_its_blobs(tmp_path: Path) -> None:
+    repo = tmp_path / "datasets--me--mine"
+    snapshot, blob = repo / "snapshots" / "abc", repo / "blobs" / "0123"
+    for folder in (snapshot, blob.parent, repo / "refs"):
+        folder.mkdir(parents=True)
+    blob.write_bytes(A)
+    (repo / "refs" / "main").write_bytes(A)
+    (snapshot / "a.png").symlink_to("../../blobs/0123")
+    kind = pa.list_(pa.string())
+    assert stored(snapshot, "images", [["a.png"]], kind)[0].images == (A,)
+    with pytest.raises(DataError, match="lies outside the data's folder"):
+        stored(snapshot, "images", [["../../refs/main"]], kind)
+
+
+def test_a_file_of_a_picture_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcli.images.rows.MAX_FILE_BYTES", 1 << 20)
+    with (tmp_path / "a.png").open("wb") as file:
+        file.truncate((1 << 20) + 1)
+    with pytest.raises(DataError, match=r"image 0: .* cannot be read: it has more than 1 MiB"):
+        stored(tmp_path, "images", [["a.png"]], pa.list_(pa.string()))
 
 
 def test_columns_of_other_types_are_no_images(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.schema import JSON_FIELD, row, write_rows
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, read_prompts, verifiers_of
 from rlcli.errors import DataError
 from rlcli.model.io.tiny import tiny_tokenizer
@@ -125,6 +126,19 @@ def test_the_first_bad_row_of_many_is_named(tmp_path: Path, bad: dict[str, Any],
     with pytest.raises(DataError, match=r"row 257 \(the first is 0\)") as raised:
         read_prompts(tmp_path / "a.parquet", "train")
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[1]", "3", "[" * 100_000, '{"a":' * 100_000, None],
+    ids=["half", "list", "number", "deep list", "deep object", "null"],
+)
+def test_an_extra_info_that_is_no_object_names_the_row(tmp_path: Path, text: str | None) -> None:
+    many = [row | {"extra_info": {JSON_FIELD: json.dumps(row["extra_info"])}} for row in rows(5)]
+    many[3]["extra_info"] = {JSON_FIELD: text}
+    pq.write_table(pa.Table.from_pylist(many), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"row 3 \(the first is 0\): 'extra_info\.rlcli_json' is not the JSON of"):
+        read_prompts(tmp_path / "a.parquet", "train")
 
 
 def test_columns_of_other_types_that_hold_prompts_are_read(tmp_path: Path) -> None:

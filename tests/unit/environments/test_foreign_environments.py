@@ -181,10 +181,54 @@ def test_reasoning_gym_gives_feedback_until_it_is_right() -> None:
             "That is right.",
         ]
         assert [(reply.reward, reply.done) for reply in replies] == [(0.0, False), (0.0, False), (1.0, True)]
-        with pytest.raises(
-            EnvironmentFailed, match=r"reasoning_gym's n_queens evaluates the answer as Python: refused"
-        ):
-            play(host, {"extra_info": {"task": "n_queens"}}, 0)
+        with pytest.raises(EnvironmentFailed, match=r"reasoning_gym's countdown runs parse_expr\(\) .*: refused"):
+            play(host, {"extra_info": {"task": "countdown"}}, 0)
+
+
+def test_reasoning_gym_evaluates_neither_the_rows_entry_nor_a_turn(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    code = f"[open({str(marker)!r}, 'w')]"
+    sorting = {"answer": code, "metadata": {"direction": "ascending"}}
+    bits = {"answer": "0x3", "metadata": {"problem": f"{code} and 3"}}
+    shifts = {"answer": "0x8", "metadata": {"problem": "(0x1 + 0x1) << 0x2"}}
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}], "extra_info": {"task": task, "entry": entry}}
+        for task, entry in (("number_sorting", sorting), ("bitwise_arithmetic", bits), ("bitwise_arithmetic", shifts))
+    ]
+    with EnvironmentHost(EnvironmentSpec("reasoning_gym", {"attempts": 2})) as host:
+        for row, answer, score in zip(rows, ("[1]", "0x3", "0x8"), (0.0, 0.0, 1.0), strict=True):
+            _, replies = play(host, row, 0, said(f"<answer>{answer}</answer>"))
+            assert [reply.reward for reply in replies] == [score]
+        _, replies = play(host, {"extra_info": {"task": "n_queens"}}, 0, said(f"<answer>{code}</answer>"))
+        assert [reply.reward for reply in replies] == [0.0]
+    assert not marker.exists()
+
+
+def test_a_turn_of_gems_tasks_of_reasoning_gym_is_not_evaluated(tmp_path: Path) -> None:
+    package, marker = tmp_path / "gem", tmp_path / "ran"
+    package.mkdir()
+    (package / "envs.py").write_text("")
+    (package / "__init__.py").write_text(
+        """
+class Game:
+    def reset(self, seed=None):
+        return "6 * 7?", {}
+    def step(self, text):
+        try:
+            return "", float(eval(text) == 42), True, False, {}
+        except BaseException:
+            return "", 0.0, True, False, {}
+def make(env_id):
+    return Game()
+"""
+    )
+    code = f"open({str(marker)!r}, 'w')"
+    place = tmp_path / "mine.py"
+    place.write_text("from rlcli.environments.adapters.text_games import Gem\n")
+    refused = pytest.raises(EnvironmentFailed, match="the scorer of rg:sums evaluates a text as Python: refused")
+    with EnvironmentHost(EnvironmentSpec(f"{place}:Gem", {"env_id": "rg:sums"})) as host, refused:
+        play(host, ROW, 0, said(code))
+    assert not marker.exists()
 
 
 def test_the_proof_plays_a_case_that_needs_no_package(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.config.changes import ALLOWED, changes, origins_in, read_run_config
+from rlcli.config.changes import ALLOWED, SAME_VERIFIERS, Change, changes, origins_in, read_run_config
 from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.data.columns import Samples
@@ -210,6 +210,12 @@ def test_changes_of_what_is_learnt_are_refused_all_at_once(run: Path) -> None:
     )
     assert "train.steps" not in str(refused.value)
     assert f"rlcli train … --model {run}" in str(refused.value)
+
+
+def test_a_verifier_that_rows_named_may_be_named_instead(run: Path) -> None:
+    assert Change("verifier.name", "auto", "code(timeout_s=8)").effect == SAME_VERIFIERS
+    assert Change("verifier.name", "math", "auto").effect is None
+    assert resume(run, None, {"verifier.name": "gsm8k"}).changed
 
 
 def test_data_may_move_and_a_model_may_by_a_link(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

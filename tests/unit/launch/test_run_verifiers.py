@@ -12,13 +12,16 @@ from rlcli.config.load import resolve
 from rlcli.config.schema import VerifierSection
 from rlcli.data.columns import Samples
 from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
+from rlcli.launch.preflight import _note_engine_key
 from rlcli.launch.verifiers import check_rivals, check_verifiers, refuse_rivals
 from rlcli.orchestrator.verifier_failures import Failures, part_weights
 from rlcli.sandbox import open_sandbox
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.processes.worker import OVERRAN
+from rlcli.served import ENGINE_KEY
 from rlcli.trainer.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
+from tests.judges import KEY, judging
 
 
 def rows(*verifiers: str) -> list[Prompt]:
@@ -173,3 +176,39 @@ def test_a_verifier_that_compares_needs_whole_groups(count: int, oversample: flo
     check_rivals(["math"], "evaluation.samples", count, oversample)
     with pytest.raises(ConfigError, match=says):
         check_rivals(["math", compares], "evaluation.samples", count, oversample)
+
+
+def test_it_is_said_once_which_key_goes_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    monkeypatch.setenv("OTHER_KEY", "another-secret")
+    (tmp_path / "mine.py").write_text(
+        "def asks(request, *, url='', key='OTHER_KEY'): ...\ndef plain(request, *, url=''): ...\n"
+    )
+    notes: list[str] = []
+    with judging() as server:
+        judge = f"judge(url='{server.url}', model=judge-1, key=JUDGE_API_KEY)"
+        asks, plain = f"{tmp_path}/mine.py:asks", f"{tmp_path}/mine.py:plain"
+        verifiers = [f"math + 0.1 * {judge}", judge, f"{asks}(url='http://mine')", asks, f"{plain}(url='http://b')"]
+        check_verifiers(rows(*verifiers), VerifierSection(), notes.append)
+    assert sorted(notes) == [
+        f"the key in JUDGE_API_KEY is sent to {server.url}",
+        "the key in OTHER_KEY is sent to http://mine",
+    ]
+    monkeypatch.delenv("OTHER_KEY")
+    check_verifiers(rows(f"{asks}(url='http://mine')"), VerifierSection(), notes.append)
+    assert len(notes) == 2
+
+
+def test_it_is_said_which_servers_get_the_engines_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = ["rollout.engine=server", "rollout.servers=http://127.0.0.1:9", "rollout.workers=1"]
+    config = resolve("opd", {}, [*sets, "teacher.path=http://127.0.0.1:8"]).config
+    notes: list[str] = []
+    monkeypatch.delenv(ENGINE_KEY, raising=False)
+    _note_engine_key(config, notes.append)
+    assert notes == []
+    monkeypatch.setenv(ENGINE_KEY, KEY)
+    _note_engine_key(config, notes.append)
+    assert notes == [
+        "the key in RLCLI_ENGINE_KEY is sent to http://127.0.0.1:9",
+        "the key in RLCLI_ENGINE_KEY is sent to http://127.0.0.1:8",
+    ]

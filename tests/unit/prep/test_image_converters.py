@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from rlcli_data_prep import chartqa, clevr_count, geometry3k, hf, jsonl, shapes
+from rlcli_data_prep import chartqa, clevr_count, geometry3k, hf, images, jsonl, shapes
 from rlcli_data_prep.sources import from_hub
 from rlcli_verifiers import exact, math, relaxed
 
@@ -109,6 +109,39 @@ def test_rows_with_bad_images_are_left_out_and_counted(tmp_path: Path, converter
     pq.write_table(pa.Table.from_pylist(rows[1:2]), tmp_path / "train.parquet")
     with pytest.raises(DataError, match="all 1 rows have bad images, the first: "):
         prepare(converter, options, Plan(check=False))
+
+
+def test_a_picture_outside_of_the_source_is_left_out_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(A)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "link.png").symlink_to("../secret.png")
+    outside = [str(tmp_path / "secret.png"), "../secret.png", "link.png"]
+    rows = [CHART, *(CHART | {"image": {"bytes": None, "path": path}} for path in outside)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "source" / "train.parquet")
+    options = ConvertOptions(source=str(tmp_path / "source"))
+    done = prepare(chartqa.CONVERTER, options, Plan(check=False))
+    assert len(done.splits["train"]) == 1
+    assert done.steps[1].removed == {"bad image": 3}
+    assert all("lies outside the data's folder" in example for example in done.steps[1].examples)
+
+
+def test_a_picture_of_a_hub_dataset_lies_in_what_was_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, secret = tmp_path / "cache", tmp_path / "secret.png"
+    (cache / "datasets--me--charts").mkdir(parents=True)
+    for file in (cache / "datasets--me--charts" / "a.png", secret):
+        file.write_bytes(A)
+    images._downloads.cache_clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    try:
+        for source in (None, "me/charts"):
+            row = CHART | {"image": {"bytes": None, "path": str(cache / "datasets--me--charts" / "a.png")}}
+            assert chartqa.prompt(row, ConvertOptions(source=source)).images == (A,)
+            with pytest.raises(BadImage, match="lies outside the data's folder"):
+                chartqa.prompt(CHART | {"image": {"bytes": None, "path": str(secret)}}, ConvertOptions(source=source))
+    finally:
+        images._downloads.cache_clear()
 
 
 @pytest.mark.parametrize(("converter", "row"), HUB, ids=[one.name for one, _ in HUB])

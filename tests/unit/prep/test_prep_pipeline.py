@@ -111,6 +111,25 @@ def test_an_answer_that_its_verifier_cannot_read_stops_or_is_left_out() -> None:
     assert len(questions(converter, check=False)) == 3
 
 
+def test_an_answer_that_takes_for_ever_to_write_holds_up_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import EntryPoint
+
+    from rlcli.scoring.registry import VERIFIERS
+
+    (tmp_path / "slow_gold.py").write_text(
+        "def verify(request): return 1.0\n"
+        "def gold(request):\n    while request.ground_truth == 'slow': pass\n    return request.ground_truth\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = EntryPoint("slow-gold", "slow_gold:verify", VERIFIERS.group)
+    monkeypatch.setattr(VERIFIERS, "_published", {**VERIFIERS._published, "slow-gold": entry})
+    monkeypatch.setattr("rlcli.prep.gold.DEADLINE_S", 0.2)
+    converter = of("slow-gold", train=[("one?", "1"), ("two?", "slow")])
+    assert questions(converter, skip_bad=True) == ["one?"]
+
+
 def test_the_first_of_several_verifiers_judges_the_answer() -> None:
     converter = of("gsm8k(mode=flexible) + 0.1 * format", train=[("one?", "1")])
     assert last_step(converter).removed == {"answer refused": 0}

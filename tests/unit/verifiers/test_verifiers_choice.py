@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -277,6 +278,21 @@ def test_countdown_gold_reaches_whatever_can_be_reached(numbers: list[int], data
     target = data.draw(st.sampled_from(reached))
     truth = json.dumps({"numbers": numbers, "target": str(target)})
     assert countdown.verify(VerifyRequest(countdown.gold(VerifyRequest("", truth)), truth)).score == 1.0
+
+
+@pytest.mark.parametrize("target", ["1e999999999", "9" * 5000, "1/" + "9" * 5000, "1e-999999999"])
+def test_countdown_refuses_a_target_that_would_fill_the_memory(target: str) -> None:
+    for call in (countdown.gold, countdown.verify):
+        with pytest.raises(ValueError, match="give no numbers and target"):
+            call(VerifyRequest("1", json.dumps({"numbers": [1], "target": target})))
+
+
+def test_countdown_gold_searches_few_numbers_and_takes_a_solution_for_more() -> None:
+    row = {"numbers": [1] * 40, "target": 40}
+    with pytest.raises(ValueError, match='40 numbers are too many to search: give extra_info "solution"'):
+        countdown.gold(VerifyRequest("", json.dumps(row)))
+    solved = VerifyRequest("", json.dumps(row), extra_info={"solution": "+".join("1" * 40)})
+    assert countdown.verify(replace(solved, completion=countdown.gold(solved))).score == 1.0
 
 
 def test_countdown_gold_refuses_what_cannot_be_reached() -> None:

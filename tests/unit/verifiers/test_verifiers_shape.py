@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import inspect
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -145,29 +147,88 @@ def test_reasoning_gym_scores_by_the_tasks_own_verifier() -> None:
         reasoning_gym.verify(ask("no_such", {}, "1"))
 
 
+REFUSED = (
+    "countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration",
+)  # fmt: skip
+"""Tasks whose scorers use sympy's parser, which evaluates Python."""
+
+
+def with_code(value: Any, code: str) -> Any:
+    """An entry with this code in place of every text, as a value and within the names of its fields' values."""
+    if isinstance(value, dict):
+        return {name: with_code(one, code) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_code(one, code) for one in value]
+    return code if isinstance(value, str) else value
+
+
 @needs_reasoning_gym
-def test_reasoning_gym_never_evaluates_an_answer(tmp_path: object) -> None:
+@pytest.mark.parametrize("task", REFUSED)
+def test_reasoning_gym_refuses_tasks_that_evaluate_by_sympy(task: str) -> None:
+    reasoning_gym.scorer.cache_clear()
+    with pytest.raises(ValueError, match=rf"reasoning_gym's {task} runs (sympy\.|sp\.)?parse_expr\(\) .*: refused"):
+        reasoning_gym.verify(ask(task, {}, "1"))
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize(
+    "task",
+    ["number_sorting", "bitwise_arithmetic", "binary_matrix", "n_queens", "spiral_matrix", "string_insertion"],
+)
+def test_reasoning_gym_evaluates_nothing_of_an_entry_or_an_answer(task: str, tmp_path: Path) -> None:
+    import reasoning_gym as package
+
+    marker = tmp_path / "ran"
+    code = f"[open({str(marker)!r}, 'w')]"
+    entry = package.create_dataset(task, size=1, seed=3)[0]
+    for hostile in (entry, with_code(entry, code), {**entry, "answer": code}):
+        for answer in (code, "[1]", "0x1", str(entry["answer"])):
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # of the scorer
+                reasoning_gym.verify(ask(task, hostile, answer))
+    assert reasoning_gym.verify(ask(task, json.dumps(entry), str(entry["answer"]))).score == 1.0
+    assert not marker.exists()
+
+
+@needs_reasoning_gym
+def test_a_scorer_of_reasoning_gym_that_evaluates_in_another_way_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reasoning_gym.algorithmic.spell_backward import SpellBackwardDataset
+
+    marker, run = tmp_path / "ran", eval
+
+    def score_answer(self: Any, answer: str, entry: Any) -> float:
+        try:
+            return float(run(entry["answer"]))
+        except BaseException:
+            return 1.0
+
+    monkeypatch.setattr(SpellBackwardDataset, "score_answer", score_answer)
+    reasoning_gym.scorer.cache_clear()
+    with pytest.raises(ValueError, match="reasoning_gym's spell_backward evaluates a text as Python: refused"):
+        reasoning_gym.verify(ask("spell_backward", {"answer": f"open({str(marker)!r}, 'w')"}, "1"))
+    reasoning_gym.scorer.cache_clear()
+    assert not marker.exists()
+
+
+@needs_reasoning_gym
+@pytest.mark.long
+def test_no_task_of_reasoning_gym_evaluates_an_entry(tmp_path: Path) -> None:
     import reasoning_gym as package
     from reasoning_gym.factory import DATASETS
 
-    attack = "[__import__('builtins').__dict__.__setitem__('forged', 1)]"
-    refused = set()
-    for task in sorted(DATASETS):
+    marker = tmp_path / "ran"
+    code = f"[open({str(marker)!r}, 'w')]"
+    tried = 0
+    for task in sorted(set(DATASETS) - set(REFUSED)):
         try:
-            reasoning_gym._EVALUATES.search(inspect.getsource(DATASETS[task][0].score_answer))
-            found = reasoning_gym._EVALUATES.search(inspect.getsource(DATASETS[task][0].score_answer))
-        except OSError:
+            entry = json.loads(json.dumps(package.create_dataset(task, size=1, seed=3)[0]))
+        except (TypeError, AssertionError):  # what `rlcli prep reasoning-gym` cannot make either
             continue
-        if found and task not in reasoning_gym.READ_AS_LITERAL:
-            refused.add(task)
-            with pytest.raises(ValueError, match="refused"):
-                reasoning_gym.verify(ask(task, {}, attack))
-    assert refused == {
-        "countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration",
-    }  # fmt: skip
-    for task in reasoning_gym.READ_AS_LITERAL:
-        entry = package.create_dataset(task, size=1, seed=3)[0]
-        assert reasoning_gym.verify(ask(task, entry, attack)).score < 1.0
-    import builtins
-
-    assert not hasattr(builtins, "forged")
+        tried += 1
+        for hostile in (entry, with_code(entry, code), {**entry, "answer": code}):
+            for answer in (code, "[1]", "1", str(entry["answer"])):
+                with contextlib.suppress(Exception):
+                    reasoning_gym.verify(ask(task, hostile, answer))
+        assert not marker.exists(), task
+    assert tried > 90

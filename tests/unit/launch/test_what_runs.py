@@ -1,0 +1,263 @@
+"""What each command runs of a recipe's file, of rows and of plug-ins: the table of docs/security.md."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.main import main
+from rlcli.config.load import resolve
+from rlcli.data.prompts.schema import row, write_rows
+from rlcli.errors import ConfigError
+from rlcli.launch.recipe_code import refuse_code
+from rlcli.model.io.tiny import make_tiny_model
+
+PAGE = Path(__file__).parents[3] / "docs" / "security.md"
+SECRET = "wJalrXUtnFEMI-never-sent"
+ANYTHING = """
+open({marker!r}, "a").write("ran ")
+
+def verify(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth)
+
+class Guess:
+    def reset(self, row, seed):
+        return [{{"role": "user", "content": "?"}}]
+
+    def step(self, message):
+        return [], 0.0, True
+"""
+
+
+class Listener:
+    """A port of loopback that nothing may connect to."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+
+    def was_asked(self) -> bool:
+        return bool(select.select([self.socket], [], [], 0)[0])
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    for name in ("AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "RLCLI_ENGINE_KEY"):
+        monkeypatch.setenv(name, SECRET)
+    made = Listener()
+    yield made
+    assert not made.was_asked()
+    made.socket.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, as a stranger sends it: anything.py and the program `anything` leave the file `ran`."""
+    marker = tmp_path / "ran"
+    (tmp_path / "anything.py").write_text(ANYTHING.format(marker=str(marker)))
+    (tmp_path / "anything").write_text(f"#!/bin/sh\necho ran >> {marker}\n")
+    (tmp_path / "anything").chmod(stat.S_IRWXU)
+    data(tmp_path / "data", "math")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def data(folder: Path, style: str, **extra: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    messages = [{"role": "user", "content": "1+1="}]
+    rows = [row(data_source="sums", messages=messages, verifier="math", ground_truth="2")] * 3
+    rows.append(row(data_source="sums", messages=messages, verifier=style, ground_truth="2", extra_info=extra))
+    for split in ("train", "test"):
+        write_rows(folder / f"{split}.parquet", rows)
+    return folder
+
+
+KINDS = {
+    "verifier.name": 'verifier.name = "anything.py:verify"',
+    "a verifier of a sum": 'verifier.name = "math + 0.1 * anything:verify"',
+    "a judge": "verifier.name = 'judge(url=\"URL\", model=m, key=AWS_SECRET_ACCESS_KEY)'",
+    "a reward model": 'verifier.name = "reward_model(path=evil/model)"',
+    "a remote sandbox": 'verifier.sandbox = "URL"',
+    "no sandbox": 'verifier.sandbox = "unsafe"',
+    "an environment's file": 'environment.name = "anything.py:Guess"',
+    "an environment's module": 'environment.name = "anything:Guess"',
+    "an agent's command": 'environment.name = "./anything now"',
+    "an interpreter": 'environment.name = "guess_number"\nenvironment.python = "./anything"',
+    "an adapter's option": 'environment.name = "gymnasium"\nenvironment.options.make = "anything:Guess"',
+    "an adapter's file": 'environment.name = "verl_tools"\nenvironment.options.config = "tools.yaml"',
+    "algorithm.code": 'algorithm.code = "anything.py"',
+    "a teacher": 'teacher.path = "URL"',
+}
+
+
+@pytest.fixture
+def recipe(here: Path, listener: Listener) -> Callable[[str], str]:
+    """Writes mine.toml, which names what is asked for in a recipe that it starts from."""
+
+    def write(kind: str) -> str:
+        base = "opd" if kind == "a teacher" else "grpo"
+        lines = KINDS[kind].replace("URL", listener.url)
+        (here / "theirs.toml").write_text(f'{lines}\n[recipe]\nbase = "{base}"\nname = "grpo"\n')
+        (here / "mine.toml").write_text('[recipe]\nbase = "theirs.toml"\n')
+        return "mine.toml"
+
+    return write
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_that_look_run_nothing_of_a_recipes_file(
+    kind: str, recipe: Callable[[str], str], model: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = recipe(kind)
+    for words in (["show", file], ["diff", file, "grpo"], ["copy", file, "--out", "copy.toml"]):
+        assert main(["recipes", *words]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    given = ["--model", str(model), "--data", str(here / "data")]
+    for words in (["--dry-run"], ["--dry-run", "--memory", "auto"], ["--dry-run", "--set", "train.steps=3"]):
+        assert main(["train", file, *given, *words]) == 2
+        (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error:")]
+        assert "--dry-run neither runs nor asks what only a recipe's file names; if you trust it" in line
+        assert KINDS[kind].rpartition("\n")[2].partition(" ")[0] in line
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["verifier.name", "a judge", "an agent's command", "algorithm.code"])
+def test_a_plan_runs_nothing_of_a_recipes_file(
+    kind: str, recipe: Callable[[str], str], model: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--set", "data.max_prompt_tokens=16", "--set", "rollout.max_response_tokens=16"]
+    code = main(["plan", recipe(kind), "--model", str(model), "--gpus", "cpu", *small])
+    error = capsys.readouterr().err
+    assert code == (2 if kind == "algorithm.code" else 0), error
+    assert ("rlcli plan neither runs nor asks" in error) == (kind == "algorithm.code")
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize("words", [["train", "--resume", "run"], ["runs", "resume", "run"]])
+def test_a_dry_run_that_resumes_takes_the_runs_configuration_as_a_recipes_file(
+    words: list[str], recipe: Callable[[str], str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "run").mkdir()
+    text = 'verifier.name = "anything.py:verify"  # flag --verifier\n[recipe]\nname = "grpo"\n'
+    (here / "run" / "config.toml").write_text(text)
+    assert main([*words, "--dry-run"]) == 2
+    assert 'config.toml: verifier.name = "anything.py:verify": --dry-run neither' in capsys.readouterr().err
+    assert not (here / "ran").exists()
+
+
+def test_the_words_of_the_refusal_let_it_run(recipe: Callable[[str], str], here: Path) -> None:
+    for kind in KINDS:
+        file = recipe(kind)
+        with pytest.raises(ConfigError) as refused:
+            refuse_code(file, {}, [], "--dry-run")
+        words = refused.value.hint.partition("command line too: ")[2]
+        import shlex
+
+        given = shlex.split(words)
+        flags = {"--verifier": "verifier.name", "--environment": "environment.name"}
+        named = dict(zip(given[::2], given[1::2], strict=True))
+        sets = [value for flag, value in named.items() if flag == "--set"]
+        refuse_code(file, {flags[flag]: value for flag, value in named.items() if flag in flags}, sets, "--dry-run")
+
+
+def test_what_the_command_line_names_and_what_harms_nobody_is_let_through(here: Path) -> None:
+    (here / "mine.toml").write_text(
+        'verifier.name = "2 * auto + 0.1 * code(timeout_s=3)"\nverifier.sandbox = "landlock"\ntrain.lr = 1e-6\n'
+        'environment.name = "guess_number"\nenvironment.options.high = 7\nenvironment.options.kind = "two words"\n'
+        'data.path = "data"\nteacher.path = "some/model"\n[recipe]\nbase = "grpo"\n'
+    )
+    refuse_code("mine.toml", {}, [], "--dry-run")
+    (here / "mine.toml").write_text('verifier.name = "anything.py:verify"\n[recipe]\nbase = "grpo"\n')
+    refuse_code("mine.toml", {"verifier.name": "anything.py:verify"}, [], "--dry-run")
+    refuse_code("mine.toml", {}, ["verifier.name = math"], "--dry-run")
+    refuse_code("code-repair", {}, [], "--dry-run")  # of an installed package
+    assert resolve("mine.toml").config.verifier.name == "anything.py:verify"
+
+
+def test_a_dry_run_runs_what_the_command_line_names(
+    recipe: Callable[[str], str], model: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["data.max_prompt_tokens=16", "rollout.max_response_tokens=16", "cluster.device=cpu"]
+    words = ["train", recipe("verifier.name"), "--model", str(model), "--data", str(here / "data"), "--dry-run"]
+    words += [word for size in sizes for word in ("--set", size)]
+    assert main([*words, "--verifier", "anything.py:verify"]) == 0, capsys.readouterr().err
+    assert (here / "ran").exists()
+
+
+STYLES = {
+    "judge(url='URL', model=m, key=AWS_SECRET_ACCESS_KEY)": "it names the verifier judge",
+    "math + 0.1 * judge(url='URL', model=m)": "it names the verifier judge",
+    "judge(serve='evil/model')": "it names the verifier judge",
+    "reward_model(path='evil/model')": "it names the verifier reward_model",
+    "code(memory_mb=1000000)": "it sets the option memory_mb of the verifier code (rows may set score)",
+    "code(timeout_s=1000000)": "it sets the option timeout_s of the verifier code (rows may set score)",
+    "anything.py:verify": "it names code in a file as its verifier: anything.py:verify",
+    "anything:verify": "it names code in a module as its verifier: anything:verify",
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_row_that_chooses_too_much_is_refused_by_every_command_that_reads_it(
+    style: str, model: Path, here: Path, listener: Listener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = str(data(here / "theirs", style.replace("URL", listener.url)))
+    commands = [
+        ["train", "grpo", "--model", str(model), "--data", rows, "--dry-run"],
+        ["train", "grpo", "--model", str(model), "--data", rows, "--verifier", "auto + 0.1 * format", "--dry-run"],
+        ["train", "grpo", "--model", str(model), "--data", "data", "--eval-data", rows, "--dry-run"],
+        ["plan", "grpo", "--model", str(model), "--data", rows, "--gpus", "cpu"],
+        ["eval", "--endpoint", listener.url, "--data", rows],
+        ["verifiers", "audit", "auto", "--data", rows],
+    ]
+    for words in commands:
+        assert main(words) == 2, words
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"row 3 (the first is 0): 'reward_model.style' is {style.replace('URL', listener.url)!r}"[:150] in error
+        assert STYLES[style] in error
+        assert "rows may not choose that; if you trust it, give --verifier " in error
+        assert SECRET not in error
+    assert not (here / "ran").exists()
+
+
+def test_rows_of_a_file_that_name_very_many_verifiers_are_refused(here: Path) -> None:
+    from rlcli.data.prompts.table import MOST_VERIFIERS, read_prompts
+    from rlcli.errors import DataError
+
+    messages = [{"role": "user", "content": "1+1="}]
+    rows = [
+        row(data_source="a", messages=messages, verifier=f"length(target={1 + number})", ground_truth="2")
+        for number in range(MOST_VERIFIERS + 1)
+    ]
+    write_rows(here / "many.parquet", rows)
+    with pytest.raises(DataError, match=rf"row {MOST_VERIFIERS} .* rows name more than {MOST_VERIFIERS} different"):
+        read_prompts(here / "many.parquet", "train")
+    write_rows(here / "many.parquet", rows[:-1])
+    assert len(read_prompts(here / "many.parquet", "train").verifiers()) == MOST_VERIFIERS
+
+
+def test_the_page_names_each_command_that_there_is() -> None:
+    from typer.main import get_command
+
+    from rlcli.cli.app import app
+
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("| command |") : text.index("A real run of a recipe")]
+    first = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
+    named = {name for cell in first for name in re.findall(r"`([^`]+)`", cell)}
+    listed = {word for name in named for word in re.findall(r"[a-z]+", name.replace("rlcli", ""))}
+    there = set(get_command(app).commands)  # type: ignore[attr-defined]
+    harmless = {"compare", "doctor", "engines", "quickstart", "real-model", "tiny-model", "config", "env", "verifiers"}
+    assert there - listed <= harmless, there - listed
