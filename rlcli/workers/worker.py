@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import busy, memory, profiling, startup
+from rlcli.cluster.rendezvous import free_port, tcp_store
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
@@ -94,9 +94,8 @@ class Worker(WeightSync):
         """Address and free port on this rank's machine, for the process group."""
         import ray
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+        address = ray.util.get_node_ip_address()
+        return address, free_port(address)
 
     @dispatch()
     def join(self, address: str, port: int) -> None:
@@ -117,7 +116,9 @@ class Worker(WeightSync):
             # On by default, it fills each new tensor, vLLM's too: slow, and NaN reaches what kernels read as padding.
             torch.utils.deterministic.fill_uninitialized_memory = False
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
-        dist.init_process_group(GROUPS if on_gpu else "gloo", timeout=timeout)
+        store = tcp_store(address, port, self.rank, self.world, timeout)
+        backend = GROUPS if on_gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, timeout=timeout)
         startup.done("joined")
         memory.start(self.device.type)
 

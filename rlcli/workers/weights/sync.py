@@ -119,7 +119,7 @@ class WeightSync:
             self.broadcast = self._coming = None  # of an earlier run on these workers
             place = 0 if sends else 1 + self.rank
             self.broadcast = Broadcast(address, port, place, 1 + engines, self.device, timeout_s)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             return str(error).splitlines()[0]
         return ""
 
