@@ -30,9 +30,9 @@ CPU_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Where a server runs. host: the address that it listens on. key: what it asks for. log: its output. classifies:
-    it gives the logits of a sequence classifier in place of text. devices: its GPUs; none: those that this process
-    sees."""
+    """Where a server runs. host: the address that it listens on. key: what each path but /health asks for. log: its
+    output. classifies: it gives the logits of a sequence classifier in place of text. devices: its GPUs; none: those
+    that this process sees."""
 
     device: str
     host: str
@@ -119,6 +119,7 @@ def command_of(served: ServedModel, place: ServerPlace, port: int) -> Sequence[s
     """The command of vLLM's server. The longest sequence is what fits into its memory, at most the model's longest."""
     words = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", served.model]
     words += ["--host", place.host, "--port", str(port), "--uvicorn-log-level", "warning"]
+    words += ["--middleware", "rlcli.serving.key.RequireKey"]
     words += ["--tensor-parallel-size", str(served.tensor_parallel), "--max-model-len", "auto"]
     if place.classifies:
         words += ["--runner", "pooling"]
