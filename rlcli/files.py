@@ -18,7 +18,8 @@ from rlcli.errors import SetupError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write to, which replaces it at the end; removed on an error.
+    """A temporary file beside `path` to write to, which replaces it at the end; removed on an error. It has no
+    permissions for who cannot enter its folder.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "note.txt"
@@ -30,10 +31,17 @@ def replacing(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield beside
+        _narrow(beside)
         os.replace(beside, path)
     finally:
         if beside.parent.is_dir():
             beside.unlink(missing_ok=True)
+
+
+def _narrow(file: Path) -> None:
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if (narrow := mode & folder_mode(file.parent)) != mode:
+        file.chmod(narrow)
 
 
 @contextmanager
@@ -124,6 +132,23 @@ def closed_folder(path: Path) -> Path:
         if path.stat().st_mode & 0o077:
             path.chmod(0o700)
     return path
+
+
+def folder_mode(parent: Path) -> int:
+    """Permissions, less the umask, of a new folder in `parent`: none for who cannot enter that, since it may be opened
+    later.
+
+    >>> import tempfile
+    >>> oct(folder_mode(Path(tempfile.mkdtemp())))  # made with 0700
+    '0o700'
+    """
+    mode = parent.stat().st_mode
+    return 0o777 & ~sum(users for users in (0o070, 0o007) if not mode & users)
+
+
+def file_mode(folder: Path) -> int:
+    """`folder_mode`, of a new file."""
+    return folder_mode(folder) & 0o666
 
 
 def by_umask(folder: Path) -> None:

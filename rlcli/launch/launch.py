@@ -249,7 +249,10 @@ def _folder(
     """The run folder, locked by this process, with the current configuration."""
     facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
     facts |= {"day": prepared.day.isoformat()} if prepared.day else {}
-    folder = RunFolder.resume(target) if resumed else RunFolder.create(target, force=force, facts=facts)
+    if resumed:
+        folder = RunFolder.resume(target)
+    else:
+        folder = RunFolder.create(target, force=force, facts=facts, shared=resolved.config.run.shared)
     if resumed and not resumed.checkpoint:  # else the record is truncated after the workers load the checkpoint
         rewind(folder.path, -1)
     if resumed is None or resumed.changed:
