@@ -1,34 +1,59 @@
-"""The store through which the ranks of a process group find each other. It listens on one address: torch's own would
-listen on all of the machine's, and asks nobody for a token."""
+"""Where the ranks of a process group find each other: torch's store.
+
+Of ranks of one machine it is a file that only this user can open. Of ranks of several machines it listens on the
+address of rank 0 alone; torch's own would listen on all addresses of the machine. It asks nobody for a token.
+"""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
+import os
+import secrets
 import socket
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.files import private_folder
+
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import Store
 
 
-def free_port(address: str) -> int:
-    """A port of this machine's `address` on which nothing listens."""
-    with _listener(address, 0) as probe:
-        return int(probe.getsockname()[1])
+def meeting_place(address: str, folder_name: str) -> tuple[str, int]:
+    """The place of a new group's store: of ranks that are all on this machine (its address is on loopback) the path of
+    a new file, and 0; else this machine's `address` and a free port of it. folder_name: of the file's folder in shared
+    memory, which is this user's alone.
+
+    Raises `SetupError` if another user has taken that name.
+    """
+    if not ipaddress.ip_address(address).is_loopback:
+        with _listener(address, 0) as probe:
+            return address, int(probe.getsockname()[1])
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    folder = private_folder(Path(memory, folder_name))
+    return str(folder / secrets.token_hex(8)), 0
 
 
-def tcp_store(address: str, port: int, rank: int, world: int, timeout: timedelta) -> TCPStore:
-    """The store at `address`, which rank 0 serves and every rank joins. Returns when all have joined; raises what torch
-    raises if they do not in time, `OSError` if rank 0 cannot listen there."""
+def store_at(place: str, port: int, rank: int, world: int, timeout: timedelta) -> Store:
+    """The store at the result of `meeting_place`, which every rank opens. One with an address is served by rank 0.
+
+    Raises what torch raises if the others do not come in time, `OSError` if rank 0 cannot listen there.
+    """
     import torch.distributed as dist
 
+    if place.startswith("/"):
+        file = dist.FileStore(place, world)
+        file.set_timeout(timeout)
+        return file
     descriptor = None
     if rank == 0:
-        listener = _listener(address, port)
+        listener = _listener(place, port)
         port, descriptor = listener.getsockname()[1], listener.detach()
     return dist.TCPStore(
-        address,
+        place,
         port,
         world,
         is_master=rank == 0,
