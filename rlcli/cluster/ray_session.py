@@ -213,7 +213,7 @@ def read_settings_again() -> None:
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config
 
-    ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1") == "1"
+    ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1") in ("1", "true")
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 

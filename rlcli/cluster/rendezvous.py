@@ -29,7 +29,7 @@ def meeting_place(address: str, folder_name: str) -> tuple[str, int]:
 
     Raises `SetupError` if another user has taken that name.
     """
-    if not ipaddress.ip_address(address).is_loopback:
+    if not _is_loopback(address):
         with _listener(address, 0) as probe:
             return address, int(probe.getsockname()[1])
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
@@ -61,6 +61,13 @@ def store_at(place: str, port: int, rank: int, world: int, timeout: timedelta) -
         multi_tenant=True,  # several process groups of one process may use it
         master_listen_fd=descriptor,
     )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name, with `ray start --node-ip-address NAME`
+        return False
 
 
 def _listener(address: str, port: int) -> socket.socket:

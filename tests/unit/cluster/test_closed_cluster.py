@@ -98,6 +98,12 @@ def test_the_store_of_ranks_on_one_machine_is_a_file_of_this_user(address: str, 
         remove_shared(folder)
 
 
+def test_ranks_of_several_machines_meet_at_an_address() -> None:
+    address, port = meeting_place("localhost", "unused")  # a name: its machine may be any
+    assert (address, port > 0) == ("localhost", True)
+    assert not Path("/dev/shm/unused").exists()
+
+
 def test_a_place_that_another_user_has_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
