@@ -7,13 +7,18 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
-from rlcli_verifiers import judge_limits
+from rlcli_verifiers import judge_cache, judge_limits
 from rlcli_verifiers.judge_limits import Limits
 
 import rlcli
 from rlcli import attempt
+from rlcli.data.prompts import cache, image_columns
 from rlcli.errors import SetupError
 from rlcli.files import closed_folder, file_mode, folder_mode, private_folder, replacing
 from rlcli.rollout.vllm_hooks.process_state import sockets_in
@@ -166,6 +171,17 @@ def test_who_cannot_enter_a_folder_gets_no_permission_in_it(
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == new_file
+
+
+def test_caches_with_prompts_pictures_and_verdicts_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "rlcli" / "pictures").mkdir(0o755, parents=True)  # of an older version
+    empty: Any = SimpleNamespace(**dict.fromkeys(cache.ARRAYS, np.zeros(0)), too_long=0, too_long_responses=0, mark="")
+    cache._store(tmp_path / "rlcli" / "prompts" / "key", empty)
+    image_columns.mapped(lambda: iter([pa.record_batch({"image": [b""]})]))
+    judge_cache.Cache().put("key", judge_cache.Graded(1, "so"))
+    folders = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "rlcli").iterdir()}
+    assert folders == {"prompts": 0o700, "pictures": 0o700, "judge": 0o700}
 
 
 SHARED_PLACES = ("/tmp", "/dev/shm", "gettempdir")
