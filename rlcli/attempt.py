@@ -6,7 +6,9 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import stat
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 INTERRUPTED = 130
@@ -63,4 +65,12 @@ def remove_leftovers(group: str) -> None:
     assert group, "or it would be everybody's"
     for root in ("/dev/shm", "/tmp"):
         for path in Path(root).glob(f"rlcli-*{group}-*"):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            remove_shared(path)
+
+
+def remove_shared(path: Path) -> None:
+    """Remove a file or folder in a place that all users of the machine share, if it is there and is this user's."""
+    with suppress(OSError):
+        found = path.lstat()
+        if found.st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True) if stat.S_ISDIR(found.st_mode) else path.unlink()

@@ -1,4 +1,4 @@
-"""Writes files that a kill cannot leave half done, and hashes files."""
+"""Writes files that a kill cannot leave half done, hashes files, and makes folders that other users cannot enter."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rlcli.errors import SetupError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write to, which replaces it at the end; removed on an error.
+    """A temporary file beside `path` to write to, which replaces it at the end; removed on an error. It has no
+    permissions for who cannot enter its folder.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "note.txt"
@@ -27,10 +31,17 @@ def replacing(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield beside
+        _narrow(beside)
         os.replace(beside, path)
     finally:
         if beside.parent.is_dir():
             beside.unlink(missing_ok=True)
+
+
+def _narrow(file: Path) -> None:
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if (narrow := mode & folder_mode(file.parent)) != mode:
+        file.chmod(narrow)
 
 
 @contextmanager
@@ -78,6 +89,66 @@ def remove(path: Path) -> None:
 def cache_folder() -> Path:
     """The cache, for what can be made again: ~/.cache/rlcli. RuntimeError if there is no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlcli"
+
+
+def private_folder(path: Path) -> Path:
+    """The folder `path` in a place that all users of the machine share, such as /tmp, where another user may have made
+    it first: new, with mode 0700, or one that only this user could change so far.
+
+    Raises `SetupError` for anything else of that name: a link, a file, a folder of others or writable by them.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        return path
+    check_private(path)
+    return path
+
+
+def check_private(path: Path) -> None:
+    """Raise `SetupError` unless `path` is a folder of this user that others cannot change; from now on they cannot read
+    it either. FileNotFoundError if it is not there."""
+    # In a folder with a sticky bit nobody else can replace what belongs to this user after this look.
+    found = path.lstat()
+    mode, problem = stat.S_IMODE(found.st_mode), ""
+    if not stat.S_ISDIR(found.st_mode):
+        problem = "is a link" if stat.S_ISLNK(found.st_mode) else "is not a folder"
+    elif found.st_uid != os.geteuid():
+        problem = f"belongs to another user (id {found.st_uid})"
+    elif mode & 0o022:
+        problem = f"can be changed by other users (mode {mode:o})"
+    if problem:
+        raise SetupError(
+            f"{path} {problem}", "remove it, or have its owner do so: this user needs a folder of that name"
+        )
+    if mode & 0o077:
+        path.chmod(0o700)
+
+
+def closed_folder(path: Path) -> Path:
+    """Make a folder among this user's own ones, with its parents, and close it to others (0700). One that is there is
+    closed too, where its disk lets this user do so."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o700)
+    return path
+
+
+def folder_mode(parent: Path) -> int:
+    """Permissions, less the umask, of a new folder in `parent`: none for who cannot enter that, since it may be opened
+    later.
+
+    >>> import tempfile
+    >>> oct(folder_mode(Path(tempfile.mkdtemp())))  # made with 0700
+    '0o700'
+    """
+    mode = parent.stat().st_mode
+    return 0o777 & ~sum(users for users in (0o070, 0o007) if not mode & users)
+
+
+def file_mode(folder: Path) -> int:
+    """`folder_mode`, of a new file."""
+    return folder_mode(folder) & 0o666
 
 
 def by_umask(folder: Path) -> None:

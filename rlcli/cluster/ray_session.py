@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import secrets
 import shutil
 import signal
 import socket
@@ -42,6 +43,18 @@ LOOK_EVERY_S, LOWEST = 0.2, 19
 
 HEAD = ("gcs_server", "raylet")
 """The daemons that every local cluster has."""
+
+LOOPBACK_ENV = {
+    # Ray's daemons, agents, workers and drivers then have the address 127.0.0.1, and listen on it alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+"""Environment variables with which everything on this machine listens on loopback alone."""
+
+TOKEN_FILE = "token"
+"""In the folder of a local cluster: what its services ask for."""
 
 
 def resolve_device(wanted: str, address: str) -> str:
@@ -173,9 +186,43 @@ def set_environment() -> None:
 
 
 @contextlib.contextmanager
+def closed_to_others(folder: Path) -> Iterator[None]:
+    """A Ray cluster that starts in the block listens on loopback alone, and answers only callers that know its token, a
+    new one. folder: for the token's file; only this user may open it."""
+    file = folder / TOKEN_FILE
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
+        token.write(secrets.token_hex(32))
+    names = (*LOOPBACK_ENV, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ.update(LOOPBACK_ENV, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
+    read_settings_again()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        read_settings_again()
+
+
+def read_settings_again() -> None:
+    """Have Ray read the variables for its address and its token again: it did so when it was imported."""
+    if "ray" not in sys.modules:
+        return
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1") in ("1", "true")
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
 def _joined(address: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
     import ray
 
+    read_settings_again()
     retried(lambda: _join(address), wait_s)
     sentinel = HeadSentinel(ray.get_runtime_context().gcs_address, on_lost)
     try:
@@ -200,34 +247,36 @@ def _join(address: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
         why = error.__cause__ or error
         if isinstance(why, ray.exceptions.AuthenticationError):
-            hint = "set its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            hint = "set its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         reason = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
         raise SetupError(f"no Ray cluster answers at {address}: {reason}", hint) from error
 
 
 @contextlib.contextmanager
 def local(workers: int, on_lost: OnLost) -> Iterator[None]:
-    """A local cluster for this run. Its daemons die with the thread that entered this block."""
-    import ray
-
+    """A local cluster for this run, closed to others. Its daemons die with the thread that entered this block."""
     store = _object_store_bytes()
     # A separate session folder: Ray leaves its logs and sockets behind, and this way they are removed with the run.
     folder = tempfile.mkdtemp(prefix=f"rlcli-ray-{group_id()}-", dir="/tmp")
-    reaper = Reaper(folder, group_id())
-    sentinel = None
-    try:
-        cpus = max(workers, os.cpu_count() or 1) + SERVER_CPUS
-        _start(num_cpus=cpus, **_gpus(), object_store_memory=store, _temp_dir=folder)
-        reaper.watch()
-        sentinel = RayMonitor(_daemons(), on_lost)
-        yield
-    finally:
-        if sentinel is not None:
-            sentinel.close()
-        reaper.watch()  # An interrupt may have come while Ray was starting.
-        reaper.end_helpers(HEAD)
-        ray.shutdown()
-        reaper.close()
+    with closed_to_others(Path(folder)):
+        import ray
+
+        reaper = Reaper(folder, group_id())
+        sentinel = None
+        try:
+            cpus = max(workers, os.cpu_count() or 1) + SERVER_CPUS
+            # Not the folder itself: Ray opens its session's folders to everybody.
+            _start(num_cpus=cpus, **_gpus(), object_store_memory=store, _temp_dir=f"{folder}/s")
+            reaper.watch()
+            sentinel = RayMonitor(_daemons(), on_lost)
+            yield
+        finally:
+            if sentinel is not None:
+                sentinel.close()
+            reaper.watch()  # An interrupt may have come while Ray was starting.
+            reaper.end_helpers(HEAD)
+            ray.shutdown()
+            reaper.close()
 
 
 def _gpus() -> dict[str, int]:

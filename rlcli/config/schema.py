@@ -639,6 +639,14 @@ class Tracking(Section):
     )
 
 
+class Run(Section):
+    shared: bool = Field(
+        default=False,
+        description="Let the modes of a new folder of a run or an evaluation follow the umask; false: only this user "
+        "may enter it.",
+    )
+
+
 class RunConfig(Section):
     """One run, fully resolved and immutable."""
 
@@ -664,6 +672,7 @@ class RunConfig(Section):
     fault_tolerance: FaultTolerance = FaultTolerance()
     evaluation: Evaluation = Evaluation()
     tracking: Tracking = Tracking()
+    run: Run = Run()
 
     def changed(self, **sections: Mapping[str, Any]) -> RunConfig:
         """The same with other values, not validated: `changed(train={"tokens_per_microbatch": 4096})`."""

@@ -43,16 +43,23 @@ class EvalStore:
     @classmethod
     @contextmanager
     def open(
-        cls, path: Path, settings: Mapping[str, Any], datasets: Mapping[str, str], force: bool = False
+        cls,
+        path: Path,
+        settings: Mapping[str, Any],
+        datasets: Mapping[str, str],
+        force: bool = False,
+        *,
+        shared: bool = False,
     ) -> Iterator[EvalStore]:
         """Create or reopen the folder, and lock it.
 
         settings: what a sample depends on, by names that the user knows. datasets: name → fingerprint of its prompts;
         more datasets may be added to an existing folder. force: discard the samples there if the settings differ; with
-        equal settings, discard only those of datasets whose prompts differ. Raises `ConfigError` that names the
+        equal settings, discard only those of datasets whose prompts differ. shared: other users may enter a new folder
+        as the umask says. Raises `ConfigError` that names the
         differences, or if the origin of the samples there is unknown, and `RlcliError` if another process uses it.
         """
-        path = evaluation_folder(path)
+        path = evaluation_folder(path, shared=shared)
         with _held(path):
             store = cls(path)
             before = settings_of(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -95,7 +94,7 @@ def running_workers(
                     group.kill() if failed else group.close()
                 # From workers killed on this machine; on other machines it stays until reboot.
                 for left in Path("/dev/shm").glob(f"{shared_memory_prefix(pools[0][0].group_id)}*"):
-                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+                    attempt.remove_shared(left)
 
 
 def build(groups: Sequence[WorkerGroup]) -> None:
@@ -253,7 +252,10 @@ def _folder(
     """The run folder, locked by this process, with the current configuration."""
     facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
     facts |= {"day": prepared.day.isoformat()} if prepared.day else {}
-    folder = RunFolder.resume(target) if resumed else RunFolder.create(target, force=force, facts=facts)
+    if resumed:
+        folder = RunFolder.resume(target)
+    else:
+        folder = RunFolder.create(target, force=force, facts=facts, shared=resolved.config.run.shared)
     if resumed and not resumed.checkpoint:  # else the record is truncated after the workers load the checkpoint
         rewind(folder.path, -1)
     if resumed is None or resumed.changed:

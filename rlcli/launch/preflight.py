@@ -102,6 +102,7 @@ def prepare(
     _check_given(config, train)
     check_engine(config, train=train)
     device = check_machine(config)
+    _note_open_cluster(config, on_note)
     config, adapter = _located(with_model_folders(config, on_note), train)
     check_adapter(config, compute_dtype(config, device), device, adapter)
     train_rows, test_rows = sets = _rows(config, train)
@@ -144,6 +145,16 @@ def prepare(
         served=models_of(verifiers),
         images=facts.images,
     )
+
+
+def _note_open_cluster(config: RunConfig, on_note: Callable[[str], None]) -> None:
+    """A note if the run joins a cluster without a token."""
+    address = cluster_address(config.cluster.address)
+    if address and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        on_note(
+            f"the Ray cluster at {address} is joined without a token (RAY_AUTH_MODE is not token): whoever reaches its "
+            "ports can run code on its machines"
+        )
 
 
 def _scoring(

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
-from rlcli.files import read_object, read_objects, remove, replacing, write_synced
+from rlcli.files import (
+    closed_folder,
+    file_mode,
+    folder_mode,
+    read_object,
+    read_objects,
+    remove,
+    replacing,
+    write_synced,
+)
 from rlcli.redact import redacted
 from rlcli.runs.environment import environment
 
@@ -59,25 +68,31 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
-        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT, file_mode(path))
 
     @classmethod
-    def create(cls, path: Path, force: bool = False, facts: Mapping[str, Any] | None = None) -> RunFolder:
+    def create(
+        cls, path: Path, force: bool = False, facts: Mapping[str, Any] | None = None, *, shared: bool = False
+    ) -> RunFolder:
         """Make the folder, lock it, and write environment.json.
 
         force: replace the run in the folder, unless that run is alive; files that are not a run's are never removed.
-        facts: further entries of environment.json for this run.
+        facts: further entries of environment.json for this run. shared: what is made follows the umask; otherwise only
+        this user may enter the folder, even one that was there.
         Leftovers of a run that failed to start (logs, its configuration) are always replaced.
         Raises `RlcliError` if the folder is in use, has a run, or has other files; `SetupError` if it cannot be
         written.
         """
         path = path.absolute()
         with _writable(path):
-            folder = cls(path, _hold(path, force))
+            lock = _hold(path, force, 0o777 if shared else 0o700)
+            if not shared:
+                closed_folder(path)
+            folder = cls(path, lock)
             try:
                 folder._clear()
-                for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
-                    room.mkdir()
+                for room in folder._rooms:
+                    room.mkdir(folder_mode(path))
                 write_json(path / "environment.json", environment() | dict(facts or {}))
             except BaseException:
                 folder.close()
@@ -95,12 +110,12 @@ class RunFolder:
             raise RlcliError(f"{path} holds no run: it has no config.toml", "name the folder of a run")
         with _writable(path, hint=HINT):
             try:
-                lock = _lock(path)
+                lock = _lock(path, file_mode(path))
             except RlcliError as alive:
                 raise RlcliError(alive.message, "stop it first: Ctrl-C finishes its step and saves it") from None
             folder = cls(path, lock)
-            for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
-                room.mkdir(exist_ok=True)
+            for room in folder._rooms:
+                room.mkdir(folder_mode(path), exist_ok=True)
         return folder
 
     @staticmethod
@@ -169,6 +184,10 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _rooms(self) -> tuple[Path, ...]:
+        return self.samples, self.evaluations, self.checkpoints, self.logs
+
     def _clear(self) -> None:
         os.ftruncate(self._place, 0)
         for name in LAYOUT:
@@ -185,7 +204,7 @@ def add_event(path: Path, kind: str, /, **facts: Any) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append a line to the file: all of it, or nothing on an error. If a kill truncated the last line, a line feed is
     added first, so that only that line is lost."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, file_mode(path.parent))
     try:
         size = os.fstat(file).st_size
         cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
@@ -241,11 +260,11 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def evaluation_folder(path: Path) -> Path:
+def evaluation_folder(path: Path, *, shared: bool = False) -> Path:
     """Make the folder of an evaluation's samples and logs, and check that it is writable. A run's folder is refused:
-    its logs would be overwritten."""
+    its logs would be overwritten. shared: a new one follows the umask; otherwise only this user may enter it."""
     with _writable(path, "folder"):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o777 if shared else 0o700, parents=True, exist_ok=True)
         if (path / LOCK).exists():
             raise RlcliError(f"folder {path} holds a run", "give another folder with --out")
         with tempfile.TemporaryFile(dir=path):
@@ -268,13 +287,14 @@ def _writable(path: Path, what: str = "run folder", hint: str = "give another wi
         raise SetupError(f"{what} {path} cannot be written: {why}", hint) from None
 
 
-def _hold(path: Path, force: bool) -> int:
-    """Make the folder `path` if it is missing and lock it for a new run. Removes nothing."""
-    path.mkdir(parents=True, exist_ok=True)
+def _hold(path: Path, force: bool, mode: int = 0o700) -> int:
+    """Make the folder `path` with this mode, less the umask, if it is missing, and lock it for a new run. Removes
+    nothing."""
+    path.mkdir(mode, parents=True, exist_ok=True)
     held = {entry.name for entry in path.iterdir()}
     if held and LOCK not in held:
         raise RlcliError(f"run folder {path} has files that are not a run's", "give another folder with --out")
-    lock = _lock(path)
+    lock = _lock(path, mode & 0o666)
     if has_results(path) and not force:
         os.close(lock)
         raise RlcliError(
@@ -290,8 +310,9 @@ def has_results(path: Path) -> bool:
     return (path / METRICS).exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)
 
 
-def _lock(path: Path) -> int:
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+def _lock(path: Path, mode: int) -> int:
+    """mode: of a new lock file, less the umask."""
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, mode)
     try:
         _take(lock)
         os.ftruncate(lock, 0)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rlcli.attempt import group_id
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.worker_group import WorkerGroup
@@ -67,7 +68,8 @@ def serving(
         places = reserve(pools, beside=beside) if pools else []
         for number, ((served, classifies), pool, held) in enumerate(zip(models.items(), pools, places, strict=True)):
             name = f"served-{number}"
-            place = ServerPlace(device, "127.0.0.1" if loopback else "", key, logs.resolve() / name, classifies)
+            host = "127.0.0.1" if loopback else ""
+            place = ServerPlace(device, host, key, logs.resolve() / name, classifies, group=group_id())
             given = (served, place, os.environ.get("HF_TOKEN", ""))
             groups[served.model] = start_group(ServerActor, pool, logs.resolve(), *given, name=name, places=held)
         addresses = {model: tuple(group.address()) for model, group in groups.items()}

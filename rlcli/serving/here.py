@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rlcli.attempt import group_id
 from rlcli.cluster.ray_session import resolve_device
 from rlcli.scoring.checking import check_loaded, key_notes
 from rlcli.scoring.processes.pool import ScoringPool
@@ -36,9 +37,8 @@ def serving_here(expressions: Iterable[str], on_note: Callable[[str], None]) -> 
             on_note(f"starting a server of {served.model}")
             for number in range(served.servers):
                 visible = range(taken, taken := taken + served.tensor_parallel)
-                place = ServerPlace(
-                    device, LOOPBACK, key, logs / f"{len(found)}-{number}.log", classifies, tuple(visible)
-                )
+                log = logs / f"{len(found)}-{number}.log"
+                place = ServerPlace(device, LOOPBACK, key, log, classifies, tuple(visible), group_id())
                 server = ModelServer(served, place)
                 stack.callback(server.close)
                 found.setdefault(served.model, []).append(server)

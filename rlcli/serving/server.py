@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,9 +32,10 @@ CPU_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Where a server runs. host: the address that it listens on. key: what it asks for. log: its output. classifies:
-    it gives the logits of a sequence classifier in place of text. devices: its GPUs; none: those that this process
-    sees."""
+    """Where a server runs. host: the address that it listens on. key: what each path but /health asks for. log: its
+    output. classifies: it gives the logits of a sequence classifier in place of text. devices: its GPUs; none: those
+    that this process sees. group: id in the name of the folder for its sockets, so that what a killed run leaves is
+    removed."""
 
     device: str
     host: str
@@ -40,6 +43,7 @@ class ServerPlace:
     log: Path
     classifies: bool = False
     devices: tuple[int, ...] = ()
+    group: str = ""
 
 
 class ModelServer:
@@ -58,6 +62,9 @@ class ModelServer:
         self.deaths = 0
         self._ready, self._closed = threading.Event(), threading.Event()
         self._failure: RunFailed | None = None
+        # vLLM would put the sockets between its processes into the temporary folder, and leave them there. In /tmp: the
+        # path of a socket has at most 107 bytes.
+        self._sockets = tempfile.mkdtemp(prefix=f"rlcli-{place.group}-served-", dir="/tmp")
         self._process = self._started()
         self._watcher = threading.Thread(target=self._watch, name="rlcli-model-server", daemon=True)
         self._watcher.start()
@@ -78,11 +85,12 @@ class ModelServer:
         self._closed.set()
         self._watcher.join()
         end_group(self._process)
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _started(self) -> subprocess.Popen[bytes]:
         served, place = self._served, self._place
         pool = Pool(served.tensor_parallel, place.device, threads=1)
-        own = {"VLLM_API_KEY": place.key, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        own = {"VLLM_API_KEY": place.key, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "VLLM_RPC_BASE_PATH": self._sockets}
         environment = {**os.environ, **worker_environment(pool, os.environ), **own}
         if place.devices and place.device == "cuda":
             environment[visible_variable()] = ",".join(map(str, place.devices))
@@ -119,6 +127,7 @@ def command_of(served: ServedModel, place: ServerPlace, port: int) -> Sequence[s
     """The command of vLLM's server. The longest sequence is what fits into its memory, at most the model's longest."""
     words = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", served.model]
     words += ["--host", place.host, "--port", str(port), "--uvicorn-log-level", "warning"]
+    words += ["--middleware", "rlcli.serving.key.RequireKey"]
     words += ["--tensor-parallel-size", str(served.tensor_parallel), "--max-model-len", "auto"]
     if place.classifies:
         words += ["--runner", "pooling"]

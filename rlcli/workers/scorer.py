@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlcli.files import private_folder
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.scoring.service.client import ScoringService
 from rlcli.scoring.service.service import Settings
@@ -24,9 +25,7 @@ MOST_PROCESSES = 256
 
 def note_worker(spec: WorkerSpec, rank: int) -> None:
     """Register this worker on its machine, before any of them asks how many there are."""
-    folder = _noted(spec)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{spec.name}-{rank}").touch()
+    (private_folder(_noted(spec)) / f"{spec.name}-{rank}").touch()
 
 
 def forget_worker(spec: WorkerSpec, rank: int) -> None:

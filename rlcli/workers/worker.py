@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import busy, memory, profiling, startup
+from rlcli.cluster.rendezvous import meeting_place, store_at
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
@@ -27,7 +27,7 @@ from rlcli.machine.device import GROUPS, capability
 from rlcli.model.parallel.dims import ParallelDims
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
-from rlcli.rollout.engine import Counting, Described, engine_named
+from rlcli.rollout.engine import Counting, Described, engine_named, shared_memory_prefix
 from rlcli.workers.backend import TrainingBackend
 from rlcli.workers.fsdp import FsdpLoader
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
@@ -91,16 +91,14 @@ class Worker(WeightSync):
 
     @dispatch(collect="first")
     def rendezvous(self) -> tuple[str, int]:
-        """Address and free port on this rank's machine, for the process group."""
+        """Where the ranks of a process group find each other: see `meeting_place`."""
         import ray
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+        return meeting_place(ray.util.get_node_ip_address(), f"{shared_memory_prefix(self.spec.group_id)}stores")
 
     @dispatch()
-    def join(self, address: str, port: int) -> None:
-        """Form the process group of all ranks."""
+    def join(self, place: str, port: int) -> None:
+        """Form the process group of all ranks. place, port: the result of `rendezvous`."""
         import torch
         import torch.distributed as dist
 
@@ -108,7 +106,6 @@ class Worker(WeightSync):
         # Ray shows each worker only its own GPU, so its index is 0 everywhere.
         local = 0 if on_gpu else self.rank
         os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.world), "LOCAL_RANK": str(local)}
-        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.accelerator.set_device_index(self.device)
@@ -117,7 +114,9 @@ class Worker(WeightSync):
             # On by default, it fills each new tensor, vLLM's too: slow, and NaN reaches what kernels read as padding.
             torch.utils.deterministic.fill_uninitialized_memory = False
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
-        dist.init_process_group(GROUPS if on_gpu else "gloo", timeout=timeout)
+        store = store_at(place, port, self.rank, self.world, timeout)
+        backend = GROUPS if on_gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, timeout=timeout)
         startup.done("joined")
         memory.start(self.device.type)
 

@@ -37,6 +37,10 @@ def make(check: Check, name: str) -> str:
     """The folder of the model `name`, which is made where no earlier part has made it."""
     shape = (REHEARSED if check.rehearse else SHAPES)[name]
     folder = check.models / (f"{name}-rehearsed" if check.rehearse else name)
+    if check.models.parent == Path(tempfile.gettempdir()):  # by default: another user may have made it
+        from rlcli.files import private_folder
+
+        private_folder(check.models)
     if not folder.exists():
         check.progress(f"making a model of the {name} shape with random weights", 20)
         check.models.mkdir(parents=True, exist_ok=True)

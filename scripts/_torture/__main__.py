@@ -16,11 +16,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from aims import RECIPES, STEPS, Kind, Plan, draw
 from cluster import Cluster
@@ -95,10 +96,10 @@ def carry_out(plans: list[Plan], work: Path, scratch: Path, minutes: float) -> l
     runs: list[Run] = []
     over = threading.Event()
 
-    def begin(kind: Kind, name: str, address: str = "") -> Run:
+    def begin(kind: Kind, name: str, cluster: Mapping[str, str] = MappingProxyType({})) -> Run:
         if over.is_set():
             raise Stuck(f"not begun: {minutes:g} minutes are over")
-        runs.append(Run(kind, work / name, work, scratch / name, address))
+        runs.append(Run(kind, work / name, work, scratch / name, cluster))
         return runs[-1]
 
     def stop() -> None:
@@ -156,7 +157,7 @@ def one(plan: Plan, name: str, whole: Path, begin: Callable[..., Run], scratch: 
     with ExitStack() as stack:
         try:
             cluster = stack.enter_context(Cluster(scratch / f"c{name[4:]}")) if plan.kind.cluster else None
-            run = begin(plan.kind, name, cluster.address if cluster else "")
+            run = begin(plan.kind, name, cluster.environment if cluster else {})
         except (Stuck, OSError) as error:
             return Tortured(plan, name, problems=[str(error)])
         result = torture(plan, run, cluster)

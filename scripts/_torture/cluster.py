@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import psutil
 from processes import MARK, kill, line_of, marked, wait_gone
 
 HEAD = "127.0.0.10"
-"""Not 127.0.0.1, which Ray would replace by an address of the network."""
+"""Not 127.0.0.1, which Ray would replace by an address of the network. Ray listens on all addresses nevertheless: its
+token keeps others out."""
 START_S = 60.0
 STORE_BYTES = 128 << 20
 
@@ -28,9 +30,19 @@ class Cluster:
         with socket.socket() as probe:
             probe.bind((HEAD, 0))
             self.address = f"{HEAD}:{probe.getsockname()[1]}"
+        self._token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(work / "token")}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With which a run joins it."""
+        return {"RAY_ADDRESS": self.address, **self._token}
 
     def __enter__(self) -> Cluster:
         port = self.address.rpartition(":")[2]
+        self._work.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._token["RAY_AUTH_TOKEN_PATH"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(file, "w") as token:
+            token.write(secrets.token_hex(32))
         try:
             self._start("--head", "--node-ip-address", HEAD, "--port", port, "--num-cpus", "0")
             for _ in range(2):
@@ -67,7 +79,7 @@ class Cluster:
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *words],
-                env=os.environ | {MARK: mark, "TMPDIR": str(scratch)},
+                env=os.environ | self._token | {MARK: mark, "TMPDIR": str(scratch)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

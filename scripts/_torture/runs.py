@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 from aims import EVALUATE_EVERY, STEPS, Kind
@@ -90,11 +91,13 @@ def flags(kind: Kind, work: Path) -> list[str]:
 
 
 class Run:
-    """The run in the folder `out`. address: of the cluster that it runs on, or nothing. It says what it says in
-    OUT.log; TMPDIR of its processes is `scratch`."""
+    """The run in the folder `out`. cluster: variables of the cluster that it runs on, or nothing. It says what it says
+    in OUT.log; TMPDIR of its processes is `scratch`."""
 
-    def __init__(self, kind: Kind, out: Path, work: Path, scratch: Path, address: str = "") -> None:
-        self.kind, self.out, self.work, self.address = kind, out, work, address
+    def __init__(
+        self, kind: Kind, out: Path, work: Path, scratch: Path, cluster: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.kind, self.out, self.work, self._cluster = kind, out, work, cluster
         self.mark = f"{os.getpid()}-{out.name}"
         self.scratch = scratch
         self.scratch.mkdir()
@@ -109,9 +112,7 @@ class Run:
         self._begin("train", "--resume", str(self.out))
 
     def _begin(self, *words: str) -> None:
-        environment = {MARK: self.mark, "TMPDIR": str(self.scratch)}
-        if self.address:
-            environment["RAY_ADDRESS"] = self.address
+        environment = {MARK: self.mark, "TMPDIR": str(self.scratch), **self._cluster}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*RLCLI, *words],
@@ -180,7 +181,7 @@ class Run:
 
     def _on_cluster(self) -> list[psutil.Process]:
         """Workers on machines of a cluster carry the mark of the machine, and the run's folder in no word."""
-        if not self.address:
+        if not self._cluster:
             return []
         logs = str(self.out)
         return [process for process in psutil.process_iter() if logs in line_of(process)]

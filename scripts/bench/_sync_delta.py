@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from _sync_transfer import OBJECT_STORE_BYTES, Member
+from _sync_transfer import Member
 
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import malloc
+from rlcli.cluster.ray_session import ray_session
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import Train
 from rlcli.trainer.engines import Engines
@@ -56,20 +57,16 @@ def measured(shape: dict[str, Any], steps: int, lr: float) -> dict[str, Any]:
     """After each of `steps` steps a sync of what has changed, and one of everything: bytes, seconds, share."""
     import ray
 
-    ray.init(num_cpus=2, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, log_to_driver=False)
     environment = malloc.environment() | {"OMP_NUM_THREADS": "1"}
     actor = ray.remote(num_cpus=0, num_gpus=int(torch.cuda.is_available()), runtime_env={"env_vars": environment})
 
-    try:
-        with TemporaryDirectory() as logs:
-            pair = [actor(Trained).remote(0, shape, engine) for engine in (False, True)]
-            policy, own = (WorkerGroup(Trained, [one], Path(logs), None) for one in pair)
-            engines = Engines(policy, own, copies=True)
-            engines.broadcasts = engines._joined(own)
-            assert engines.broadcasts
-            return {"steps": list(_syncs(engines, own, steps, lr))}
-    finally:
-        ray.shutdown()
+    with TemporaryDirectory() as logs, ray_session("", 2):
+        pair = [actor(Trained).remote(0, shape, engine) for engine in (False, True)]
+        policy, own = (WorkerGroup(Trained, [one], Path(logs), None) for one in pair)
+        engines = Engines(policy, own, copies=True)
+        engines.broadcasts = engines._joined(own)
+        assert engines.broadcasts
+        return {"steps": list(_syncs(engines, own, steps, lr))}
 
 
 def _syncs(engines: Engines, own: WorkerGroup, steps: int, lr: float) -> Iterator[dict[str, Any]]:

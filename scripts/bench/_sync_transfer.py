@@ -14,11 +14,11 @@ from _common import interleaved
 
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import malloc
+from rlcli.cluster.ray_session import ray_session
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.trainer.engines import Engines
 from rlcli.workers.weights.sync import WeightSync
 
-OBJECT_STORE_BYTES = 2 << 30
 MIB = 1 << 20
 
 
@@ -89,7 +89,6 @@ def measured(shape: dict[str, Any], dtype: str, engines: int, repeats: int) -> d
     """Seconds of each transfer, and the memory that the first one takes in new processes, in MiB: sender, engine."""
     import ray
 
-    ray.init(num_cpus=2, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, log_to_driver=False)
     actor = ray.remote(
         num_cpus=0,
         num_gpus=int(torch.cuda.is_available()),
@@ -104,19 +103,16 @@ def measured(shape: dict[str, Any], dtype: str, engines: int, repeats: int) -> d
         assert sync._joined(sync.workers)
         return sync, {"broadcast": sync._by_broadcast, "object store": sync._by_object_store}
 
-    try:
-        with TemporaryDirectory() as logs:
-            peaks = {}
-            for name in ("broadcast", "object store"):
-                sync, each = ways(logs)
-                sync.policy.peak(), sync.workers.peak()
-                each[name](sync.workers)
-                peaks[name] = [max(sync.policy.peak()) // MIB, max(sync.workers.peak()) // MIB]
-                sync.policy.kill(), sync.workers.kill()
+    with TemporaryDirectory() as logs, ray_session("", 2):
+        peaks = {}
+        for name in ("broadcast", "object store"):
             sync, each = ways(logs)
-            return {"peak_mib": peaks} | _timed(sync, each, repeats)
-    finally:
-        ray.shutdown()
+            sync.policy.peak(), sync.workers.peak()
+            each[name](sync.workers)
+            peaks[name] = [max(sync.policy.peak()) // MIB, max(sync.workers.peak()) // MIB]
+            sync.policy.kill(), sync.workers.kill()
+        sync, each = ways(logs)
+        return {"peak_mib": peaks} | _timed(sync, each, repeats)
 
 
 def _timed(sync: Engines, ways: dict[str, Any], repeats: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import pytest
 from rlcli.cluster.dispatch import Shared
 from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.process import malloc
-from rlcli.cluster.ray_session import ray_session
+from rlcli.cluster.ray_session import closed_to_others, ray_session
 from rlcli.cluster.same_code import check_same_code
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import DataError, RunFailed, SetupError
@@ -85,7 +86,7 @@ with ray_session(sys.argv[1], 2):
 
 @contextmanager
 def owned(**environment: str) -> Iterator[str]:
-    """The address of a Ray cluster that someone else runs."""
+    """The address of a Ray cluster that someone else runs. This process has its token meanwhile."""
     code = (
         "import ray, sys\n"
         "ray.init(address='local', num_cpus=2, include_dashboard=False, logging_level='ERROR', "
@@ -94,19 +95,20 @@ def owned(**environment: str) -> Iterator[str]:
         "sys.stdin.read()\n"
         "ray.shutdown()"
     )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=os.environ | {"RAY_AUTH_MODE": "disabled"} | environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert owner.stdout is not None
-    try:
-        yield next(line.strip() for line in owner.stdout if re.fullmatch(r"[\d.]+:\d+\s*", line))
-    finally:
-        owner.communicate("", timeout=60)
+    with tempfile.TemporaryDirectory() as folder, closed_to_others(Path(folder)):
+        owner = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert owner.stdout is not None
+        try:
+            yield next(line.strip() for line in owner.stdout if re.fullmatch(r"[\d.]+:\d+\s*", line))
+        finally:
+            owner.communicate("", timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlcli.cluster.placement import Pool, place, reserve, start_group
-from rlcli.cluster.ray_session import ray_session
+from rlcli.cluster.ray_session import closed_to_others, ray_session
 from rlcli.errors import SetupError
 
 pytestmark = pytest.mark.long
@@ -48,8 +49,7 @@ def cluster() -> Iterator[Any]:
     """A cluster that someone else started: a head, and machines with 8, 8, 8 and 8 GPUs."""
     from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
+    with tempfile.TemporaryDirectory() as folder, closed_to_others(Path(folder)):
         machines = Cluster(
             initialize_head=True,
             head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 << 20},

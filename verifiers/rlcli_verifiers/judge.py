@@ -13,7 +13,7 @@ from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.judge_cache import Cache, key_of
 from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check, served_at
 from rlcli_verifiers.judge_compare import Judged, compared
-from rlcli_verifiers.judge_limits import Limits
+from rlcli_verifiers.judge_limits import Limits, shared_folder
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
 
 ANSWER_KIND = "judged"
@@ -132,6 +132,7 @@ def preload(**options: Any) -> None:
             "a judge is either an endpoint or a model that the run serves",
             'give the options url and model, or serve="Qwen/Qwen3-8B"',
         )
+    shared_folder()
     if not given.get("serve"):
         check(Endpoint(url, model, **({"key": given["key"]} if "key" in given else {})))
 

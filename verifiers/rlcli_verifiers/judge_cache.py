@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from rlcli.files import cache_folder
+from rlcli.files import cache_folder, closed_folder
 from rlcli_verifiers.judge_prompt import Graded
 
 MOST = 100_000
@@ -36,7 +36,7 @@ class Cache:
         self._connection: sqlite3.Connection | None = None
         with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):
             file = file or cache_folder() / "judge" / "verdicts.sqlite"
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            closed_folder(file.parent)
             self._connection = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")

@@ -16,8 +16,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
+from rlcli.files import private_folder
+
 LOOK_S = 0.05
 """Time between two looks for a free slot."""
+
+
+def shared_folder() -> Path:
+    """The folder with the state of all endpoints, for this user's processes. Raises `SetupError` if another user has
+    taken its name."""
+    return private_folder(Path(tempfile.gettempdir(), f"rlcli-judge-{os.getuid()}"))
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,8 @@ class Limits:
 
     @property
     def folder(self) -> Path:
-        name = sha256(self.endpoint.encode()).hexdigest()[:16]
-        path = Path(tempfile.gettempdir(), f"rlcli-judge-{os.getuid()}", name)
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = shared_folder() / sha256(self.endpoint.encode()).hexdigest()[:16]
+        path.mkdir(mode=0o700, exist_ok=True)
         return path
 
     @contextlib.asynccontextmanager

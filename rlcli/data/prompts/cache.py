@@ -24,7 +24,7 @@ import numpy as np
 
 from rlcli.data.prompts.prompts import Measured, TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
-from rlcli.files import cache_folder, described
+from rlcli.files import cache_folder, closed_folder, described
 from rlcli.images.decoding import decoded_size
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
@@ -133,7 +133,7 @@ def _load(entry: Path, prompts: Sequence[Prompt]) -> TokenizedPrompts | None:
 
 
 def _store(entry: Path, made: TokenizedPrompts) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
+    closed_folder(entry.parent)
     beside = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
     try:
         arrays = {name: array for name in ARRAYS if (array := getattr(made, name)).size}

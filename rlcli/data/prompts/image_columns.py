@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from rlcli.files import cache_folder
+from rlcli.files import cache_folder, closed_folder
 
 IMAGES = "images"
 
@@ -68,8 +68,7 @@ def mapped(batches: Callable[[], Iterator[Any]]) -> Any:
     import pyarrow as pa
 
     try:
-        folder = cache_folder() / "pictures"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = closed_folder(cache_folder() / "pictures")
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             found = batches()
             first = next(found)

@@ -305,7 +305,9 @@ def _open(
         prompts = [prompt for dataset in datasets for prompt in dataset.prompts]
         settings = settings_of_evaluation(config, prompts, model)
         marks = {dataset.name: dataset.mark for dataset in datasets}
-        store = stack.enter_context(EvalStore.open(request.out, settings, marks, request.force))
+        store = stack.enter_context(
+            EvalStore.open(request.out, settings, marks, request.force, shared=config.run.shared)
+        )
     for dataset in datasets:
         dataset.look(request.config.evaluation.samples, request.greedy, store)
     return store

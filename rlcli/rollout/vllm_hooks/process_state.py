@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcli.files import private_folder
 from rlcli.rollout.engine import shared_memory_prefix
 
 
@@ -27,7 +28,7 @@ def unique_shared_memory_names(group_id: str) -> None:
 
 def sockets_in(folder: Path) -> None:
     """vLLM's workers of one engine communicate through sockets, which it would leave in the temporary folder."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    private_folder(folder)
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
 
 

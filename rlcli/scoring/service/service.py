@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError
+from rlcli.files import private_folder
 from rlcli.scoring.processes.pool import MAX_COMPLETION_CHARS, ScoringPool
 from rlcli.scoring.service.sources import Held, Source, response
 from rlcli.types import Verdict, VerifyRequest
@@ -125,10 +126,8 @@ def _ended(listener: socket.socket, folder: Path) -> bool:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock among processes that start, find or end the service of this folder; creates it if missing."""
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise RlcliError(f"{folder} belongs to another user", "remove it")
         try:
+            private_folder(folder)
             lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         except FileNotFoundError:  # a service that ended has just removed it
             continue

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlcli.errors import ConfigError
+from rlcli.files import private_folder
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
 from rlcli.serving.engines.fleet import Fleet, Request, unix_url
 from rlcli.serving.engines.protocol import Answer, Ask
@@ -48,8 +49,7 @@ class ServerEngine:
         self._done: SimpleQueue[Generation] = SimpleQueue()
         self._salt, self._asked, self._loads = secrets.token_hex(8), 0, 0
         name = f"{shared_memory_prefix(spec.group_id)}servers-{rank}"
-        self._own = fast_folder() / name
-        self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._own = private_folder(fast_folder() / name)
         self._folder = Path(spec.servers.folder) / name if spec.servers.folder else self._own
         self._starts = not spec.servers.urls
         addresses: list[tuple[str, Path | None]] = [(url, None) for url in spec.servers.urls[rank::world]]

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from rlcli.cluster.rendezvous import store_at
 from rlcli.cluster.watchdog import progress
 from rlcli.machine.device import tensor_group
 from rlcli.workers.weights.transfer import Named, buffer_bytes, packed, unpacked
@@ -33,18 +34,19 @@ JOIN_S = 60.0
 class Broadcast:
     """One member of the process group. rank 0 sends; every other rank receives.
 
-        Broadcast(address, port, 0, world, device, timeout_s).send(buckets)
-        for name, tensor in Broadcast(address, port, rank, world, device, timeout_s).received(): ...
+        Broadcast(place, port, 0, world, device, timeout_s).send(buckets)
+        for name, tensor in Broadcast(place, port, rank, world, device, timeout_s).received(): ...
 
-    address, port: free, on the machine of rank 0. Raises `RuntimeError` if the group cannot be formed.
+    place, port: as `meeting_place` returns them on the machine of rank 0. Raises `OSError` or `RuntimeError` if the
+    group cannot be formed.
     """
 
-    def __init__(self, address: str, port: int, rank: int, world: int, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, place: str, port: int, rank: int, world: int, device: torch.device, timeout_s: float) -> None:
         import torch.distributed as dist
 
         timeout = timedelta(seconds=timeout_s)
         # Not a default group: each of the two worlds has its own.
-        store = dist.TCPStore(address, port, world, is_master=rank == 0, timeout=timedelta(seconds=JOIN_S))
+        store = store_at(place, port, rank, world, timedelta(seconds=JOIN_S))
         self._device = device
         self._sizes = dist.ProcessGroupGloo(dist.PrefixStore("sizes", store), rank, world, timeout)
         self._tensors: Any = self._sizes

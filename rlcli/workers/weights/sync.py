@@ -108,18 +108,18 @@ class WeightSync:
         return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
 
     @dispatch()
-    def join_engines(self, address: str, port: int, engines: int) -> str:
+    def join_engines(self, place: str, port: int, engines: int) -> str:
         """Form the process group over which the trainers' rank 0 broadcasts weights to `engines` workers (see
-        `Broadcast`), at a free port of rank 0. Called in both groups of workers at once. Returns the error, or ""."""
+        `Broadcast`). place, port: of its store. Called in both groups of workers at once. Returns the error, or ""."""
         sends = self.policy is not None
         if sends and self.rank:
             return ""
         timeout_s = 2 * self.spec.config.fault_tolerance.stall_s
         try:
             self.broadcast = self._coming = None  # of an earlier run on these workers
-            place = 0 if sends else 1 + self.rank
-            self.broadcast = Broadcast(address, port, place, 1 + engines, self.device, timeout_s)
-        except RuntimeError as error:
+            rank = 0 if sends else 1 + self.rank
+            self.broadcast = Broadcast(place, port, rank, 1 + engines, self.device, timeout_s)
+        except (OSError, RuntimeError) as error:
             return str(error).splitlines()[0]
         return ""
 

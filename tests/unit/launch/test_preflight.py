@@ -18,6 +18,7 @@ from rlcli.cluster import ray_session
 from rlcli.config.load import resolve
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
+from rlcli.launch import preflight
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.preflight import check_machine, prepare, with_cpu_dtype
 from rlcli.machine import precision
@@ -229,3 +230,20 @@ def test_a_tiny_model_computes_in_float32_and_nothing_is_measured(
 
 def test_the_speedup_of_bfloat16_is_measured() -> None:
     assert 0.01 < precision.bfloat16_speedup() < 100
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "noted"),
+    [("", None, 0), ("1.2.3.4:6379", None, 1), ("auto", "disabled", 1), ("auto", "TOKEN", 0)],
+)
+def test_a_cluster_that_is_joined_without_a_token_is_noted(
+    address: str, mode: str | None, noted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    notes: list[str] = []
+    preflight._note_open_cluster(resolve("grpo", {"cluster.address": address}).config, notes.append)
+    assert len(notes) == noted
+    assert all(address in note and "without a token" in note for note in notes)

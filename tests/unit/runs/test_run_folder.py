@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -354,3 +355,61 @@ def test_files_get_the_permissions_that_the_umask_allows(tmp_path: Path) -> None
     finally:
         os.umask(before)
     assert private.stat().st_mode & 0o777 == 0o640
+
+
+def modes(path: Path) -> dict[str, int]:
+    """Permissions of a folder and of what is in it."""
+    return {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in (path, *path.iterdir())}
+
+
+def written(path: Path, *, shared: bool = False) -> dict[str, int]:
+    """A run with one of each record; the modes of its folder."""
+    before = os.umask(0o022)
+    try:
+        with RunFolder.create(path, force=True, shared=shared) as folder:
+            folder.write_config("[train]\nsteps = 3\n")
+            folder.append_metrics({"step": 1})
+            folder.event("started")
+    finally:
+        os.umask(before)
+    return modes(path)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_only_this_user_can_enter_a_new_run_folder(tmp_path: Path, exists: bool) -> None:
+    if exists:
+        (tmp_path / "run").mkdir(0o755)
+    found = written(tmp_path / "run")
+    folders = ("run", "samples", "evaluations", "checkpoints", "logs")
+    assert {found.pop(name) for name in folders} == {0o700}
+    assert set(found) == {".lock", ".place", "config.toml", "environment.json", "metrics.jsonl", "events.jsonl"}
+    assert set(found.values()) == {0o600}
+
+
+def test_a_shared_run_folder_follows_the_umask(tmp_path: Path) -> None:
+    found = written(tmp_path / "run", shared=True)
+    assert {found.pop(name) for name in ("run", "samples", "evaluations", "checkpoints", "logs")} == {0o755}
+    assert set(found.values()) == {0o644}
+
+
+def test_a_run_is_resumed_with_the_modes_of_its_folder(tmp_path: Path) -> None:
+    """Runs of before were open to others, who may read them."""
+    written(tmp_path / "run", shared=True)
+    (tmp_path / "run" / "samples").rmdir()
+    (tmp_path / "run").chmod(0o750)
+    with RunFolder.resume(tmp_path / "run") as folder:
+        folder.append_metrics({"step": 2})
+    found = modes(tmp_path / "run")
+    assert (found["run"], found["samples"], found["checkpoints"]) == (0o750, 0o750, 0o755)
+    assert found["metrics.jsonl"] == 0o644
+
+
+def test_a_new_folder_of_an_evaluation_is_closed_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+    assert stat.S_IMODE(evaluation_folder(tmp_path / "new").stat().st_mode) == 0o700
+    (tmp_path / "old").mkdir(0o755)
+    assert stat.S_IMODE(evaluation_folder(tmp_path / "old").stat().st_mode) == 0o755
+    before = os.umask(0o027)
+    try:
+        assert stat.S_IMODE(evaluation_folder(tmp_path / "open", shared=True).stat().st_mode) == 0o750
+    finally:
+        os.umask(before)

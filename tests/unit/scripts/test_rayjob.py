@@ -47,6 +47,7 @@ spec!:
   suspend: flag
   rayClusterSpec:
     rayVersion: text
+    authOptions: {mode: =disabled|token, secretName: name, enableK8sTokenAuth: flag}
     enableInTreeAutoscaling: flag
     suspend: flag
     headServiceAnnotations: texts

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import torch
@@ -81,6 +82,28 @@ def test_a_judge_that_is_killed_is_started_again_and_nothing_is_left(
         server.close()
         server.close()
     assert not _in_group(server.pid)
+
+
+@pytest.mark.long
+def test_no_path_of_a_served_model_answers_without_the_key(tmp_path: Path) -> None:
+    folder = str(make_tiny_model(tmp_path / "tiny"))
+    server = ModelServer(ServedModel(folder), ServerPlace("cpu", "127.0.0.1", "secret-0", tmp_path / "log"))
+    with httpx.Client(base_url=server.url, timeout=30.0, trust_env=False) as client:
+        try:
+            server.wait()
+            key = {"Authorization": "Bearer secret-0"}
+            listed = client.get("/openapi.json", headers=key).json()["paths"]
+            paths = {path: [method.upper() for method in methods] for path, methods in listed.items()}
+            assert {"/v1/models", "/invocations", "/tokenize"} <= set(paths)
+            del paths["/health"]
+            for path, methods in {**paths, "/metrics": ["GET"], "/docs": ["GET"], "/nowhere": ["GET", "POST"]}.items():
+                for method in (*methods, "OPTIONS"):
+                    for sent in ({}, {"Authorization": "Bearer secret-1"}):
+                        assert client.request(method, path, headers=sent).status_code == 401, (method, path)
+            assert client.get("/metrics", headers=key).status_code == 200
+            assert client.get("/health").status_code == 200
+        finally:
+            server.close()
 
 
 @pytest.mark.long

@@ -1,0 +1,82 @@
+"""Where the ranks of a process group find each other: torch's store.
+
+Of ranks of one machine it is a file that only this user can open. Of ranks of several machines it listens on the
+address of rank 0 alone; torch's own would listen on all addresses of the machine. It asks nobody for a token.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import secrets
+import socket
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.files import private_folder
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+
+def meeting_place(address: str, folder_name: str) -> tuple[str, int]:
+    """The place of a new group's store: of ranks that are all on this machine (its address is on loopback) the path of
+    a new file, and 0; else this machine's `address` and a free port of it. folder_name: of the file's folder in shared
+    memory, which is this user's alone.
+
+    Raises `SetupError` if another user has taken that name.
+    """
+    if not _is_loopback(address):
+        with _listener(address, 0) as probe:
+            return address, int(probe.getsockname()[1])
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    folder = private_folder(Path(memory, folder_name))
+    return str(folder / secrets.token_hex(8)), 0
+
+
+def store_at(place: str, port: int, rank: int, world: int, timeout: timedelta) -> Store:
+    """The store at the result of `meeting_place`, which every rank opens. One with an address is served by rank 0.
+
+    Raises what torch raises if the others do not come in time, `OSError` if rank 0 cannot listen there.
+    """
+    import torch.distributed as dist
+
+    if place.startswith("/"):
+        file = dist.FileStore(place, world)
+        file.set_timeout(timeout)
+        return file
+    descriptor = None
+    if rank == 0:
+        listener = _listener(place, port)
+        port, descriptor = listener.getsockname()[1], listener.detach()
+    return dist.TCPStore(
+        place,
+        port,
+        world,
+        is_master=rank == 0,
+        timeout=timeout,
+        multi_tenant=True,  # several process groups of one process may use it
+        master_listen_fd=descriptor,
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name, with `ray start --node-ip-address NAME`
+        return False
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    """A listening socket on the address alone; on all addresses if it is none of this machine's: one that a router
+    translates."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", port), family=family)
