@@ -25,8 +25,8 @@ FOR_AGENTS = frozenset(
         "RLCLI_SANDBOX",
     ]
 )
-"""What programs need to start and to reach the network. A value with a login is left out all the same."""
-PREFIXES_FOR_AGENTS = ("LC_", "PYTHON")
+"""What programs need to start and to reach the network. A secret or a value with a login is left out all the same."""
+PREFIXES_FOR_AGENTS = ("LC_", "PYTHON", "PIP_", "UV_")
 
 
 def for_agent(environment: Mapping[str, str], named: Sequence[str], session: Mapping[str, str]) -> dict[str, str]:
