@@ -58,9 +58,9 @@ def run_agent(
     variables: Sequence[str] = (),
 ) -> Future[AgentRun]:
     """Start `command`, with the session in OPENAI_BASE_URL, OPENAI_API_KEY and RLCLI_SESSION, `row` as JSON in the file
-    RLCLI_ROW, and the key of the reward in the file RLCLI_REWARD_KEY, which is removed when it asks for its first turn:
-    what the policy writes cannot read it. Thread-safe, and returns at once. At its end the session is closed, and all
-    processes that it has started are killed.
+    RLCLI_ROW, and the key of the reward in the file RLCLI_REWARD_KEY. The latter is removed when it asks for its first
+    turn, and the row too if it has the ground truth: what the policy writes cannot read them. Thread-safe, and returns
+    at once. At its end the session is closed, and all processes that it has started are killed.
     deadline_s: the longest time in which it asks for no turn. memory_bytes: of one of its processes; 0: no limit.
     variables: names of further environment variables that it inherits.
 
@@ -111,7 +111,7 @@ class _Agent:
         session, row, key = self.session, folder / "row.json", folder / "reward-key"
         row.write_text(json.dumps(self.row), encoding="utf-8")
         key.write_text(session.reward_key, encoding="utf-8")
-        session.key_file = key
+        session.until_turn = (key, row) if "ground_truth" in self.row else (key,)
         own = {
             "OPENAI_BASE_URL": session.url,
             "OPENAI_API_KEY": session.token,
@@ -162,8 +162,9 @@ class _Agent:
             secrets = [session.token, session.reward_key]
             last = redacted(errors.read().decode(errors="replace"), secrets).strip().rpartition("\n")[2][:300]
             hint = hint_of(last, os.environ, environment)
-            if environment["RLCLI_REWARD_KEY"] in last:
-                hint = "the file RLCLI_REWARD_KEY is removed when the agent asks for its first turn"
+            for name in ("RLCLI_REWARD_KEY", "RLCLI_ROW"):
+                if "FileNotFoundError" in last and environment[name] in last:
+                    hint = f"the file {name} is removed when the agent asks for its first turn"
             how, kind = (f"exit status {status}", Failure.CRASH) if status > 0 else (f"signal {-status}", Failure.DIED)
             detail = f"{last} ({hint})" if hint else last
             return EnvironmentFailed(kind, f"the agent ended with {how}: {detail}".rstrip(": "))

@@ -70,8 +70,8 @@ aborted, the client gets an error and nothing is recorded. It is cancelled if th
 class GatewaySession:
     """One sample's programs. url: for OPENAI_BASE_URL. token: for OPENAI_API_KEY, of turns. reward_key: of
     `/sessions/ID/reward`. reward: what was posted there, the last one; None if nothing was. refused: why a request was,
-    the last one; empty: none was. reward_refused: the same of rewards. key_file: has the reward's key until the first
-    turn; None: no file has it. busy: a turn is being drawn. quiet_since: since when none is, by the monotonic clock."""
+    the last one; empty: none was. reward_refused: the same of rewards. until_turn: files that are removed before the
+    first turn. busy: a turn is being drawn. quiet_since: since when none is, by the monotonic clock."""
 
     id: str
     token: str = field(repr=False)
@@ -81,7 +81,7 @@ class GatewaySession:
     reward: float | None = None
     refused: str = ""
     reward_refused: str = ""
-    key_file: Path | None = None
+    until_turn: tuple[Path, ...] = ()
     busy: bool = field(default=False, repr=False)
     quiet_since: float = field(default_factory=time.monotonic, repr=False)
 
@@ -284,8 +284,8 @@ class Gateway:
         if session.busy:
             raise Refused(409, "another request of this session is not answered yet: one client at a time")
         session.busy = True
-        if session.key_file is not None:  # before the policy has written anything that could read it
-            session.key_file.unlink(missing_ok=True)
+        for file in session.until_turn:  # before the policy has written anything that could read them
+            file.unlink(missing_ok=True)
         try:
             return await turn()
         finally:

@@ -309,19 +309,19 @@ def test_turns_and_reward_have_keys_of_their_own(gateway: Gateway, tmp_path: Pat
     assert session.reward_key not in repr(session)
 
 
-def test_the_file_with_the_reward_s_key_is_gone_before_the_policy_writes(
+def test_files_that_the_policy_must_not_read_are_gone_before_it_writes(
     engine: Any, gateway: Gateway, tmp_path: Path
 ) -> None:
-    session = gateway.open()
-    session.key_file = tmp_path / "key"
-    session.key_file.write_text(session.reward_key)
+    session, file = gateway.open(), tmp_path / "key"
+    session.until_turn = (file, tmp_path / "that the program has removed itself")
+    file.write_text(session.reward_key)
     client(session).models.list()
-    assert session.key_file.exists(), "no turn was asked for"
+    assert file.exists(), "no turn was asked for"
     engine.hold.clear()
     try:
         done = threading.Thread(target=lambda: client(session).chat.completions.create(model="any", messages=ASK))
         done.start()
-        while session.key_file.exists():
+        while file.exists():
             pass
         assert engine.seen == []
     finally:

@@ -74,6 +74,8 @@ while True:
             os.kill(pid, signal.SIGSTOP)
     if do in ("hang", "stop"):
         time.sleep(60)
+    if do == "late row":
+        open(os.environ["RLCLI_ROW"])
     if do == "late key":
         open(os.environ["RLCLI_REWARD_KEY"])
     if do == "child posts":
@@ -165,6 +167,21 @@ def test_an_agent_that_fails_gives_no_sample(
     with pytest.raises(EnvironmentFailed, match=detail) as failed:
         run(engine, agent, do)
     assert failed.value.failure is failure
+
+
+@pytest.mark.parametrize("has_answer", [False, True])
+def test_a_row_with_the_answer_is_removed_before_the_policy_writes(
+    engine: TaughtEngine, agent: str, has_answer: bool
+) -> None:
+    answer = {"ground_truth": "42"} if has_answer else {}
+    row = {"messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": "late row"}, **answer}
+    with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
+        running = run_agent(gateway, gateway.open(), agent, row, deadline_s=60)
+        if not has_answer:
+            assert running.result(90).ended == "turns", "it goes on to its limit"
+            return
+        with pytest.raises(EnvironmentFailed, match=r"the file RLCLI_ROW is removed when the agent asks for its first"):
+            running.result(90)
 
 
 def test_an_agent_that_hangs_has_failed(engine: TaughtEngine, agent: str) -> None:
