@@ -163,7 +163,7 @@ class _Agent:
             last = redacted(errors.read().decode(errors="replace"), secrets).strip().rpartition("\n")[2][:300]
             hint = hint_of(last, os.environ, environment)
             for name in ("RLCLI_REWARD_KEY", "RLCLI_ROW"):
-                if "FileNotFoundError" in last and environment[name] in last:
+                if environment[name] in last and not Path(environment[name]).exists():
                     hint = f"the file {name} is removed when the agent asks for its first turn"
             how, kind = (f"exit status {status}", Failure.CRASH) if status > 0 else (f"signal {-status}", Failure.DIED)
             detail = f"{last} ({hint})" if hint else last
