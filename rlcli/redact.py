@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TextIO
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:API_?)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
@@ -17,6 +17,10 @@ SECRET_NAME = re.compile(r"(?:^|_)(?:API_?)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENT
 
 LEAST = 8
 """Minimum characters of a secret; shorter ones may be part of any word."""
+
+OTHER_SECRET_NAME = re.compile(r"(?:^|_)(?:AUTH|PASS|PASSWD|PASSPHRASE|PAT)(?:_|$)|._PWD$|^KUBECONFIG$", re.IGNORECASE)
+"""Names of further variables that give access: to an SSH agent, a registry, a cluster. Their values may be paths, which
+are not removed from texts."""
 
 SERVICES = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_", "WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_", "RAY_")
 """Prefixes of the variables of the hub, a tracker or Ray."""
@@ -58,6 +62,32 @@ def without_service_secrets(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not (name.startswith(SERVICES) and (SECRET_NAME.search(name) or _LOGIN.search(value)))
     }
+
+
+def without_secrets(environment: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
+    """`environment` without any variable whose name is that of a secret, except those that are `allowed`: for code of
+    others that works for the run.
+
+    >>> without_secrets({"AWS_SECRET_ACCESS_KEY": "x", "SSH_AUTH_SOCK": "/run/s", "HF_TOKEN": "hf_x", "LANG": "C"})
+    {'LANG': 'C'}
+    >>> without_secrets({"HF_TOKEN": "hf_x", "MY_API_KEY": "y"}, allowed=["MY_API_KEY"])
+    {'MY_API_KEY': 'y'}
+    """
+    safe = without_service_secrets(environment)
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in allowed or (name in safe and not SECRET_NAME.search(name) and not OTHER_SECRET_NAME.search(name))
+    }
+
+
+def has_login(value: str) -> bool:
+    """Whether the value of a variable has a URL with a login.
+
+    >>> has_login("http://me:hunter2@proxy:8080"), has_login("http://proxy:8080")
+    (True, False)
+    """
+    return _LOGIN.search(value) is not None
 
 
 def redact_output() -> None:

@@ -7,6 +7,9 @@ from rlcli.config.schema import RunConfig
 MOST_SAMPLES = 1_000_000
 """Maximum samples of one step: more would fill the driver's memory before a token is generated."""
 
+OF_SESSION = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "RLCLI_SESSION", "RLCLI_ROW", "RLCLI_REWARD_KEY")
+"""Environment variables that a command gets for each sample."""
+
 Rule = tuple[bool, str]
 """Whether it holds, and the message if it does not."""
 
@@ -27,8 +30,8 @@ def without_effect(config: RunConfig) -> list[str]:
         ("evaluation", "every samples temperature max_prompts", not config.evaluates, "evaluation.data is unset"),
         (
             "environment",
-            "options python processes deadline_s memory_mb max_failure_rate turns turn_tokens context_tokens "
-            "past tool_calls reply_chars seconds rows eval_rows",
+            "options python processes deadline_s memory_mb variables ground_truth max_failure_rate turns turn_tokens "
+            "context_tokens past tool_calls reply_chars seconds rows eval_rows",
             not config.environment.name,
             "environment.name is unset",
         ),
@@ -37,6 +40,12 @@ def without_effect(config: RunConfig) -> list[str]:
             "options python past reply_chars",
             config.environment.is_command,
             "environment.name is a command, which has its own options, interpreter and messages",
+        ),
+        (
+            "environment",
+            "ground_truth",
+            bool(config.environment.name) and not config.environment.is_command,
+            "only commands get a row without it",
         ),
         ("environment", "rows", bool(config.environment.name and config.data.path), "data.path has the rows"),
         ("environment", "eval_rows", bool(config.evaluation.data), "evaluation.data has the rows"),
@@ -204,7 +213,13 @@ def _environment(config: RunConfig) -> list[Rule]:
     if not e.name:
         return []
     name = f"environment.name = {e.name}"
+    of_session = next((variable for variable in e.variables if variable in OF_SESSION), "")
     return [
+        (
+            not (e.is_command and of_session),
+            f"environment.variables: a command gets {of_session} of its session, not this one; leave it out, or export "
+            "the value under another name",
+        ),
         (
             not config.data.response,
             f"data.response = {config.data.response}: no response is sampled, so that {name} has nothing to answer; "

@@ -234,6 +234,17 @@ class Environment(Section):
         "process is ended.",
     )
     memory_mb: NonNegativeInt = Field(default=0, description="Memory limit of one of these processes; 0: none.")
+    variables: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = Field(
+        default=(),
+        description="Names of environment variables that environments get in addition: of a command, to the few that "
+        "every program needs; of the others, those that are called like a secret. Their values are not recorded.",
+        json_schema_extra={"rule": "a list of names of environment variables"},
+    )
+    ground_truth: bool = Field(
+        default=False,
+        description="Give a command the row's ground truth too (RLCLI_ROW), and what extra_info has of the answer; "
+        "classes and functions always get the whole row.",
+    )
     max_failure_rate: Fraction = Field(
         default=0.05,
         description="The run stops when the environments of a larger share of a step's samples fail twice.",

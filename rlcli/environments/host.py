@@ -31,9 +31,9 @@ from rlcli.environments.environment import (
     opening_of,
     reply_of,
 )
+from rlcli.environments.variables import for_environment, hint_of
 from rlcli.errors import ConfigError, SetupError
-from rlcli.importing import without_safe_path
-from rlcli.redact import printable, without_service_secrets
+from rlcli.redact import printable
 
 START_TIMEOUT_S = 120.0
 """Longest time for a process to import the environment."""
@@ -47,7 +47,8 @@ PRINTED_BYTES = 1 << 20
 class EnvironmentSpec:
     """What to host. name: of an entry point, `module:Class` or `file.py:Class`. options: of its constructor. python: an
     interpreter that has its packages; empty: this one. deadline_s: of one call. memory_bytes: of one process; 0: no
-    limit. sandbox: where the built-in ones run programs; empty: as RLCLI_SANDBOX says."""
+    limit. sandbox: where the built-in ones run programs; empty: as RLCLI_SANDBOX says. variables: names of environment
+    variables that it inherits although they are called like a secret."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class EnvironmentSpec:
     deadline_s: float = 60.0
     memory_bytes: int = 0
     sandbox: str = ""
+    variables: Sequence[str] = ()
 
     @property
     def target(self) -> str:
@@ -206,7 +208,7 @@ class _Process:
         self._is_over = False
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command = [spec.python or sys.executable, "-u", host_main.__file__, spec.target, str(spec.memory_bytes)]
-        environment = without_safe_path(without_service_secrets(os.environ)) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        environment = for_environment(os.environ, spec.variables) | {"PYTHONDONTWRITEBYTECODE": "1"}
         if spec.sandbox:
             environment["RLCLI_SANDBOX"] = spec.sandbox
         if not spec.python:  # what is importable here is importable there
@@ -344,7 +346,9 @@ class _Process:
     def _became_ready(self, reply: Mapping[str, Any]) -> None:
         if "error" in reply:
             message = f"the environment '{self._spec.name}' does not load: {reply['error']}"
-            self._ready.set_exception(SetupError(message, "fix it, or install what it needs into environment.python"))
+            hint = hint_of(message, os.environ, for_environment(os.environ, self._spec.variables))
+            hint = hint or "fix it, or install what it needs into environment.python"
+            self._ready.set_exception(SetupError(message, hint))
             return
         with self._lock:  # what was asked meanwhile has waited for the import
             for call in self._calls.values():

@@ -180,4 +180,5 @@ def spec_of(config: RunConfig, name: str) -> EnvironmentSpec:
         deadline_s=section.deadline_s,
         memory_bytes=section.memory_mb << 20,
         sandbox="" if sandbox == "auto" else sandbox,
+        variables=section.variables,
     )

@@ -35,7 +35,10 @@ def settings_of_evaluation(config: RunConfig, prompts: Sequence[Prompt], model: 
     if config.rollout.stop_token_ids:
         found["rollout.stop_token_ids"] = sorted(config.rollout.stop_token_ids)
     if config.environment.name:
-        found["environment"] = config.environment.model_dump(exclude={"python", "processes", "rows", "eval_rows"})
+        left_out = {"python", "processes", "rows", "eval_rows", "variables"}
+        if not config.environment.ground_truth:  # folders of before have no such key
+            left_out.add("ground_truth")
+        found["environment"] = config.environment.model_dump(exclude=left_out)
     for file in sorted({file for row in {prompt.verifier for prompt in prompts} for file in _files(row)}):
         found[f"the content of {file}"] = hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
     return found

@@ -20,7 +20,7 @@ from rlcli.cluster.placement import Pool, worker_environment
 from rlcli.errors import RunFailed
 from rlcli.machine.device import visible_variable
 from rlcli.served import ServedModel
-from rlcli.serving.server_group import end_group, start_group, tail_of
+from rlcli.serving.server_group import end_group, inherited, start_group, tail_of
 
 LOOK_S, HEALTH_S = 0.25, 5.0
 DEATHS = 3
@@ -91,7 +91,7 @@ class ModelServer:
         served, place = self._served, self._place
         pool = Pool(served.tensor_parallel, place.device, threads=1)
         own = {"VLLM_API_KEY": place.key, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "VLLM_RPC_BASE_PATH": self._sockets}
-        environment = {**os.environ, **worker_environment(pool, os.environ), **own}
+        environment = {**inherited(), **worker_environment(pool, os.environ), **own}
         if place.devices and place.device == "cuda":
             environment[visible_variable()] = ",".join(map(str, place.devices))
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # a server has its engine in another process

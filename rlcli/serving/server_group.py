@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rlcli.redact import without_secrets
 from rlcli.sandbox import owned_main
 
 END_S = 10.0
 """How long the processes of a server may take to end by themselves."""
+HUB_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+"""Environment variables with which a server loads a model from the hub."""
 TAIL_LINES, TAIL_TEXT = 6, 1000
+
+
+def inherited() -> dict[str, str]:
+    """The environment variables of this process that a server inherits: no secret but the hub's."""
+    return without_secrets(os.environ, HUB_SECRETS)
 
 
 def start_group(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -32,18 +39,29 @@ def start_group(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End all its processes: the group may outlive its leader. Harmless when repeated."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + END_S
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-            while time.monotonic() < until:
-                process.poll()
-                os.killpg(process.pid, 0)
-                time.sleep(0.05)
+    """End all its processes: those that do not end by themselves are killed, also those that have left its group.
+    Harmless when repeated."""
+    if not _ended(process, lambda: os.killpg(process.pid, signal.SIGTERM)):
+        assert process.stdin is not None
+        _ended(process, process.stdin.close)  # the supervisor kills the others
+        _ended(process, lambda: os.killpg(process.pid, signal.SIGKILL))
     process.wait()
     if process.stdin is not None:
         process.stdin.close()
+
+
+def _ended(process: subprocess.Popen[bytes], end: Callable[[], None]) -> bool:
+    """Call `end`, and wait for up to END_S until no process of the group is left. Returns whether none is."""
+    until = time.monotonic() + END_S
+    try:
+        end()
+        while time.monotonic() < until:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def tail_of(log: Path) -> str:

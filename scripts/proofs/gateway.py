@@ -34,10 +34,14 @@ ROW = {"id": "sum", "messages": [{"role": "user", "content": "What is 2+3?"}], "
 CALL = '<tool_call>{{"name": "{name}", "arguments": {{"a": 2, "b": 3}}}}</tool_call>'
 OFFERED = re.compile(r"</tool_call>: (\S+) ")
 """The name of the tool in the taught template's system message: verifiers prefixes that of its toolset."""
+REWARD_KEY = """
+import os
+reward_key = open(os.environ["RLCLI_REWARD_KEY"]).read()
+"""
 REWARD = """
 body = json.dumps({"reward": float(reward)}).encode()
-url, key = os.environ["OPENAI_BASE_URL"].removesuffix("/v1"), os.environ["OPENAI_API_KEY"]
-headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
+headers = {"Authorization": f"Bearer {reward_key}", "Content-Type": "application/json"}
 urllib.request.urlopen(urllib.request.Request(f"{url}/reward", body, headers))
 """
 OPENAI_AGENTS = """
@@ -174,7 +178,7 @@ def ran(name: str, case: Case, cache: Path) -> Ran:
     """Run one agent, to its end."""
     program = cache / f"agent-{name}.py"
     python = interpreter(name, case, cache)
-    program.write_text(case.program + REWARD)
+    program.write_text(REWARD_KEY + case.program + REWARD)
     limits = Limits(turns=4, turn_tokens=200, drawn_tokens=800, tokens=3000)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -47,13 +47,14 @@ def url(seed, height, width):
 def said(*shown):
     return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url(*shown)}}]}
 
+reward_key = open(os.environ["RLCLI_REWARD_KEY"]).read()
 client, index = OpenAI(), json.load(open(os.environ["RLCLI_ROW"]))["extra_info"]["index"]
 messages = [said(index, 56, 84)]
 for turn in range(2):
     text = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
     messages += [{"role": "assistant", "content": text}, said(index + turn, 30, 41)]
 body = json.dumps({"reward": float(sum(letter.isalpha() for letter in text) > 1)}).encode()
-headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+headers = {"Authorization": f"Bearer {reward_key}", "Content-Type": "application/json"}
 reward = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/reward"
 urllib.request.urlopen(urllib.request.Request(reward, body, headers)).read()
 """

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rlcli.errors import SetupError
 from rlcli.importing import python
+from rlcli.redact import without_secrets
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -57,7 +58,7 @@ class _Child:
             python("rlcli.data.prompts.parallel_map"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+            env={**without_secrets(os.environ), "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # this process handles Ctrl-C
         )
         self._work: Callable[..., Any] | None = work

@@ -20,6 +20,13 @@ from rlcli.types import Prompt
 
 AT_ONCE = 32
 """Agents of one engine, unless `environment.processes` is set."""
+ANSWERS = frozenset(
+    [
+        *("answer", "answers", "entry", "gold", "ground_truth", "response", "reward_model"),
+        *("solution", "solutions"),
+    ]
+)
+"""Entries of `extra_info` that datasets have the answer in."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,10 @@ class AgentPool:
             self._gateway,
             session,
             section.name,
-            row_of(prompt, urls=True),
+            self._row(prompt),
             deadline_s=section.deadline_s,
             memory_bytes=section.memory_mb << 20,
+            variables=section.variables,
         )
         run.add_done_callback(lambda done: self.events.put((session.id, Over(done))))
         return session.id
@@ -89,6 +97,14 @@ class AgentPool:
     def close(self) -> None:
         """End all programs. Harmless when repeated."""
         self._gateway.close()
+
+    def _row(self, prompt: Prompt) -> dict[str, Any]:
+        """What a program gets of a row: the answer only if `environment.ground_truth` asks for it."""
+        row = row_of(prompt, urls=True)
+        if not self._section.ground_truth:
+            del row["ground_truth"]
+            row["extra_info"] = {name: value for name, value in row["extra_info"].items() if name not in ANSWERS}
+        return row
 
     def _submit(self, ask: GenerationAsk) -> Future[Generated]:
         future: Future[Generated] = Future()

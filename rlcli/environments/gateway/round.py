@@ -167,7 +167,8 @@ def _check_reward(run: AgentRun, verifier: str) -> None:
     """A reward that nothing reads, or that is missing, is no reward. Raises `EnvironmentFailed` (PROTOCOL)."""
     reads = any(term.ref == VERIFIER for term in parse(verifier).terms) if verifier else False
     if reads and run.reward is None and run.ended is None:
-        raise EnvironmentFailed(Failure.PROTOCOL, f"the agent posted no reward, which the verifier '{verifier}' needs")
+        detail = f"the agent posted no reward, which the verifier '{verifier}' needs: {run.reward_refused}".rstrip(": ")
+        raise EnvironmentFailed(Failure.PROTOCOL, detail)
     if not reads and run.reward is not None:
         raise EnvironmentFailed(
             Failure.PROTOCOL,

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import hmac
 import json
+import logging
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcli.environments.calls import cleaned, format_of, parse
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 << 20
 """Of a request's body."""
+NOT_THE_REWARD_KEY = (
+    "a reward needs the key in the file RLCLI_REWARD_KEY, not OPENAI_API_KEY: read it before the first turn, when the "
+    "file is removed (docs/gateway.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -62,16 +68,20 @@ aborted, the client gets an error and nothing is recorded. It is cancelled if th
 
 @dataclass
 class GatewaySession:
-    """One sample's programs. url: for OPENAI_BASE_URL. token: for OPENAI_API_KEY. reward: what was posted to
-    `/sessions/ID/reward`, the last one; None if nothing was. refused: why a request was, the last one; empty: none was.
-    busy: a turn is being drawn. quiet_since: since when none is, by the monotonic clock."""
+    """One sample's programs. url: for OPENAI_BASE_URL. token: for OPENAI_API_KEY, of turns. reward_key: of
+    `/sessions/ID/reward`. reward: what was posted there, the last one; None if nothing was. refused: why a request was,
+    the last one; empty: none was. reward_refused: the same of rewards. until_turn: files that are removed before the
+    first turn. busy: a turn is being drawn. quiet_since: since when none is, by the monotonic clock."""
 
     id: str
-    token: str
+    token: str = field(repr=False)
+    reward_key: str = field(repr=False)
     url: str
     record: Record
     reward: float | None = None
     refused: str = ""
+    reward_refused: str = ""
+    until_turn: tuple[Path, ...] = ()
     busy: bool = field(default=False, repr=False)
     quiet_since: float = field(default_factory=time.monotonic, repr=False)
 
@@ -88,7 +98,8 @@ class GatewaySession:
 
 class Gateway:
     """Serves `/sessions/ID/v1/chat/completions`, `/sessions/ID/v1/models`, `/sessions/ID/inference/v1/generate` and
-    `/sessions/ID/reward`, each with `Authorization: Bearer TOKEN`, on a free port of 127.0.0.1, in a thread of its own.
+    `/sessions/ID/reward`, each with `Authorization: Bearer KEY`, on a free port of 127.0.0.1, in a thread of its own.
+    The key of the reward is another one than that of the turns: what the policy writes may have the latter.
 
         with Gateway(tokenizer, stops, limits, submit) as gateway:
             session = gateway.open(version=3)
@@ -125,9 +136,9 @@ class Gateway:
 
     def open(self, version: int = 0) -> GatewaySession:
         """A new session. version: of the weights that draw."""
-        name, token = secrets.token_hex(8), secrets.token_urlsafe(24)
+        name, token, reward_key = secrets.token_hex(8), secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         record = Record(self._limits, version, None if self._sight is None else self._sight.rule)
-        session = GatewaySession(name, token, f"{self.url}/sessions/{name}/v1", record)
+        session = GatewaySession(name, token, reward_key, f"{self.url}/sessions/{name}/v1", record)
         self._sessions[name] = session
         return session
 
@@ -156,11 +167,12 @@ class Gateway:
         for path, handle in (
             ("v1/chat/completions", self._chat),
             ("inference/v1/generate", self._generate),
-            ("reward", self._reward),
         ):
             app.router.add_post(f"/sessions/{{id}}/{path}", self._handler(handle))
+        app.router.add_post("/sessions/{id}/reward", self._handler(self._reward, of_reward=True))
         app.router.add_get("/sessions/{id}/v1/models", self._handler(self._models))
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        options: dict[str, Any] = {"access_log": None, "logger": _logger()}
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0, **options)
         try:
             self.loop.run_until_complete(runner.setup())
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -178,9 +190,13 @@ class Gateway:
         self.loop.close()
 
     def _handler(
-        self, handle: Callable[[web.Request, GatewaySession, Any], Awaitable[web.StreamResponse]]
+        self,
+        handle: Callable[[web.Request, GatewaySession, Any], Awaitable[web.StreamResponse]],
+        *,
+        of_reward: bool = False,
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A handler with the session, checked, and the body, parsed; what it raises becomes an answer."""
+        """A handler with the session, checked, and the body, parsed; what it raises becomes an answer. of_reward: it
+        takes the key of the reward instead of the turns'."""
         from aiohttp import web
 
         async def checked(request: web.Request, session: GatewaySession) -> web.StreamResponse:
@@ -190,14 +206,19 @@ class Gateway:
                 raise Refused(400, str(error)) from error
             except web.HTTPException as error:  # a body that is too large
                 raise Refused(error.status, error.reason) from error
+            except web.RequestPayloadError as error:
+                raise Refused(400, "the body cannot be read") from error
 
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session_of(request)
                 try:
+                    _authorize(request, session, of_reward)
                     return await checked(request, session)
                 except Refused as error:
                     session.refused = str(error)
+                    if of_reward:
+                        session.reward_refused = str(error)
                     raise
             except Refused as error:
                 return web.json_response(error.body, status=error.status)
@@ -208,9 +229,6 @@ class Gateway:
         session = self._sessions.get(request.match_info["id"])
         if session is None:
             raise Refused(404, f"there is no session {request.match_info['id'][:40]!r}")
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), session.token.encode()):
-            raise Refused(401, "the token is not this session's")
         return session
 
     async def _models(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
@@ -225,7 +243,7 @@ class Gateway:
         reward = body.get("reward") if isinstance(body, dict) else None
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= MOST_REWARD:
             raise Refused(400, f'reward = {reward!r:.40}: give {{"reward": NUMBER}}')
-        session.reward = float(reward)
+        session.reward, session.reward_refused = float(reward), ""
         return web.json_response({"reward": session.reward})
 
     async def _chat(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
@@ -266,6 +284,8 @@ class Gateway:
         if session.busy:
             raise Refused(409, "another request of this session is not answered yet: one client at a time")
         session.busy = True
+        for file in session.until_turn:  # before the policy has written anything that could read them
+            file.unlink(missing_ok=True)
         try:
             return await turn()
         finally:
@@ -350,9 +370,35 @@ class Gateway:
         return self._templates[offered]
 
 
+def _authorize(request: web.Request, session: GatewaySession, of_reward: bool) -> None:
+    """Raise `Refused` unless the request has its key. Headers may hold any bytes."""
+    key = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
+    if hmac.compare_digest(key, (session.reward_key if of_reward else session.token).encode()):
+        return
+    if of_reward and hmac.compare_digest(key, session.token.encode()):
+        raise Refused(401, NOT_THE_REWARD_KEY)
+    raise Refused(401, "the token is not this session's")
+
+
+def _logger() -> logging.Logger:
+    """For the server."""
+    logger = logging.getLogger(__name__)
+    logger.addFilter(_is_bug)
+    return logger
+
+
+def _is_bug(record: logging.LogRecord) -> bool:
+    """aiohttp logs a traceback of each request that is no HTTP, too: what a client sends is no bug."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 async def _body(request: web.Request) -> Any:
     if request.method == "GET":
         return None
+    if (request.content_length or 0) > MOST_BYTES:
+        raise Refused(413, f"the body has more than {MOST_BYTES} bytes")
     try:
         return cleaned(json.loads(await request.read()))
     except (ValueError, RecursionError) as error:

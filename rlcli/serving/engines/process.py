@@ -10,7 +10,7 @@ from pathlib import Path
 from rlcli.cluster.placement import Pool, worker_environment
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.vllm_arguments import environment_variables, server_arguments
-from rlcli.serving.server_group import end_group, start_group, tail_of
+from rlcli.serving.server_group import end_group, inherited, start_group, tail_of
 
 
 class ServerProcess:
@@ -19,7 +19,7 @@ class ServerProcess:
     def __init__(self, spec: EngineSpec, socket: Path, log: Path) -> None:
         self.log = log
         socket.unlink(missing_ok=True)
-        environment = {**os.environ, **worker_environment(Pool(1, spec.device, threads=1), os.environ)}
+        environment = {**inherited(), **worker_environment(Pool(1, spec.device, threads=1), os.environ)}
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # a server has its engine in another process
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)  # of this worker's process group

@@ -65,6 +65,16 @@ WRONG = [
     ("grpo", ["async.staleness=1", "environment.name=python a.py"], "a program, whose conversation cannot go on with"),
     (
         "grpo",
+        ["environment.name=python a.py", 'environment.variables=["MY_KEY", "OPENAI_API_KEY"]'],
+        "environment.variables: a command gets OPENAI_API_KEY of its session, not this one; leave it out",
+    ),
+    (
+        "grpo",
+        ["environment.name=python a.py", 'environment.variables=["MY_KEY=sk-1"]'],
+        "must be a list of names of environment variables",
+    ),
+    (
+        "grpo",
         ["async.staleness=1", "async.on_update=keep"],
         "on_update = keep: engines that share the trainer's devices",
     ),
@@ -132,6 +142,8 @@ def test_what_does_not_fit_together_is_refused(recipe: str, sets: list[str], say
         ("grpo", ["async.staleness=1", "rollout.workers=1", "rollout.sync=delta_ahead"]),
         ("grpo", ["async.staleness=2", "async.on_update=keep", "async.engine_steps=64", "rollout.workers=1"]),
         ("grpo", ["async.staleness=1", "async.engine_steps=0", "rollout.workers=1", "environment.name=python a.py"]),
+        ("grpo", ["environment.name=python a.py", 'environment.variables=["MY_KEY"]', "environment.ground_truth=true"]),
+        ("grpo", ["environment.name=guess_number", 'environment.variables=["OPENAI_API_KEY"]']),
     ],
 )
 def test_what_fits_is_accepted(recipe: str, sets: list[str]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -281,10 +283,90 @@ def test_the_branches_of_a_session_have_a_limit_together(engine: TaughtEngine) -
 
 def test_a_reward_is_posted_and_is_a_number(gateway: Gateway) -> None:
     session = gateway.open()
-    url, headers = f"{session.url.removesuffix('/v1')}/reward", {"Authorization": f"Bearer {session.token}"}
+    url, headers = f"{session.url.removesuffix('/v1')}/reward", {"Authorization": f"Bearer {session.reward_key}"}
     for wrong in ({"reward": "1"}, {"reward": True}, {}, [1.0]):
         assert httpx.post(url, json=wrong, headers=headers).status_code == 400
     assert httpx.post(url, content=b'{"reward": NaN}', headers=headers).status_code == 400
     assert session.reward is None
     assert httpx.post(url, json={"reward": 0.5}, headers=headers).json() == {"reward": 0.5}
     assert session.reward == 0.5
+
+
+def test_turns_and_reward_have_keys_of_their_own(gateway: Gateway, tmp_path: Path) -> None:
+    session, other = gateway.open(), gateway.open()
+    url = f"{session.url.removesuffix('/v1')}/reward"
+    for key, message in (
+        (session.token, "a reward needs the key in the file RLCLI_REWARD_KEY, not OPENAI_API_KEY"),
+        (other.reward_key, "the token is not this session's"),
+        ("", "the token is not this session's"),
+    ):
+        answer = httpx.post(url, json={"reward": 1.0}, headers={"Authorization": f"Bearer {key}"})
+        assert (answer.status_code, message in answer.json()["error"]["message"]) == (401, True)
+    assert (session.reward, message in session.reward_refused) == (None, True)
+    with pytest.raises(openai.AuthenticationError, match="the token is not this session's"):
+        openai.OpenAI(base_url=session.url, api_key=session.reward_key, max_retries=0).models.list()
+    assert session.token not in repr(session)
+    assert session.reward_key not in repr(session)
+
+
+def test_files_that_the_policy_must_not_read_are_gone_before_it_writes(
+    engine: Any, gateway: Gateway, tmp_path: Path
+) -> None:
+    session, file = gateway.open(), tmp_path / "key"
+    session.until_turn = (file, tmp_path / "that the program has removed itself")
+    file.write_text(session.reward_key)
+    client(session).models.list()
+    assert file.exists(), "no turn was asked for"
+    engine.hold.clear()
+    try:
+        done = threading.Thread(target=lambda: client(session).chat.completions.create(model="any", messages=ASK))
+        done.start()
+        while file.exists():
+            pass
+        assert engine.seen == []
+    finally:
+        engine.hold.set()
+    done.join()
+
+
+REQUEST = b"POST /sessions/%b/reward HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (b"Authorization: Bearer \xff\xe9", 401),
+        (b"Authorization: Bearer \xc3\xa9", 401),
+        (b"Authorization: Bearer " + b"a" * 8000, 401),
+        (b"Authorization:", 401),
+        (b"Authorization: Bearer " + b"a" * 20_000, 400),
+        (b"\r\n".join(b"X%d: a" % number for number in range(2_000)), 400),
+        (b"Authorization: a\0b", 400),
+        (b"Content-Length: -1", 400),
+        (b"Content-Length: 1e3", 400),
+        (b"Content-Length: 2\r\nContent-Length: 3", 400),
+        (b"Content-Length: 99999999999999999999999", 400),
+        (b"Content-Length: 999999999\r\n%a", 413),
+        (b"Transfer-Encoding: chunked\r\n%a", 400),
+        (b"Content-Encoding: gzip\r\nContent-Length: 2\r\n%a", 400),
+        (b"Content-Encoding: deflate\r\nContent-Length: 2\r\n%a", 400),
+    ],
+)
+def test_a_malformed_request_is_refused_without_a_traceback(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, header: bytes, status: int
+) -> None:
+    session = gateway.open()
+    header = header.replace(b"%a", b"Authorization: Bearer " + session.reward_key.encode())
+    length = b"" if b"Content-Length" in header or b"Transfer" in header else b"Content-Length: 2\r\n"
+    request = REQUEST % session.id.encode() + length + header + b"\r\n\r\nzz"
+    with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2])), timeout=30) as connection:
+        connection.sendall(request + b"\r\n")  # the end of a chunk's length
+        answer = connection.recv(1 << 16)
+    assert answer.split()[1] == str(status).encode()
+    assert b"Traceback" not in answer
+    assert caplog.records == []
+    assert httpx.post(
+        f"{session.url.removesuffix('/v1')}/reward",
+        json={"reward": 1},
+        headers={"Authorization": f"Bearer {session.reward_key}"},
+    ).json() == {"reward": 1.0}, "others are still answered"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
+import os
 import shlex
-import subprocess
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,33 @@ import pytest
 
 from rlcli.environments.conversation import Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure
+from rlcli.environments.gateway import agents
 from rlcli.environments.gateway.agents import AgentRun, run_agent
 from rlcli.environments.gateway.server import Gateway
 from rlcli.errors import SetupError
-from rlcli.sandbox import owned_main
+from tests.pages import blocks
 from tests.taught_engine import TaughtEngine, is_recorded
 
 LIMITS = Limits(turns=3, turn_tokens=4, drawn_tokens=80, tokens=300)
 AGENT = """
-import json, os, subprocess, sys, time, urllib.request
+import json, os, signal, subprocess, sys, threading, time, urllib.request
 
-def post(path, body):
+def post(path, body, key=os.environ["OPENAI_API_KEY"]):
     url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + path
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
     return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+
+def parent_of(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
 
 row = json.load(open(os.environ["RLCLI_ROW"]))
 do = row["extra_info"]["do"]
-assert os.environ["RLCLI_SESSION"] in os.environ["OPENAI_BASE_URL"] and "HF_TOKEN" not in os.environ
+reward_key = open(os.environ["RLCLI_REWARD_KEY"]).read()
+assert os.environ["RLCLI_SESSION"] in os.environ["OPENAI_BASE_URL"]
+if do == "variables":
+    json.dump(dict(os.environ), open(row["extra_info"]["file"], "w"))
+if do == "needs":
+    os.environ["MY_API_KEY"]
 if do == "nothing":
     sys.exit()
 if do == "refused":
@@ -52,25 +62,33 @@ while True:
         os.abort()
     if do == "memory":
         bytearray(1 << 30)
-    if do == "hang":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        open(row["extra_info"].get("file", os.devnull), "w").write(str(child.pid))
-        time.sleep(600)
-    if do == "reward" and len(messages) > 4:
-        post("/reward", {"reward": 0.75})
+    if do in ("hang", "stop", "stops"):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        with open(row["extra_info"].get("file", os.devnull), "w") as file:
+            file.write(f"{child.pid}\\n")
+    while do == "stops":  # again and again
+        os.kill(parent_of(os.getppid()), signal.SIGSTOP)
+    if do == "stop":
+        supervisors = [parent_of(os.getppid()), os.getppid()]
+        for pid in supervisors:
+            os.kill(pid, signal.SIGSTOP)
+    if do in ("hang", "stop"):
+        time.sleep(60)
+    if do == "late row":
+        open(os.environ["RLCLI_ROW"])
+    if do == "late key":
+        open(os.environ["RLCLI_REWARD_KEY"])
+    if do == "child posts":
+        code = "import os; print(os.path.exists(os.environ['RLCLI_REWARD_KEY']), *os.environ.values())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, close_fds=False)
+        assert done.stdout.startswith("False") and reward_key not in done.stdout
+        try:
+            post("/reward", {"reward": 1.0})
+        except urllib.error.HTTPError as error:
+            sys.exit(str(error.code) + " " + json.load(error)["error"]["message"])
+    if do in ("reward", "variables") and len(messages) > 4:
+        post("/reward", {"reward": 0.75}, reward_key)
         break
-"""
-
-
-OWNS = """
-import subprocess, sys
-subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True).wait()
-"""
-SPAWNS = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
-time.sleep(600)
 """
 
 
@@ -87,23 +105,45 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> str:
     return shlex.join([sys.executable, str(file)])
 
 
-def run(engine: TaughtEngine, command: str, do: str, deadline_s: float = 60, **more: Any) -> AgentRun:
+def run(
+    engine: TaughtEngine,
+    command: str,
+    do: str,
+    deadline_s: float = 60,
+    variables: Sequence[str] = (),
+    **more: Any,
+) -> AgentRun:
     engine.seen.clear()
     row = {"id": "a", "messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": do, **more}}
     with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
-        return run_agent(gateway, gateway.open(version=2), command, row, deadline_s=deadline_s).result(90)
+        options: dict[str, Any] = {"deadline_s": deadline_s, "variables": variables}
+        return run_agent(gateway, gateway.open(version=2), command, row, **options).result(90)
+
+
+def has_ended(pid: str) -> bool:
+    """Or is a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def test_an_agents_turns_and_its_reward_are_a_sample(
     engine: TaughtEngine, agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     found = run(engine, agent, "reward")
     (branch,) = found.branches
     assert (found.reward, found.ended) == (0.75, None)
     assert is_recorded(engine.seen, [branch.trajectory])
     assert (branch.trajectory.turns, branch.trajectory.versions) == (2, [2, 2])
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the program asks with curl")
+def test_the_shell_program_of_the_page_posts_its_reward(engine: TaughtEngine, tmp_path: Path) -> None:
+    (tmp_path / "agent").write_text(blocks("gateway.md", "text")[0])
+    found = run(engine, f"sh {tmp_path}/agent", "")
+    assert (found.reward, found.reward_refused, found.branches[0].trajectory.turns) == (0.0, "", 1)
 
 
 def test_an_agent_that_a_limit_stops_has_not_failed(engine: TaughtEngine, agent: str) -> None:
@@ -115,6 +155,8 @@ def test_an_agent_that_a_limit_stops_has_not_failed(engine: TaughtEngine, agent:
     ("do", "failure", "detail"),
     [
         ("raise", Failure.CRASH, r"the agent ended with exit status 1: ValueError: no, \*\*\*$"),
+        ("late key", Failure.CRASH, r"RLCLI_REWARD_KEY is removed when the agent asks for its first turn\)$"),
+        ("child posts", Failure.CRASH, r"status 1: 401 a reward needs the key in the file RLCLI_REWARD_KEY, not "),
         ("abort", Failure.DIED, "the agent ended with signal 6"),
         ("nothing", Failure.PROTOCOL, "the agent ended without a turn of the policy"),
     ],
@@ -125,6 +167,21 @@ def test_an_agent_that_fails_gives_no_sample(
     with pytest.raises(EnvironmentFailed, match=detail) as failed:
         run(engine, agent, do)
     assert failed.value.failure is failure
+
+
+@pytest.mark.parametrize("has_answer", [False, True])
+def test_a_row_with_the_answer_is_removed_before_the_policy_writes(
+    engine: TaughtEngine, agent: str, has_answer: bool
+) -> None:
+    answer = {"ground_truth": "42"} if has_answer else {}
+    row = {"messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": "late row"}, **answer}
+    with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
+        running = run_agent(gateway, gateway.open(), agent, row, deadline_s=60)
+        if not has_answer:
+            assert running.result(90).ended == "turns", "it goes on to its limit"
+            return
+        with pytest.raises(EnvironmentFailed, match=r"the file RLCLI_ROW is removed when the agent asks for its first"):
+            running.result(90)
 
 
 def test_an_agent_that_hangs_has_failed(engine: TaughtEngine, agent: str) -> None:
@@ -153,7 +210,7 @@ def test_an_agent_has_a_limit_of_memory(engine: TaughtEngine, agent: str) -> Non
 
 
 @pytest.mark.parametrize("by", ["cancel", "close"])
-def test_an_agent_is_ended_with_its_children(engine: TaughtEngine, agent: str, tmp_path: Path, by: str) -> None:
+def test_an_agent_is_ended_with_what_it_has_started(engine: TaughtEngine, agent: str, tmp_path: Path, by: str) -> None:
     file = tmp_path / "child"
     row = {"messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": "hang", "file": str(file)}}
     with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
@@ -164,28 +221,62 @@ def test_an_agent_is_ended_with_its_children(engine: TaughtEngine, agent: str, t
             running.cancel()
     with pytest.raises(CancelledError):
         running.result()
-    status = Path(f"/proc/{file.read_text()}/stat")
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+    while not has_ended(file.read_text().strip()):
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("do", ["hang", "stop", "stops"])
+def test_nothing_of_an_agent_is_left_when_its_session_ends(
+    engine: TaughtEngine, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str
+) -> None:
+    """Even of one that stops the processes which supervise it."""
+    monkeypatch.setattr(agents, "END_S", 0.3)
+    file = tmp_path / "child"
+    with pytest.raises(EnvironmentFailed, match="timeout: the agent did not ask for another turn within 2 s"):
+        run(engine, agent, do, deadline_s=2, file=str(file))
+    assert has_ended(file.read_text().strip())
+
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "aws",
+    "GITHUB_TOKEN": "github",
+    "ANTHROPIC_API_KEY": "anthropic",
+    "HF_TOKEN": "hf",
+    "WANDB_API_KEY": "wandb",
+    "RLCLI_SERVED_KEY": "served",
+    "SSH_AUTH_SOCK": "/run/agent",
+    "SOMETHING_ELSE": "else",
+    "OPENAI_ORG_ID": "org",
+    "UV_PUBLISH_TOKEN": "pypi",
+    "HTTPS_PROXY": "http://me:hunter2@proxy",
+}
+
+
+@pytest.mark.parametrize("named", [(), ("ANTHROPIC_API_KEY", "SOMETHING_ELSE")])
+def test_an_agent_inherits_what_it_needs_and_what_is_named(
+    engine: TaughtEngine, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    for name, value in (SECRETS | {"LC_TIME": "C", "SSL_CERT_FILE": "/ca.pem", "NO_PROXY": "intranet"}).items():
+        monkeypatch.setenv(name, value)
+    run(engine, agent, "variables", variables=named, file=str(tmp_path / "variables"))
+    found = json.loads((tmp_path / "variables").read_text())
+    assert {name: found.get(name) for name in SECRETS if name in found} == {name: SECRETS[name] for name in named}
+    assert (found["LC_TIME"], found["SSL_CERT_FILE"]) == ("C", "/ca.pem")
+    assert found["PATH"] == os.environ["PATH"]
+    assert found["NO_PROXY"] == found["no_proxy"] == "intranet,127.0.0.1,localhost"
+
+
+def test_an_agent_that_lacks_a_variable_says_how_to_pass_it_on(
+    engine: TaughtEngine, agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "mine")
+    with pytest.raises(EnvironmentFailed, match=r"\(MY_API_KEY is not passed on: name it in environment.variables\)$"):
+        run(engine, agent, "needs")
+    monkeypatch.delenv("MY_API_KEY")
+    with pytest.raises(SetupError, match=r"environment\.variables names MY_API_KEY, which is not set"):
+        run(engine, agent, "needs", variables=["MY_API_KEY"])
 
 
 def test_an_agent_that_does_not_exist_is_one_line(engine: TaughtEngine) -> None:
     with pytest.raises(SetupError, match="the agent '/no/agent x' cannot be started: there is no program '/no/agent'"):
         run(engine, "/no/agent x", "nothing")
-
-
-def test_an_agent_ends_with_the_process_that_owns_it(agent: str, tmp_path: Path) -> None:
-    """Killed, it can end nothing itself."""
-    file = tmp_path / "child"
-    program = Path(owned_main.__file__)
-    words = [sys.executable, str(program), "0", sys.executable, "-c", SPAWNS, str(file)]
-    owner = subprocess.Popen([sys.executable, "-c", OWNS, *words])
-    while not file.exists() or len(file.read_text().split()) < 2:
-        time.sleep(0.01)
-    owner.kill()
-    owner.wait()
-    for pid in file.read_text().split():
-        status = Path(f"/proc/{pid}/stat")
-        with contextlib.suppress(FileNotFoundError):
-            while status.read_text().rpartition(")")[2].split()[0] != "Z":
-                time.sleep(0.01)

@@ -299,3 +299,45 @@ def test_what_an_environment_has_started_ends_with_it(file: Path) -> None:
         assert psutil.pid_exists(child)
     _, alive = psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], timeout=20)
     assert [process.status() for process in alive] in ([], [psutil.STATUS_ZOMBIE])
+
+
+SHOWS = """
+import os
+
+class Shows:
+    def reset(self, row, seed):
+        return [{"role": "user", "content": "\\n".join(sorted(os.environ))}]
+
+    def step(self, message):
+        return [], 0.0, True
+"""
+
+
+def test_an_environment_inherits_all_but_secrets_that_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shows.py").write_text(SHOWS)
+    secrets = {"AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "MY_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "SSH_AUTH_SOCK"}
+    for name in (*secrets, "MY_DATA"):
+        monkeypatch.setenv(name, "a value")
+
+    def variables(*named: str) -> set[str]:
+        with EnvironmentHost(EnvironmentSpec(f"{tmp_path}/shows.py:Shows", variables=named)) as host:
+            (message,) = host.session().reset({}, 0).result(20).messages
+        return set(str(message["content"]).splitlines())
+
+    assert variables() & {*secrets, "MY_DATA"} == {"MY_DATA"}
+    assert variables("MY_API_KEY") & secrets == {"MY_API_KEY"}
+    monkeypatch.delenv("MY_DATA")
+    with pytest.raises(SetupError, match=r"environment\.variables names MY_DATA, which is not set"):
+        variables("MY_DATA")
+
+
+def test_an_environment_that_lacks_a_variable_says_how_to_pass_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs.py").write_text('import os\nos.environ["MY_API_KEY"]\n')
+    monkeypatch.setenv("MY_API_KEY", "mine")
+    with pytest.raises(SetupError) as refused:
+        EnvironmentHost(EnvironmentSpec(f"{tmp_path}/needs.py:Needs"))
+    assert "MY_API_KEY is not passed on: name it in environment.variables" in str(refused.value)

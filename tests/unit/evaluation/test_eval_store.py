@@ -291,3 +291,15 @@ def test_the_code_of_a_verifier_in_a_file_is_a_setting(tmp_path: Path) -> None:
     file.write_text("def verify(request): return None")
     after = eval_settings.settings_of_evaluation(RunConfig(), prompts, {})
     assert {name for name in before if before[name] != after[name]} == {f"the content of {file}"}
+
+
+def test_the_keys_of_an_agents_row_are_settings_only_where_they_change_it() -> None:
+    """A folder of before, whose settings have no such keys, can still be completed."""
+    from rlcli.config.schema import RunConfig
+
+    def environment(**values: Any) -> dict[str, Any]:
+        config = RunConfig().changed(environment={"name": "python a.py", **values})
+        return dict(eval_settings.settings_of_evaluation(config, [], {})["environment"])
+
+    assert not environment(variables=("MY_KEY",)).keys() & {"variables", "ground_truth"}
+    assert environment(ground_truth=True)["ground_truth"] is True

@@ -232,6 +232,10 @@ def test_keys_without_effect_are_named() -> None:
         "data.shuffle = False has no effect: data.sampling = thompson draws at random"
     ]
     assert without_effect(resolve("grpo", {}, ["data.retire=1"]).config) == []
+    whole_row = ["environment.name=guess_number", "environment.ground_truth=true"]
+    assert without_effect(resolve("grpo", {}, whole_row).config) == [
+        "environment.ground_truth = True has no effect: only commands get a row without it"
+    ]
 
 
 def test_a_dry_run_tries_them_all(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -31,9 +32,11 @@ AGENT = """
 import contextlib, json, os, random, sys, time, urllib.request
 from pathlib import Path
 
-def post(path, body, timeout=None):
+reward_key = Path(os.environ["RLCLI_REWARD_KEY"]).read_text()
+
+def post(path, body, timeout=None, key=os.environ["OPENAI_API_KEY"]):
     url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + path
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     while True:
         try:
@@ -71,8 +74,11 @@ messages = ask(messages)
 if how == "endless":
     while True:
         messages = ask(messages)
-if how != "silent":
-    post("/reward", {"reward": 0.5})
+if how == "of before":
+    with contextlib.suppress(urllib.error.HTTPError):
+        post("/reward", {"reward": 0.5})
+elif how != "silent":
+    post("/reward", {"reward": 0.5}, key=reward_key)
 """
 
 
@@ -199,6 +205,7 @@ def test_a_failed_agent_is_started_again_and_then_no_reward(
     ("how", "verifier", "detail"),
     [
         ("silent", "environment + 0.1 * format", "posted no reward, which the verifier"),
+        ("of before", "environment", "needs: a reward needs the key in the file RLCLI_REWARD_KEY, not OPENAI_API_KEY"),
         ("", "gsm8k", "posted a reward, which the verifier 'gsm8k' does not read: give --verifier environment"),
     ],
 )
@@ -249,6 +256,24 @@ def test_an_agent_may_give_up_a_request_and_ask_again(engine: TransformersEngine
     report, rows, _ = held(engine, config_of(model, "impatient"), ["a", "b"])
     assert report.samples.score.tolist() == [0.5] * 4
     assert [row.branches[-1].turns for row in rows] == [2] * 4
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_row_has_the_answer_only_if_it_is_asked_for(
+    asked: bool, engine: TransformersEngine, model: Path, tmp_path: Path
+) -> None:
+    copies = "import os, shutil, sys; shutil.copy(os.environ['RLCLI_ROW'], sys.argv[1])"
+    name = shlex.join([sys.executable, "-c", copies, str(tmp_path / "row.json")])
+    config = config_of(model).changed(environment={"name": name, "ground_truth": asked})
+    extra = {"index": 3, "question": "6 × 7?", "answer": "so #### 42", "response": "42", "solution": "42"}
+    prompt = Prompt("a", ({"role": "user", "content": "6 × 7?"},), "gsm8k", "math", "environment", "42", extra)
+    with AgentPool(config, load_tokenizer(str(model)), engine.spec.stop_token_ids) as agents:
+        agents.start(prompt, 0)
+        agents.events.get()
+    row = json.loads((tmp_path / "row.json").read_text())
+    assert (row["id"], row["data_source"], row["messages"][0]["content"]) == ("a", "gsm8k", "6 × 7?")
+    assert row["extra_info"] == (extra if asked else {"index": 3, "question": "6 × 7?"})
+    assert row.get("ground_truth") == ("42" if asked else None)
 
 
 def test_an_agent_that_asks_nothing_is_refused_before_the_run(engine: TransformersEngine, model: Path) -> None:
