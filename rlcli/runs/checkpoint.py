@@ -19,11 +19,14 @@ from pydantic import BaseModel, ValidationError
 import rlcli
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.files import described, remove, sync_folder, write_synced
+from rlcli.reading import check_regular, parse_json, read_bytes
 
 FORMAT = 1
 """Incremented whenever older code could not read, or would misread, what this code writes."""
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.toml"
 HASHING_THREADS = 4
+MOST_BYTES = 1 << 30
+"""Largest manifest and state of the controller."""
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -268,8 +271,10 @@ def _manifest(folder: Path) -> Manifest:
 def _problem(folder: Path, name: str, expected: _File) -> str:
     """What is wrong with a file; empty if it is as it was written."""
     path = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        return f"{MANIFEST} lists {name!r:.100}, which is not in the checkpoint"
     try:
-        size = path.stat().st_size
+        size = check_regular(path, links=True).st_size
         if size != expected.size:
             return f"{name} has {size:,} bytes of {expected.size:,}"
         return "" if described(path)["sha256"] == expected.sha256 else f"{name} differs from what was written"
@@ -281,7 +286,7 @@ def _problem(folder: Path, name: str, expected: _File) -> str:
 
 def _json(folder: Path, name: str) -> Any:
     try:
-        return json.loads((folder / name).read_bytes())
+        return parse_json(read_bytes(folder / name, MOST_BYTES, links=True))
     except PermissionError as error:
         raise _unreadable(folder / name, error) from error
     except FileNotFoundError as error:

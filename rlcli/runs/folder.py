@@ -16,6 +16,7 @@ from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.files import read_object, read_objects, remove, replacing, write_synced
+from rlcli.reading import UnfitFile, check_regular
 from rlcli.redact import redacted
 from rlcli.runs.environment import environment
 
@@ -42,6 +43,12 @@ LAYOUT = (
 )
 
 
+FILES = ("config.toml", "environment.json", METRICS, EVENTS, TIMELINE, PROMPTS, TRACKERS, "reward.png", LOCK, PLACE)
+"""Files that a run reads, or writes to again when it is resumed."""
+LINKED = "checkpoints"
+"""The folder that may be a link, to a larger disk: a checkpoint is used only if its files are those of its manifest."""
+
+
 class RunFolder:
     """A folder that this process has locked:
 
@@ -59,7 +66,7 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
-        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
 
     @classmethod
     def create(cls, path: Path, force: bool = False, facts: Mapping[str, Any] | None = None) -> RunFolder:
@@ -185,7 +192,7 @@ def add_event(path: Path, kind: str, /, **facts: Any) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append a line to the file: all of it, or nothing on an error. If a kill truncated the last line, a line feed is
     added first, so that only that line is lost."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     try:
         size = os.fstat(file).st_size
         cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
@@ -207,6 +214,20 @@ def check_is_run(path: Path) -> None:
         why = f"it has neither config.toml nor {METRICS}"
     if why:
         raise RlcliError(f"{path} is not a run: {why}", "give the folder of a run; rlcli runs list shows them")
+
+
+def check_records(path: Path) -> None:
+    """UnfitFile unless what a run reads in its folder is what a run writes there: regular files and folders, without
+    links. A pipe would block a reader, and what is written to a link changes a file elsewhere."""
+    for name in FILES:
+        with suppress(FileNotFoundError):
+            check_regular(path / name)
+    for name in (name for name in LAYOUT if name not in FILES):
+        room = path / name
+        if room.is_symlink() and name != LINKED:
+            raise UnfitFile(room, f"is a link, to {os.readlink(room)!r:.200}", "put the folder itself there")
+        if room.exists() and not room.is_dir():
+            raise UnfitFile(room, "is not a folder", "put the folder there that the run has written")
 
 
 def place_of(path: Path) -> dict[str, Any]:
@@ -291,7 +312,7 @@ def has_results(path: Path) -> bool:
 
 
 def _lock(path: Path) -> int:
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         _take(lock)
         os.ftruncate(lock, 0)

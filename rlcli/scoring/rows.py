@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from rlcli.errors import DataError
 from rlcli.files import replacing
+from rlcli.reading import DATA_LINE_BYTES, bounded_lines
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.types import UNVERIFIED, Message, Verdict, VerifyRequest
 
@@ -151,7 +152,7 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
     """The non-empty lines, counted from 1."""
     try:
         with _open(path) as stream:
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(bounded_lines(stream, _name(path), DATA_LINE_BYTES), start=1):
                 if line.strip():
                     yield number, line
     except (OSError, EOFError) as error:  # a .gz that is truncated, or not a .gz
