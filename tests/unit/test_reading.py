@@ -160,9 +160,9 @@ def test_the_files_of_a_model_are_regular_and_of_a_size(tmp_path: Path) -> None:
     check_model_folder(tmp_path)
     check_model_folder(tmp_path / "none")
     os.mkfifo(tmp_path / "tokenizer.json")
-    with pytest.raises(UnfitFile, match="tokenizer.json is a named pipe"):
+    with pytest.raises(UnfitFile, match=r"tokenizer\.json is a named pipe"):
         check_model_folder(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     make_sparse(tmp_path / "chat_template.jinja")
-    with pytest.raises(UnfitFile, match="chat_template.jinja has .* more than 16 MiB"):
+    with pytest.raises(UnfitFile, match=r"chat_template\.jinja has .* more than 16 MiB"):
         check_model_folder(tmp_path)
