@@ -6,11 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.reading import UnfitFile, read_bytes
 from rlcli.types import IMAGE, Message
-
-MOST_BYTES = 256 << 20
-"""Largest file of a picture."""
 
 
 class BadImage(ValueError):
@@ -21,8 +17,7 @@ def pictures(value: Any, folder: Path) -> tuple[bytes, ...]:
     """The encoded pictures in a row's value: one or a list of them, or none (None).
 
     A picture is its bytes, the path of its file, or a dict of `bytes` and `path`, as the hub's datasets and verl have
-    it. folder: of the data, where relative paths begin and which holds every file: a row that came from elsewhere could
-    otherwise have the user's own pictures shown. Raises `BadImage`.
+    it. folder: where relative paths begin. Raises `BadImage`.
     """
     if value is None:
         return ()
@@ -92,11 +87,7 @@ def _picture(value: Any, number: int, folder: Path) -> bytes:
     try:
         if not file.is_file():  # never a device or a pipe
             raise BadImage(f"image {number}: no such file: {shown}")
-        if not file.resolve().is_relative_to(folder.resolve()):
-            raise BadImage(f"image {number}: {shown} lies outside the folder of the data: put it there, or its bytes")
-        return read_bytes(file, MOST_BYTES, links=True)
-    except UnfitFile as error:
-        raise BadImage(f"image {number}: {error.message!a:.300}") from error
+        return file.read_bytes()
     except OSError as error:
         raise BadImage(f"image {number}: {shown} cannot be read: {error.strerror or error}") from error
 
