@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.files import described
+from rlcli.model.io.tiny import make_tiny_model
 from tests.readers import Result, results_of
 from tests.report_runs import write_run
 from tests.unit.test_reading import make_socket, make_sparse
@@ -199,3 +201,41 @@ def test_a_recipe_that_is_no_file_is_refused(kind: str, folder: Path) -> None:
     NO_FILE[kind](folder / "odd.toml")
     for result in results_of([["recipes", "diff", "grpo", "odd.toml"], ["recipes", "show", "odd.toml"]], folder):
         refused(result, "odd.toml is ")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zero", "sparse"])
+def test_a_checkpoint_with_a_file_that_is_none_is_not_loaded(kind: str, folder: Path) -> None:
+    checkpoint = folder / "runs" / "odd" / "checkpoints" / "step-000002"
+    for name in ("manifest.json", "state.json") if kind != "sparse" else ("manifest.json",):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        (checkpoint / "policy").mkdir(parents=True)
+        (checkpoint / "state.json").write_text('{"step": 2}\n')
+        (checkpoint / "config.toml").write_bytes((folder / "runs" / "odd" / "config.toml").read_bytes())
+        files = {file: described(checkpoint / file) for file in ("state.json", "config.toml")}
+        files["state.json"]["size"] = files["state.json"]["size"] if name == "manifest.json" else 0  # a pipe's
+        manifest = {"format": 1, "rlcli": "0.1.0", "step": 2, "world": 1, "files": files}
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+        replaced(checkpoint, name, make_sparse if kind == "sparse" else NO_FILE[kind])
+        for result in results_of([["export", "runs/odd", "--out", "exported"], ["runs", "resume", "odd"]], folder):
+            assert result.code == 2
+            assert f"{name} " in result.err, result.err
+
+
+def test_a_model_folder_with_a_pipe_is_refused_before_it_is_loaded(folder: Path) -> None:
+    make_tiny_model(folder / "tiny")
+    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
+        (folder / "tiny" / name).unlink(missing_ok=True)
+        os.mkfifo(folder / "tiny" / name)
+        words = [["chat", "tiny", "--prompt", "1+1"], ["train", "grpo", "--model", "tiny", "--data", "d", "--dry-run"]]
+        for result in results_of(words, folder):
+            refused(result, f"tiny/{name} is a named pipe")
+        (folder / "tiny" / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_a_line_of_data_without_end_is_refused(name: str, folder: Path) -> None:
+    make_sparse(folder / name)
+    (result,) = results_of([["prep", "gsm8k", "--source", name, "--out", "made"]], folder)
+    assert result.code == 2
+    assert name in result.err
+    assert "a line of more than 256 MiB" in result.err
