@@ -55,9 +55,10 @@ _LONG_KEY = re.compile(
 
 
 class UnfitFile(RlcliError):
-    """A file that is not read, whatever it holds: not a regular file, a link, too large, or nested too deeply."""
+    """A file that is not read, whatever it holds: not a regular file, a link, or too large. why: follows its name."""
 
     def __init__(self, path: str | Path, why: str, hint: str = "") -> None:
+        self.why = why
         super().__init__(f"{path} {why}" if path else why, hint or "put the file itself there, as it was written")
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 import rlcli
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.files import described, remove, sync_folder, write_synced
-from rlcli.reading import parse_json, read_bytes
+from rlcli.reading import UnfitFile, parse_json, read_bytes
 
 FORMAT = 1
 """Incremented whenever older code could not read, or would misread, what this code writes."""
@@ -276,6 +276,8 @@ def _problem(folder: Path, name: str, expected: _File) -> str:
         if size != expected.size:
             return f"{name} has {size:,} bytes of {expected.size:,}"
         return "" if described(path)["sha256"] == expected.sha256 else f"{name} differs from what was written"
+    except UnfitFile as error:
+        return f"{name} {error.why}"
     except PermissionError as error:
         raise _unreadable(path, error) from error
     except OSError as error:
@@ -285,6 +287,8 @@ def _problem(folder: Path, name: str, expected: _File) -> str:
 def _json(folder: Path, name: str) -> Any:
     try:
         return parse_json(read_bytes(folder / name, MOST_BYTES, links=True))
+    except UnfitFile as error:
+        raise _Damaged(*_damage(folder, f"{name} {error.why}")) from error
     except PermissionError as error:
         raise _unreadable(folder / name, error) from error
     except FileNotFoundError as error:
