@@ -125,10 +125,14 @@ def check_data(resumed: Resumption, fingerprint: str) -> None:
 
 def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
-    found = checkpoints.newest(on_note)
+    damage: list[str] = []
+    found = checkpoints.newest(damage.append)
+    for text in damage:
+        on_note(text)
     anew = "start over in its place with rlcli train … --force, or elsewhere"
     if found is None and checkpoints.all():
-        raise CheckpointError(f"no checkpoint of {run} is intact", anew)
+        newest = damage[0].rpartition("; ")[0]
+        raise CheckpointError(f"no checkpoint of {run} is intact: {newest}", anew)
     made = [event.get("step") for event in events_of(run) if event.get("event") == "checkpoint"]
     if found is None and made:  # for example an unmounted disk: starting over would lose the whole record
         raise CheckpointError(
