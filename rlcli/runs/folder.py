@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -220,14 +221,15 @@ def check_records(path: Path) -> None:
     """UnfitFile unless what a run reads in its folder is what a run writes there: regular files and folders, without
     links. A pipe would block a reader, and what is written to a link changes a file elsewhere."""
     for name in FILES:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it is missing, or its reader says why it cannot be read
             check_regular(path / name)
-    for name in (name for name in LAYOUT if name not in FILES):
-        room = path / name
-        if room.is_symlink() and name != LINKED:
-            raise UnfitFile(room, f"is a link, to {os.readlink(room)!r:.200}", "put the folder itself there")
-        if room.exists() and not room.is_dir():
-            raise UnfitFile(room, "is not a folder", "put the folder there that the run has written")
+    for room in (path / name for name in LAYOUT if name not in FILES):
+        with suppress(OSError):
+            mode = (os.stat if room.name == LINKED else os.lstat)(room).st_mode
+            if stat.S_ISLNK(mode):
+                raise UnfitFile(room, f"is a link, to {os.readlink(room)!r:.200}", "put the folder itself there")
+            if not stat.S_ISDIR(mode):
+                raise UnfitFile(room, "is not a folder", "put the folder there that the run has written")
 
 
 def place_of(path: Path) -> dict[str, Any]:
