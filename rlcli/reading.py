@@ -16,8 +16,9 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, Protocol
 
 from rlcli.errors import RlcliError
 
@@ -54,6 +55,12 @@ _LONG_KEY = re.compile(
 """A TOML key of more parts: `tomllib` takes a time that grows with their square."""
 
 
+class _Lines(Protocol):
+    """A binary file, or one that is decompressed while it is read."""
+
+    def readline(self, size: int = -1, /) -> bytes: ...
+
+
 class UnfitFile(RlcliError):
     """A file that is not read, whatever it holds: not a regular file, a link, or too large. why: follows its name."""
 
@@ -75,7 +82,7 @@ def check_regular(path: Path, *, links: bool = False) -> os.stat_result:
     return facts
 
 
-def opened(path: Path, *, links: bool = False) -> BinaryIO:
+def opened(path: Path, *, links: bool = False) -> BufferedReader:
     """A regular file, opened for reading without ever waiting for it. Raises like `check_regular`."""
     check_regular(path, links=links)  # before it is opened: that alone has effects on some devices
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
@@ -152,7 +159,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tables
 
 
-def bounded_lines(file: IO[bytes], name: str | Path, longest: int = LINE_BYTES, most: int = 0) -> Iterator[bytes]:
+def bounded_lines(file: _Lines, name: str | Path, longest: int = LINE_BYTES, most: int = 0) -> Iterator[bytes]:
     """The lines of a file with their line feeds, the last one as it is. most: of bytes in all; 0: any number. Raises
     `UnfitFile` for a longer line, and for more bytes.
 
