@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import SetupError
+from rlcli.reading import LINES_BYTES, json_objects, opened, read_json
 
 
 @contextmanager
@@ -162,26 +162,23 @@ def by_umask(folder: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if it cannot be read or holds something else."""
+    """The JSON object in a file; empty if it cannot be read or holds something else. Raises `UnfitFile`."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(path)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def read_objects(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects in the lines of a file, without truncated lines. OSError if it cannot be read."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
-    return [one for one in found if isinstance(one, dict)]
+def read_objects(path: Path, most: int = LINES_BYTES) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a file, without truncated lines. most: of bytes in all; 0: any number. Raises
+    `UnfitFile`, and OSError if it cannot be read."""
+    return list(json_objects(path, most=most))
 
 
 def described(path: Path) -> dict[str, Any]:
-    """`{"size": bytes, "sha256": hex}` of a file. OSError if it cannot be read."""
-    with path.open("rb") as file:
+    """`{"size": bytes, "sha256": hex}` of a file. Raises `UnfitFile`, and OSError if it cannot be read."""
+    with opened(path, links=True) as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 import re
 import sys
@@ -25,6 +26,11 @@ are not removed from texts."""
 SERVICES = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_", "WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_", "RAY_")
 """Prefixes of the variables of the hub, a tracker or Ray."""
 
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories of control characters, escapes, bidirectional overrides, half surrogates and line separators."""
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e\n\t]+")
+_OUR_CODES = re.compile(r"(\x1b\[[0-9;]*[mAK]|\x1b\[\?25[hl])|\r|[^\x20-\x7e\n\t\r\x1b]+|\x1b")
+"""Codes of colours, of the cursor's line and of the cursor, which our own live views and progress bars write."""
 _LOGIN = re.compile(r"""//[^/@\s"']*@""")
 
 
@@ -91,8 +97,9 @@ def has_login(value: str) -> bool:
 
 
 def redact_output() -> None:
-    """From now on, remove secrets from Python's standard output and error: prints, tracebacks, warnings, logging.
-    Results go to standard output: URLs, which may be data, are unchanged there."""
+    """From now on, remove secrets from Python's standard output and error, and control characters but for those of our
+    own live views: from prints, tracebacks, warnings, logging. Results go to standard output: URLs, which may be data,
+    are unchanged there."""
     known.cache_clear()
     sys.stderr, sys.stdout = _redacting(sys.stderr, redacted), _redacting(sys.stdout, without_values)
 
@@ -130,7 +137,7 @@ class _Redacting(io.TextIOWrapper):
         self._stream, self._redact = stream, redact
 
     def write(self, text: str, /) -> int:
-        super().write(self._redact(text, known()))
+        super().write(_displayable(self._redact(text, known())))
         return len(text)
 
     def close(self) -> None:
@@ -146,9 +153,24 @@ def printable(text: str) -> str:
     >>> print(printable("\\x1b[31mred"))
     \\x1b[31mred
     """
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    return _NOT_PLAIN.sub(lambda found: _escaped(found[0]), text)
+
+
+def printable_json(text: str) -> str:
+    """A JSON text with the same characters as JSON's escapes: what it says is the same.
+
+    >>> printable_json(json.dumps({"name": "\x9b31m"}, ensure_ascii=False))
+    '{"name": "\\\\u009b31m"}'
+    """
+    return _NOT_PLAIN.sub(lambda found: _escaped(found[0], lambda one: json.dumps(one)[1:-1]), text)
+
+
+def _displayable(text: str) -> str:
+    """`printable`, but for carriage returns and `_OUR_CODES`."""
+    return _OUR_CODES.sub(lambda found: found[0] if found[1] or found[0] == "\r" else _escaped(found[0]), text)
+
+
+def _escaped(text: str, escape: Callable[[str], str] = lambda one: one.encode("unicode_escape").decode()) -> str:
+    if text.isprintable():
+        return text
+    return "".join(escape(one) if unicodedata.category(one) in _UNPRINTABLE else one for one in text)

@@ -11,7 +11,6 @@ import gzip
 import io
 import json
 import re
-import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlcli.errors import DataError
+from rlcli.reading import DATA_BYTES, DATA_LINE_BYTES, bounded_lines, check_regular
 from rlcli.types import ConvertOptions, RawRow
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
@@ -205,13 +205,14 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def _open(file: Path) -> BinaryIO:
+    check_regular(file, links=True)
     return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
 
 
 def _lines(file: Path) -> Iterator[tuple[Any, str]]:
     with _open(file) as lines:
         # Bytes, not text: JSON strings may hold characters like U+2028, which must not end a line here.
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(bounded_lines(lines, file, DATA_LINE_BYTES), start=1):
             if line.strip():
                 yield _parsed(line.removeprefix(codecs.BOM_UTF8)), f"line {number}"
 
@@ -219,7 +220,11 @@ def _lines(file: Path) -> Iterator[tuple[Any, str]]:
 def _json(file: Path) -> Iterator[tuple[Any, str]]:
     """A list of rows, a single row, or lines as in .jsonl."""
     with _open(file) as opened:
-        content = opened.read().removeprefix(codecs.BOM_UTF8)
+        content = opened.read(DATA_BYTES + 1).removeprefix(codecs.BOM_UTF8)
+    if len(content) > DATA_BYTES:
+        raise ValueError(
+            f"it has more than {DATA_BYTES >> 30} GiB of JSON; give JSON Lines (.jsonl), which are streamed"
+        )
     whole = _parsed(content)
     if isinstance(whole, ValueError):
         if content.lstrip().startswith(b"["):
@@ -231,17 +236,26 @@ def _json(file: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _csv(file: Path) -> Iterator[tuple[Any, str]]:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(DATA_LINE_BYTES)
     with _open(file) as opened:
-        reader = csv.DictReader(io.TextIOWrapper(opened, encoding="utf-8-sig", newline=""))
+        reader = csv.DictReader(_text_lines(io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")))
         for row in reader:
             more = ValueError(f"more fields than the header's {len(row) - 1}")
             yield (more if None in row else row), f"line {reader.line_num}"
 
 
+def _text_lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """The lines of a text file, none longer than a line of JSON may be."""
+    while line := text.readline(DATA_LINE_BYTES + 1):
+        if len(line) > DATA_LINE_BYTES:
+            raise ValueError(f"it has a line of more than {DATA_LINE_BYTES >> 20} MiB")
+        yield line
+
+
 def _parquet(file: Path) -> Iterator[tuple[Any, str]]:
     import pyarrow.parquet
 
+    check_regular(file, links=True)
     batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=256)
     rows = (row for batch in batches for row in batch.to_pylist())
     yield from ((row, _row(number)) for number, row in enumerate(rows))

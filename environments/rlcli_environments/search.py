@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import threading
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from rlcli.environments.tools import ToolEnvironment
 from rlcli.errors import DataError
+from rlcli.reading import bounded_lines, check_regular, opened, parse_json
 from rlcli_environments.bm25 import Bm25
 
 MOST_PASSAGES = 10
@@ -59,10 +59,11 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
         if path.suffix == ".parquet":
             import pyarrow.parquet as parquet
 
+            check_regular(path, links=True)
             rows = parquet.read_table(path, columns=["id", "text"]).to_pylist()
         else:
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in lines if line.strip()]
+            with opened(path, links=True) as file, gzip.open(file) if path.suffix == ".gz" else file as content:
+                rows = [parse_json(line) for line in bounded_lines(content, path) if line.strip()]
     except (OSError, ValueError, KeyError) as error:  # pyarrow's are of these kinds
         raise DataError(
             f"the corpus {path} cannot be read: {error}", "give JSON Lines or parquet with id and text"

@@ -24,7 +24,7 @@ from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
 from rlcli.importing import keep_current_folder_out
-from rlcli.redact import redact_output, redacted
+from rlcli.redact import printable, redact_output, redacted
 
 EPILOG = """Examples:
 
@@ -118,7 +118,7 @@ def _format_warning(
 ) -> str:
     """A warning for the user in one line; others, of libraries, with their place."""
     place = "" if category.__module__.startswith("rlcli.") else f"{filename}:{lineno}: {category.__name__}: "
-    return f"{place or 'warning: '}{message}\n"
+    return printable(f"{place or 'warning: '}{message}\n")
 
 
 def start_in_utf8() -> None:
@@ -142,7 +142,7 @@ def write_utf8() -> None:
 
 def _print(*words: str) -> None:
     with contextlib.suppress(OSError):  # The reader (a pager, `tee`) has exited; the exit code remains.
-        print(redacted(" ".join(words)), file=sys.stderr)
+        print(printable(redacted(" ".join(words))), file=sys.stderr)
 
 
 def _user_error(error: Exception) -> RlcliError | None:

@@ -1,4 +1,8 @@
-"""Where output goes: results to standard output, progress and messages to standard error."""
+"""Where output goes: results to standard output, progress and messages to standard error.
+
+What is printed may come from files that others have written. So nothing here writes control characters of a text: they
+become escapes, and neither markup nor emoji codes in it are read.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.redact import printable, printable_json
+
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.table import Table
 
 REDRAW_S = 0.1
@@ -26,36 +33,46 @@ REDRAW_S = 0.1
 @cache
 def stdout() -> Console:
     """The console of results."""
-    from rich.console import Console
-
-    return Console(highlight=False)
+    return _console(to_stderr=False)
 
 
 @cache
 def stderr() -> Console:
     """The console of progress, notes and errors."""
-    from rich.console import Console
+    return _console(to_stderr=True)
 
-    return Console(stderr=True, highlight=False)
+
+def _console(to_stderr: bool) -> Console:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        """Writes the codes of styles and of live views, and no control character of a text."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    return PrintableConsole(stderr=to_stderr, highlight=False, markup=False, emoji=False)
 
 
 def show(result: RenderableType) -> None:
-    """Print a result: a table, or text with rich markup."""
+    """Print a result: a table, or text."""
     stdout().print(result)
 
 
 def plain(text: str) -> None:
-    """Print a result as it is: no markup, no wrapping."""
-    print(text)
+    """Print a result: no markup, no wrapping."""
+    print(printable(text))
 
 
 def note(text: str) -> None:
     """A line on standard error."""
-    stderr().print(text, markup=False, highlight=False, soft_wrap=True)
+    stderr().print(printable(text), soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table of results. Cells are shown as they are, without markup."""
+    """A table of results, without markup."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -63,15 +80,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         # The first column names the row: it is never shortened.
-        made.add_column(column, no_wrap=index == 0, overflow="fold")
+        made.add_column(Text(printable(column)), no_wrap=index == 0, overflow="fold")
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
+        made.add_row(*(Text(printable(str(cell))) for cell in row))
     return made
 
 
 def emit_json(result: object) -> None:
     """Print `result` as JSON: dataclasses, paths and dates too; NaN and infinities become null."""
-    print(json.dumps(_jsonable(result), indent=2, ensure_ascii=False))
+    print(printable_json(json.dumps(_jsonable(result), indent=2, ensure_ascii=False)))
+
+
+def json_line(result: Mapping[str, Any]) -> None:
+    """Print a result of several as one line of JSON, at once."""
+    print(printable_json(json.dumps(result, ensure_ascii=False)), flush=True)
 
 
 def _jsonable(value: object) -> Any:
@@ -101,7 +123,7 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal, transient=True) as bars:
         tasks: dict[str, tuple[float, TaskID]] = {}
 

@@ -57,4 +57,4 @@ def _show(findings: Sequence[Finding]) -> None:
     for finding in findings:
         hint = f"; [bold]{escape(finding.hint)}[/]" if finding.hint else ""
         line = f"{MARKS[finding.status]} {finding.status}  {finding.name:<{width}} {escape(finding.detail)}{hint}"
-        console.stdout().print(line, soft_wrap=True)
+        console.stdout().print(line, markup=True, soft_wrap=True)

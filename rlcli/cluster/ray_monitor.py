@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from rlcli.attempt import REPORTED, is_supervised
+from rlcli.redact import printable
 
 OnLost = Callable[[str, str], NoReturn]
 """Receives who died and a message, in a thread while the main one may hang, and ends the process."""
@@ -27,7 +28,7 @@ HEAD_LOST_S = 40.0
 
 def leave(who: str, message: str) -> NoReturn:
     """For a command without a run to continue."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(printable(f"error: {message}"), file=sys.stderr, flush=True)
     os._exit(REPORTED if is_supervised() else 1)
 
 

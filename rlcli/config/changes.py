@@ -12,6 +12,7 @@ from typing import Any
 
 from rlcli.config.load import Resolved, resolve, to_toml
 from rlcli.errors import ConfigError
+from rlcli.reading import read_text
 
 ROUNDING = "from here on results agree to rounding, not bitwise"
 ALLOWED: Mapping[str, str] = {
@@ -67,7 +68,7 @@ def read_run_config(run: Path, flags: Mapping[str, object] | None = None, sets: 
     the run began. Raises `ConfigError` if the file or a value is invalid."""
     file = run / "config.toml"
     found = resolve(str(file), flags, sets)
-    before = origins_in(file.read_text(encoding="utf-8"))
+    before = origins_in(read_text(file))
     given = {key for key, value in (flags or {}).items() if value is not None}
     given |= {text.partition("=")[0].strip() for text in sets}
     return replace(

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from rlcli.errors import ConfigError, RlcliError, UnknownName
+from rlcli.reading import parse_toml, read_text
 from rlcli.registry import Registry, near
 
 PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
@@ -84,9 +85,10 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
         circle = " → ".join((*_chain[_chain.index(source) :], source))
         raise ConfigError(f"recipe bases are circular: {circle}", "remove one `base`")
     try:
-        text = file.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, too many digits or brackets
+        # A packaged recipe may lie in an archive.
+        text = read_text(file, links=True) if isinstance(file, Path) else file.read_text(encoding="utf-8")
+        table = parse_toml(text)
+    except ValueError as error:  # TOML's and UTF-8's, too many digits or brackets
         raise ConfigError(f"{source} is not TOML: {error}", "fix that line") from error
     except OSError as error:
         asked = f"{_chain[-1]}: its base " if _chain else ""

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 from rlcli.errors import RunFailed
 from rlcli.files import replacing, sync_file, sync_folder
 from rlcli.images.described import described
+from rlcli.reading import UnfitFile
 from rlcli.types import Prompt, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
 
+MOST_ROWS = 10_000_000
+"""Rows of a file of samples: one with more was not written by a run, and does not fit into memory."""
 NEEDED = ("prompt_id", "sample", "outcome", "score")
 """Columns without which a row is no sample."""
 _NUMBERS = re.compile(r"\d+")
@@ -153,11 +156,20 @@ def schema() -> Any:
     )
 
 
+def check_rows(file: Path, metadata: Any) -> None:
+    """UnfitFile if a file of samples has more rows than any run writes. metadata: of the parquet file."""
+    if metadata.num_rows > MOST_ROWS:
+        raise UnfitFile(file, f"has {metadata.num_rows:,} rows, more than {MOST_ROWS:,}", "give a file of samples")
+
+
 def sample_files(room: Path, step: int) -> list[Path]:
     """The files of samples that the workers of a run wrote for one step, sorted by rank. room: the run's `samples` or
     `evaluations` folder. In runs that an older rlcli started, they are in that folder itself, with the step as a
-    prefix of their name: it is listed only for a step without files in a folder of its own."""
+    prefix of their name: it is listed only for a step without files in a folder of its own. Raises `UnfitFile` if the
+    step's folder is a link."""
     named = f"step-{step:06d}"
+    if (room / named).is_symlink():
+        raise UnfitFile(room / named, "is a link", "put the folder itself there")
     found = [*(room / named).glob("rank-*.parquet")] or [*room.glob(f"{named}.rank-*.parquet")]
     return sorted(found, key=lambda path: [int(number) for number in _NUMBERS.findall(path.name.removeprefix(named))])
 

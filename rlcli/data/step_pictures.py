@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from rlcli.data.samples import write_table
+from rlcli.reading import check_regular
 
 MOST = 1000
 """Of a file; some tens of kilobytes each."""
@@ -44,6 +45,7 @@ def read_pictures(folder: Path, digests: Collection[str]) -> Iterator[tuple[str,
         if not left:
             return
         try:
+            check_regular(file)
             rows = pq.read_table(file, columns=["digest", "image"], filters=[("digest", "in", left)]).to_pylist()
         except (OSError, ValueError, pa.ArrowException):
             continue

@@ -12,6 +12,7 @@ from rlcli.data.samples import sample_files
 from rlcli.data.step_files import ADVANTAGES
 from rlcli.errors import DataError
 from rlcli.evaluation.store import read_samples
+from rlcli.reading import check_regular
 from rlcli.types import Outcome
 
 
@@ -84,6 +85,7 @@ def _advantages(room: Path, step: int) -> Callable[[Mapping[str, Any]], float | 
 
     file = room / f"step-{step:06d}" / ADVANTAGES
     try:
+        check_regular(file)
         rows = pq.read_table(file).to_pylist()
     except (OSError, pa.ArrowException):  # an older run, or a kill in the middle of a write
         return lambda row: None

@@ -121,7 +121,7 @@ def _tables(path: str) -> dict[str, Any]:
 
     place = Path(path)
     if place.is_file() and place.suffix == ".parquet":
-        return {place.stem: read_samples(place)}
+        return {place.stem: read_samples(place, links=True)}
     step = place.with_suffix("") if place.suffix == ".json" else place
     named = OF_STEP.fullmatch(step.name)
     if named and (shards := sample_files(step.parent, int(named[2]))):

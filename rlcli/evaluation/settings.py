@@ -74,7 +74,10 @@ def _mark(path: str) -> str:
     found = hashlib.blake2b(digest_size=16)
     for file in sorted(folder.iterdir()):
         if file.suffix in SMALL and file.is_file():
-            found.update(f"{file.name}\0".encode() + file.read_bytes())
+            found.update(f"{file.name}\0".encode())
+            with file.open("rb") as opened:
+                while piece := opened.read(1 << 20):
+                    found.update(piece)
         elif file.suffix in WEIGHTS and file.is_file():
             found.update(f"{file.name}\0".encode() + _looked_at(file))
     return found.hexdigest()

@@ -10,7 +10,7 @@ logs/                   logs of the workers
 from __future__ import annotations
 
 import fcntl
-import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.samples import NEEDED, schema, write_table
+from rlcli.data.samples import NEEDED, check_rows, schema, write_table
 from rlcli.errors import ConfigError, DataError, RlcliError
+from rlcli.reading import check_regular, read_json
 from rlcli.runs.folder import evaluation_folder, write_json
 
 FORMAT = 1
@@ -130,7 +131,7 @@ def settings_of(path: Path) -> dict[str, Any]:
     read."""
     file = path / SETTINGS
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -140,14 +141,17 @@ def settings_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_samples(file: Path, columns: Sequence[str] | None = None) -> Any:
+def read_samples(file: Path, columns: Sequence[str] | None = None, *, links: bool = False) -> Any:
     """A table of samples with the current columns, or the requested ones; a column that the file lacks, or that another
-    version wrote in another type, is null. Raises `DataError` if that is one of `NEEDED`."""
+    version wrote in another type, is null. Raises `DataError` if that is one of `NEEDED`, and `UnfitFile`. links:
+    whether the file may be a link."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
+        check_regular(file, links=links)
         with pq.ParquetFile(file) as opened:
+            check_rows(file, opened.metadata)
             there = opened.schema_arrow.names
             table = opened.read(None if columns is None else [name for name in columns if name in there])
     except (pa.ArrowException, OSError) as error:
@@ -251,10 +255,13 @@ def shown(value: object) -> str:
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    with (path / HELD).open("a") as lock:
+    lock = os.open(path / HELD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             why = f"--out {path} is in use by another evaluation"
             raise RlcliError(why, "wait for it, or give another folder") from None
         yield
+    finally:
+        os.close(lock)

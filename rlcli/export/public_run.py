@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,13 +13,15 @@ from pathlib import Path
 
 from rlcli.config.recipes import flatten
 from rlcli.export.model_card import WHOLE_PATH
+from rlcli.reading import CONFIG_BYTES, LINES_BYTES, parse_json, read_text
 from rlcli.redact import redacted
 from rlcli.runs.environment import environment_of
-from rlcli.runs.folder import EVENTS
+from rlcli.runs.folder import EVENTS, LOCK, check_records
 from rlcli.runs.listing import config_of
 
 ENVIRONMENT = "environment.json"
-REWRITTEN = ("config.toml", ENVIRONMENT, EVENTS)
+REWRITTEN = {"config.toml": CONFIG_BYTES, ENVIRONMENT: CONFIG_BYTES, EVENTS: LINES_BYTES}
+"""Records that are copied without what names the machine → the largest size of each."""
 LEFT_OUT = ("logs", "exports", "bad-batches", "profile", "code", "trackers.json", ".place")
 """What a report does not show."""
 OF_THE_MACHINE = ("host", "directory", "command")
@@ -28,20 +32,34 @@ LEAST = 3
 
 @contextmanager
 def public_run(run: Path) -> Iterator[Path]:
-    """A folder of the same name with the records of the run in `run`, for the time of the block: links to what it
-    measured and sampled, and copies of its other records without host names, addresses and folders."""
+    """A folder of the same name with the records of the run in `run` while the block runs: what it measured, links
+    to what it sampled, and copies of its other records without host names, addresses and folders. Raises `UnfitFile`
+    if one of them is a link or no regular file: what it leads to is not to be published."""
+    check_records(run)
     with tempfile.TemporaryDirectory(prefix="rlcli-public-") as room:
         copy = Path(room) / run.name
         copy.mkdir()
         for entry in run.iterdir():
-            if entry.name not in (*LEFT_OUT, *REWRITTEN):
+            if entry.name in (*LEFT_OUT, *REWRITTEN) or (entry.is_symlink() and entry.name != "checkpoints"):
+                continue
+            if entry.is_dir() or entry.name == LOCK:  # the lock says whether the run is alive
                 (copy / entry.name).symlink_to(entry.resolve())
+            elif entry.is_file():
+                _same(entry, copy / entry.name)
         names = [str(environment_of(run).get("host", "")), str(flatten(config_of(run)).get("cluster.address", ""))]
-        for name in REWRITTEN:
+        for name, most in REWRITTEN.items():
             with suppress(OSError):  # readers cope with a missing file
-                text = _public((run / name).read_text(encoding="utf-8", errors="replace"), names)
+                text = _public(read_text(run / name, most, errors="replace"), names)
                 (copy / name).write_text(_less(text) if name == ENVIRONMENT else text, encoding="utf-8")
         yield copy
+
+
+def _same(file: Path, copy: Path) -> None:
+    """The same file under another name; a copy on another file system."""
+    try:
+        os.link(file, copy)
+    except OSError:
+        shutil.copyfile(file, copy)
 
 
 def _public(text: str, names: Sequence[str]) -> str:
@@ -60,7 +78,9 @@ def _public(text: str, names: Sequence[str]) -> str:
 def _less(text: str) -> str:
     """The text of environment.json without the entries that name the machine."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
+        return "{}"
+    if not isinstance(found, dict):
         return "{}"
     return json.dumps({name: value for name, value in found.items() if name not in OF_THE_MACHINE}, indent=2)

@@ -10,6 +10,7 @@ from rlcli.config.load import Resolved, resolve
 from rlcli.errors import CheckpointError, ConfigError, RlcliError
 from rlcli.runs.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from rlcli.runs.environment import directory_of, environment_of
+from rlcli.runs.folder import check_records
 from rlcli.runs.records import evaluations_of
 
 Notify = Callable[[str], None]
@@ -46,12 +47,15 @@ def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
             raise RlcliError(f"--step {step}: {source} is one checkpoint", "give its run's folder, or leave --step out")
         checkpoint = read_checkpoint(source)
     elif is_run(source):
+        check_records(source)
         checkpoint = _of_run(source, step, on_note)
     else:
         what = "is neither a run's folder nor a checkpoint" if source.exists() else "does not exist"
         raise RlcliError(f"{source} {what}", "give runs/NAME or runs/NAME/checkpoints/step-NNNNNN")
     folder = checkpoint.path.parent
     run = folder.parent if folder.name == "checkpoints" else None
+    if run:
+        check_records(run)
     try:
         resolved = resolve(str(checkpoint.path / CONFIG))
     except ConfigError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlcli.files import described
 from rlcli.runs.checkpoint import MANIFEST
 
 EXACT, ROUNDED = 1e-4, 0.15
@@ -72,7 +72,7 @@ class Export:
 def manifest_digest(checkpoint: Path) -> str:
     """SHA-256 of a checkpoint's manifest, which has those of all its files; empty if there is none."""
     manifest = checkpoint / MANIFEST
-    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else ""
+    return str(described(manifest)["sha256"]) if manifest.is_file() else ""
 
 
 def shown(base: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.machine import processor
 from rlcli.machine.device import NVML, for_rocm, has_nvml
 from rlcli.orchestrator.verifier_failures import part_weights
+from rlcli.reading import read_json
 from rlcli.served import ENGINE_KEY, ServedModel
 from rlcli.serving.models import models_of
 from rlcli.types import Prompt
@@ -518,7 +518,7 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
             "train its base model, or merge the two first: rlcli export RUN --merge",
         )
     try:
-        settings = json.loads(note.read_text(encoding="utf-8"))
+        settings = read_json(note, links=True)
         base, rank = settings["base_model_name_or_path"], settings["r"]
         on_experts = bool(settings.get("target_parameters"))
     except (OSError, ValueError, LookupError, TypeError) as error:

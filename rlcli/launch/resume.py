@@ -15,7 +15,7 @@ from rlcli.errors import CheckpointError, DataError, RlcliError
 from rlcli.export.export import with_model_folders
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint
 from rlcli.runs.environment import directory_of, environment_of, installed, recorded_day
-from rlcli.runs.folder import RunFolder, check_is_run, events_of
+from rlcli.runs.folder import RunFolder, check_is_run, check_records, events_of
 from rlcli.runs.records import evaluated_steps
 
 RUNS = Path("runs")
@@ -48,8 +48,10 @@ class Resumption:
 
 
 def find_run(name: str | Path) -> Path:
-    """The folder of a run, by its path or by its name below runs/. RlcliError if it is not a run."""
+    """The folder of a run, by its path or by its name below runs/. RlcliError if it is not a run, or if one of its
+    records is not a regular file."""
     path = _place_of(name)
+    check_records(path)
     if not (path / "config.toml").is_file():
         why = "no such folder" if not path.is_dir() else "it has no config.toml"
         raise RlcliError(f"{path} is not a run: {why}", "give the folder of a run; rlcli runs list shows them")
@@ -60,6 +62,7 @@ def find_record(name: str | Path) -> Path:
     """The same for what only reads: the folder may lack any part of a run, also config.toml."""
     path = _place_of(name)
     check_is_run(path)
+    check_records(path)
     return path.resolve()
 
 
@@ -122,10 +125,14 @@ def check_data(resumed: Resumption, fingerprint: str) -> None:
 
 def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
-    found = checkpoints.newest(on_note)
+    damage: list[str] = []
+    found = checkpoints.newest(damage.append)
+    for text in damage:
+        on_note(text)
     anew = "start over in its place with rlcli train … --force, or elsewhere"
     if found is None and checkpoints.all():
-        raise CheckpointError(f"no checkpoint of {run} is intact", anew)
+        newest = damage[0].rpartition("; ")[0]
+        raise CheckpointError(f"no checkpoint of {run} is intact: {newest}", anew)
     made = [event.get("step") for event in events_of(run) if event.get("event") == "checkpoint"]
     if found is None and made:  # for example an unmounted disk: starting over would lose the whole record
         raise CheckpointError(

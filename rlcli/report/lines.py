@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from rlcli.reading import LINE_BYTES, UnfitFile, check_regular, json_object, opened
 
 MISSING = math.nan
 _STEP = re.compile(rb'"step": ?(\d{1,15})')
@@ -33,9 +34,10 @@ class GrowingFile:
         self._inode = 0
 
     def refresh(self) -> bool:
-        """Read what was added since the last call; whether anything was. Never raises for a bad file."""
+        """Read what was added since the last call; whether anything was. Never raises for a damaged file, only
+        `UnfitFile`."""
         try:
-            now = self.path.stat()
+            now = check_regular(self.path)
             seen = (now.st_ino, now.st_size, now.st_mtime)
             if seen == self._seen:
                 return False
@@ -68,10 +70,12 @@ class GrowingFile:
 
     def _read(self) -> None:
         rest = b""
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             file.seek(self._end)
             while block := file.read(BLOCK):
                 *lines, rest = (rest + block).split(b"\n")
+                if len(rest) > LINE_BYTES:
+                    raise UnfitFile(self.path, f"has a line of more than {LINE_BYTES >> 20} MiB", "remove that line")
                 for line in lines:
                     if line.strip() and not self._take(line, self._end):
                         self.skipped += 1
@@ -88,7 +92,7 @@ class Records:
         self.file = GrowingFile(path, self._take, self.found.clear)
 
     def _take(self, line: bytes, offset: int) -> bool:
-        found = parsed(line)
+        found = json_object(line)
         if found is not None:
             self.found.append(found)
         return found is not None
@@ -110,9 +114,9 @@ class Timeline:
         if (place := self._places.get(step)) is None:
             return None
         try:
-            with self.file.path.open("rb") as file:
+            with opened(self.file.path) as file:
                 file.seek(place[0])
-                return parsed(file.read(place[1]))
+                return json_object(file.read(place[1]))
         except OSError:
             return None
 
@@ -153,7 +157,7 @@ class Metrics:
         return next((value for value in reversed(self.column(name)) if value is not None), None)
 
     def _take(self, line: bytes, offset: int) -> bool:
-        found = parsed(line)
+        found = json_object(line)
         step = found.pop("step", None) if found else None
         if found is None or not isinstance(step, int) or isinstance(step, bool):
             return False
@@ -172,15 +176,6 @@ class Metrics:
     def _clear(self) -> None:
         self.steps.clear()
         self._columns.clear()
-
-
-def parsed(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None if it is none."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _double(value: float) -> float:

@@ -14,15 +14,16 @@ from __future__ import annotations
 import math
 import os
 import re
-import tomllib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from rlcli.data.samples import check_rows
 from rlcli.data.step_files import ADVANTAGES, advantages_schema, tokens_schema
 from rlcli.files import read_object
+from rlcli.reading import UnfitFile, check_regular, parse_toml, read_text
 from rlcli.report.lines import GrowingFile, Metrics, Records, Timeline
 from rlcli.runs.folder import EVENTS, METRICS, TIMELINE, check_is_run
 from rlcli.runs.listing import config_of, state_of
@@ -84,15 +85,15 @@ class RunData:
     def config(self) -> dict[str, Any]:
         """The sections of config.toml, not validated; empty, with a note, if it cannot be read."""
         try:
-            tomllib.loads(self.config_text())
-        except (ValueError, RecursionError) as error:
+            parse_toml(self.config_text())
+        except ValueError as error:
             self.note(f"config.toml cannot be read: it is not TOML: {error}")
         return config_of(self.folder)
 
     def config_text(self) -> str:
         """config.toml as it is; empty, with a note, if it cannot be read."""
         try:
-            return (self.folder / "config.toml").read_text(encoding="utf-8")
+            return read_text(self.folder / "config.toml")
         except (OSError, UnicodeDecodeError) as error:
             self.note(f"config.toml cannot be read: {getattr(error, 'strerror', None) or 'it is not text in UTF-8'}")
             return ""
@@ -217,6 +218,7 @@ class RunData:
         import pyarrow.parquet as pq
 
         try:
+            check_regular(path)
             with pq.ParquetFile(path) as file:
                 at = file.schema_arrow.get_field_index(column)
                 groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
@@ -239,7 +241,9 @@ class RunData:
         import pyarrow.parquet as pq
 
         try:
+            check_regular(path)
             with pq.ParquetFile(path) as file:
+                check_rows(path, file.metadata)
                 held = file.schema_arrow.names
                 wanted = [name for name in columns if name in held]
                 if lost := [name for name in needed if name not in held]:
@@ -281,7 +285,7 @@ class _Room:
             if seen == self._seen:
                 return False
             with os.scandir(self.path) as entries:
-                self._scan([entry.name for entry in entries])
+                self._scan(entries)
             self._seen, self.error = seen, ""
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -300,12 +304,14 @@ class _Room:
             return flat
         return [*(folder / name for name in sorted(names, key=_by_number)), *flat]
 
-    def _scan(self, names: Iterable[str]) -> None:
+    def _scan(self, entries: Iterable[os.DirEntry[str]]) -> None:
         self._folders, self._flat, self.reports = {}, {}, {}
-        for name in names:
-            if not (found := _OF_STEP.fullmatch(name)):
+        for entry in entries:
+            if not (found := _OF_STEP.fullmatch(entry.name)):
                 continue
-            step, path = int(found[1]), self.path / name
+            step, path = int(found[1]), self.path / entry.name
+            if entry.is_symlink():
+                raise UnfitFile(path, "is a link", "put the file or folder itself there")
             if found[2] is None:
                 self._folders[step] = path
             elif found[2] == ".json":

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlcli.errors import SetupError
 from rlcli.files import remove
+from rlcli.reading import opened
 from rlcli.report import details, overview
 from rlcli.report.api import Api, as_json, comparison_of, lanes_of, signals_of
 from rlcli.report.page import FILE, GENERATOR, PIECES, page
@@ -128,8 +129,8 @@ def check_out(out: Path) -> None:
             if out.exists():
                 raise SetupError(f"--out {out} is a file", "give a folder")
             return
-        with (out / "index.html").open(encoding="utf-8", errors="replace") as file:
-            ours = mark in file.read(2000)
+        with opened(out / "index.html", links=True) as file:
+            ours = mark.encode() in file.read(2000)
     except FileNotFoundError:
         ours = not any(out.iterdir())
     except OSError as error:

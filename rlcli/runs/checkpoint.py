@@ -20,12 +20,15 @@ from pydantic import BaseModel, ValidationError
 import rlcli
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.files import described, remove, sync_folder, write_synced
+from rlcli.reading import UnfitFile, parse_json, read_bytes
 
 FORMAT = 1
 """Incremented whenever older code could not read, or would misread, what this code writes."""
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.toml"
 DTYPES = ("float32", "bfloat16", "float16")
 HASHING_THREADS = 4
+MOST_BYTES = 1 << 30
+"""Largest manifest and state of the controller."""
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -299,6 +302,8 @@ def _problem(folder: Path, name: str, expected: _File) -> str:
         if found.st_size != expected.size:
             return f"{name} has {found.st_size:,} bytes of {expected.size:,}"
         return "" if described(path)["sha256"] == expected.sha256 else f"{name} differs from what was written"
+    except UnfitFile as error:
+        return f"{name} {error.why}"
     except PermissionError as error:
         raise _unreadable(path, error) from error
     except OSError as error:
@@ -308,9 +313,9 @@ def _problem(folder: Path, name: str, expected: _File) -> str:
 def _json(folder: Path, name: str) -> Any:
     path = folder / name
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device would never end
-            raise _Damaged(*_damage(folder, f"{name} is not a file"))
-        return json.loads(path.read_bytes())
+        return parse_json(read_bytes(path, MOST_BYTES, links=True))
+    except UnfitFile as error:
+        raise _Damaged(*_damage(folder, f"{name} {error.why}")) from error
     except PermissionError as error:
         raise _unreadable(path, error) from error
     except FileNotFoundError as error:

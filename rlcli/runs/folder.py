@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from rlcli.files import (
     replacing,
     write_synced,
 )
+from rlcli.reading import UnfitFile, check_regular
 from rlcli.redact import redacted
 from rlcli.runs.environment import environment
 
@@ -51,6 +53,12 @@ LAYOUT = (
 )
 
 
+FILES = ("config.toml", "environment.json", METRICS, EVENTS, TIMELINE, PROMPTS, TRACKERS, "reward.png", LOCK, PLACE)
+"""Files that a run reads, or writes to again when it is resumed."""
+LINKED = "checkpoints"
+"""The folder that may be a link, to a larger disk: a checkpoint is used only if its files are those of its manifest."""
+
+
 class RunFolder:
     """A folder that this process has locked:
 
@@ -68,7 +76,7 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
-        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT, file_mode(path))
+        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, file_mode(path))
 
     @classmethod
     def create(
@@ -204,7 +212,7 @@ def add_event(path: Path, kind: str, /, **facts: Any) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append a line to the file: all of it, or nothing on an error. If a kill truncated the last line, a line feed is
     added first, so that only that line is lost."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, file_mode(path.parent))
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, file_mode(path.parent))
     try:
         size = os.fstat(file).st_size
         cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
@@ -226,6 +234,21 @@ def check_is_run(path: Path) -> None:
         why = f"it has neither config.toml nor {METRICS}"
     if why:
         raise RlcliError(f"{path} is not a run: {why}", "give the folder of a run; rlcli runs list shows them")
+
+
+def check_records(path: Path) -> None:
+    """UnfitFile unless what a run reads in its folder is what a run writes there: regular files and folders, without
+    links. A pipe would block a reader, and what is written to a link changes a file elsewhere."""
+    for name in FILES:
+        with suppress(OSError):  # it is missing, or its reader says why it cannot be read
+            check_regular(path / name)
+    for room in (path / name for name in LAYOUT if name not in FILES):
+        with suppress(OSError):
+            mode = (os.stat if room.name == LINKED else os.lstat)(room).st_mode
+            if stat.S_ISLNK(mode):
+                raise UnfitFile(room, f"is a link, to {os.readlink(room)!r:.200}", "put the folder itself there")
+            if not stat.S_ISDIR(mode):
+                raise UnfitFile(room, "is not a folder", "put the folder there that the run has written")
 
 
 def place_of(path: Path) -> dict[str, Any]:
@@ -312,7 +335,7 @@ def has_results(path: Path) -> bool:
 
 def _lock(path: Path, mode: int) -> int:
     """mode: of a new lock file, less the umask."""
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, mode)
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
     try:
         _take(lock)
         os.ftruncate(lock, 0)

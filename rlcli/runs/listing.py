@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import fcntl
-import tomllib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcli.runs.folder import LOCK, events_of
+from rlcli.errors import RlcliError
+from rlcli.reading import read_toml
+from rlcli.runs.folder import LOCK, check_records, events_of
 from rlcli.runs.measure import LOSS, REWARD, measure_of
 from rlcli.runs.records import evaluations_of, metrics_of
 
-State = Literal["alive", "finished", "stopped", "failed", "killed"]
+State = Literal["alive", "finished", "stopped", "failed", "killed", "unreadable"]
 ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 """Events that end a run, unless it is restarted."""
 BEGINS = ("started", "resumed", "restarted")
@@ -25,7 +27,7 @@ class Run:
     """Summary of one run. step: done so far, of `steps`. reward: mean of the last one; None if the dataset gives the
     responses: then `loss` shows whether it learns. evaluated, pass_at_1: step and
     outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, in seconds since 1970;
-    None if unknown."""
+    None if unknown. problem: why nothing of the run was read; its state is `unreadable` then."""
 
     name: str
     path: str
@@ -39,12 +41,35 @@ class Run:
     pass_at_1: float | None
     checkpoint: int | None
     time: float | None
+    problem: str = ""
 
 
 def runs_in(root: Path) -> list[Run]:
-    """The runs in the folders of `root`, the latest first."""
-    folders = [path.parent for path in root.glob(f"*/{LOCK}") if (path.parent / "config.toml").is_file()]
-    return sorted((run_at(folder) for folder in folders), key=lambda run: run.time or 0.0, reverse=True)
+    """The runs in the folders of `root`, the latest first. One that cannot be read is listed with the problem."""
+    folders = [path.parent for path in root.glob(f"*/{LOCK}") if os.path.lexists(path.parent / "config.toml")]
+    return sorted(map(_listed, folders), key=lambda run: run.time or 0.0, reverse=True)
+
+
+def _listed(folder: Path) -> Run:
+    try:
+        check_records(folder)
+        return run_at(folder)
+    except RlcliError as error:
+        return Run(
+            name=folder.name,
+            path=str(folder),
+            recipe="",
+            state="unreadable",
+            step=0,
+            steps=0,
+            reward=None,
+            loss=None,
+            evaluated=None,
+            pass_at_1=None,
+            checkpoint=None,
+            time=_changed(folder / "config.toml"),
+            problem=str(error),
+        )
 
 
 def run_at(folder: Path) -> Run:
@@ -85,10 +110,10 @@ def _pass_at_1(report: dict[str, Any]) -> float | None:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The resolved configuration as stored, not validated: it may be from another version."""
+    """The resolved configuration as stored, not validated: it may be from another version. Raises `UnfitFile`."""
     try:
-        found = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_toml(folder / "config.toml")
+    except (OSError, ValueError):
         return {}
     return {name: section for name, section in found.items() if isinstance(section, dict)}
 
@@ -114,12 +139,17 @@ def state_of(folder: Path) -> State:
 
 def _held(folder: Path) -> bool:
     try:
-        with (folder / LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
+    finally:
+        os.close(lock)
     return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from rlcli.errors import RunFailed
 from rlcli.files import read_objects, replacing, sync_file, sync_folder, write_synced
+from rlcli.reading import LINES_BYTES, UnfitFile, read_json
 from rlcli.runs.folder import METRICS, PROMPTS, TIMELINE, finite
 from rlcli.runs.measure import REWARD, Measure
 
@@ -29,6 +31,8 @@ class RunResult:
     stopped: bool = False
 
 
+MOST_BYTES = 4 << 30
+"""Largest timeline and record of prompts: a line of theirs is much longer than one of metrics."""
 OF_STEP = re.compile(r"step-(\d+)(\.json$|\.rank-|$)")
 OF_TRAINING = ("advantages.parquet", "tokens-*.parquet", ".advantages.*.tmp", ".tokens-*.tmp")
 """Files in the folder of a step's samples that are made when the step is trained on."""
@@ -45,14 +49,14 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 def timeline_of(run: Path) -> list[dict[str, Any]]:
     """The lines of timeline.jsonl, oldest first, without truncated ones; empty if it cannot be read."""
     with contextlib.suppress(OSError):
-        return _read_lines(run / TIMELINE)
+        return _read_lines(run / TIMELINE, MOST_BYTES)
     return []
 
 
 def judged_of(run: Path) -> list[dict[str, Any]]:
     """The lines of prompts.jsonl, oldest first, without truncated ones; empty if it cannot be read."""
     with contextlib.suppress(OSError):
-        return _read_lines(run / PROMPTS)
+        return _read_lines(run / PROMPTS, MOST_BYTES)
     return []
 
 
@@ -66,8 +70,8 @@ def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
     found = {}
     for step, path in sorted(_of_steps(run / "evaluations")):
         if path.suffix == ".json":
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                found[step] = json.loads(path.read_text(encoding="utf-8"))
+            with contextlib.suppress(OSError, ValueError):
+                found[step] = read_json(path)
     return {step: report for step, report in found.items() if isinstance(report, dict)}
 
 
@@ -78,7 +82,7 @@ def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
     trained on does not. Raises RunFailed if that cannot be done."""
     with _changing(run):
         for name in (METRICS, *(name for name in (TIMELINE, PROMPTS) if (run / name).exists())):
-            _write_lines(run / name, [line for line in _read_lines(run / name) if line["step"] <= step])
+            _write_lines(run / name, [line for line in _read_lines(run / name, 0) if line["step"] <= step])
         evaluated = evaluated_steps(run)
         for room in ("samples", "evaluations"):
             for of, path in _of_steps(run / room):
@@ -100,7 +104,7 @@ def evaluated_steps(run: Path) -> set[int]:
 def amend(run: Path, step: int, more: Mapping[str, float]) -> None:
     """Add metrics to the line of `step` in metrics.jsonl, atomically. Raises RunFailed if that cannot be done."""
     with _changing(run):
-        lines = [line | finite(more) if line["step"] == step else line for line in _read_lines(run / METRICS)]
+        lines = [line | finite(more) if line["step"] == step else line for line in _read_lines(run / METRICS, 0)]
         _write_lines(run / METRICS, lines)
 
 
@@ -128,11 +132,11 @@ def _changing(run: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file with a line a step. Raises OSError if it exists and cannot be read: it must not count as
-    empty."""
+def _read_lines(path: Path, most: int = LINES_BYTES) -> list[dict[str, Any]]:
+    """The lines of a file with a line a step. most: of bytes; 0: any number. Raises `UnfitFile`, and OSError if it
+    exists and cannot be read: it must not count as empty."""
     with contextlib.suppress(FileNotFoundError):
-        return [line for line in read_objects(path) if "step" in line]
+        return [line for line in read_objects(path, most) if isinstance(line.get("step"), int)]
     return []
 
 
@@ -154,6 +158,13 @@ def _remove(path: Path, patterns: Sequence[str] = (*OF_SAMPLING, *OF_TRAINING)) 
 
 def _of_steps(room: Path) -> list[tuple[int, Path]]:
     """What the run has written to `room` after a step, with the step: `step-000012.json`, the folder `step-000012`,
-    and, for runs of an older rlcli, `step-000012.rank-0.round-2.parquet`. Other files are ignored."""
-    found = [(OF_STEP.match(path.name), path) for path in room.glob("step-*")]
-    return [(int(name[1]), path) for name, path in found if name]
+    and, for runs of an older rlcli, `step-000012.rank-0.round-2.parquet`. Other files are ignored. Raises `UnfitFile`
+    for a link: what it leads to is not the run's."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(room) as entries:
+        for entry in entries:
+            if name := OF_STEP.match(entry.name):
+                if entry.is_symlink():
+                    raise UnfitFile(entry.path, "is a link", "put the file or folder itself there")
+                found.append((int(name[1]), room / entry.name))
+    return found

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 from rlcli.errors import DataError
 from rlcli.files import replacing
+from rlcli.reading import DATA_LINE_BYTES, bounded_lines
+from rlcli.redact import printable_json
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.types import UNVERIFIED, Message, Verdict, VerifyRequest
 
@@ -140,18 +142,14 @@ def writing(path: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 def _write(stream: BinaryIO | gzip.GzipFile, fields: Mapping[str, Any]) -> None:
-    try:
-        line = json.dumps(fields, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a lone surrogate: only an escape can represent it
-        line = json.dumps(fields).encode()
-    stream.write(line + b"\n")
+    stream.write(printable_json(json.dumps(fields, ensure_ascii=False)).encode() + b"\n")
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
     """The non-empty lines, counted from 1."""
     try:
         with _open(path) as stream:
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(bounded_lines(stream, _name(path), DATA_LINE_BYTES), start=1):
                 if line.strip():
                     yield number, line
     except (OSError, EOFError) as error:  # a .gz that is truncated, or not a .gz

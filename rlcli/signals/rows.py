@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.data.samples import sample_files
-from rlcli.errors import RlcliError
+from rlcli.errors import DataError
 from rlcli.evaluation.store import read_samples
+from rlcli.reading import json_objects
 from rlcli.types import UNVERIFIED
 
 MOST_ROWS = 128
@@ -36,7 +36,7 @@ def read_step(room: Path, step: int, most: int = MOST_ROWS) -> list[Row]:
     be read. Rows without a verdict are left out. room: the run's `samples`."""
     rows: list[Row] = []
     for file in sample_files(room, step):
-        with contextlib.suppress(RlcliError):
+        with contextlib.suppress(DataError):
             rows += read_samples(file, COLUMNS).slice(0, 4 * most).to_pylist()
         if len(rows) >= 4 * most:
             break
@@ -101,11 +101,8 @@ def sampled_rows(run: Path, upto: int | None = None, most: int = MOST_STEPS) -> 
 
 def rescored_rows(run: Path) -> Iterator[dict[str, Any]]:
     """The lines of the newest file that `rlcli rescore RUN --keep` wrote, one at a time; none without a file."""
-    files = sorted((run / RESCORED).glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    files = sorted((run / RESCORED).glob("*.jsonl"), key=lambda path: path.lstat().st_mtime)
     if not files:
         return
-    with contextlib.suppress(OSError), files[-1].open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                if isinstance(found := json.loads(line), dict):
-                    yield found
+    with contextlib.suppress(OSError):
+        yield from json_objects(files[-1], most=0)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from rlcli.attempt import RETRY, is_supervised
 from rlcli.errors import RlcliError, RunFailed
+from rlcli.redact import printable
 from rlcli.runs.folder import add_event, events_of, place_of
 
 RECORDED = "recorded_by_rlcli"
@@ -71,7 +72,7 @@ def exit_when_cluster_lost(folder: Path) -> Callable[[str, str], NoReturn]:
         note_failure(folder, who, message, retry=True)
         if not is_supervised():
             with contextlib.suppress(OSError):  # the reader may be gone with the supervisor
-                print(f"error: {message}; {resume_command(folder)}", file=sys.stderr, flush=True)
+                print(printable(f"error: {message}; {resume_command(folder)}"), file=sys.stderr, flush=True)
         os._exit(RETRY if is_supervised() else 1)
 
     return leave

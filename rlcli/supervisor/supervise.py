@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, child_environment, remove_leftovers
 from rlcli.errors import RunFailed
+from rlcli.redact import printable
 from rlcli.runs.folder import add_event
 from rlcli.runs.listing import checkpoints_of, config_of
 from rlcli.supervisor.failure import Failure, last_failure, note_failure, resume_command
@@ -136,4 +137,4 @@ def _show_cursor() -> None:
 
 def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal is gone
-        print(" ".join(text.split()), file=sys.stderr, flush=True)
+        print(printable(" ".join(text.split())), file=sys.stderr, flush=True)

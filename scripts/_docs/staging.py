@@ -23,6 +23,7 @@ DOCS = ROOT / "docs"
 OUTSIDE = {
     "CHANGELOG.md": "notes/changelog.md",
     "CONTRIBUTING.md": "notes/contributing.md",
+    "SECURITY.md": "notes/reporting_a_vulnerability.md",
     "data_prep/README.md": "notes/adding_a_dataset.md",
     "environments/README.md": "notes/adding_an_environment.md",
     "recipes/README.md": "notes/adding_a_recipe.md",

@@ -226,7 +226,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
     if options.verifier is not None:
         _refuse_verifier(options.verifier)
     if _asks_the_hub(converter, options.source):
-        offline_unless_reachable(lambda note: typer.echo(note, err=True))
+        offline_unless_reachable(console.note)
     with console.progress() as on_progress:
         made = prepare(converter, options, plan, on_progress)
     arguments = _given(options) | _given(plan) | {"format": output_format}

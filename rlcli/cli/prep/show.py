@@ -35,7 +35,7 @@ def describe_all(as_json: Json = False) -> None:
         try:
             found[name] = _describe(name, converter_named(name))
         except RlcliError as error:  # one broken package must not hide the others
-            typer.echo(f"note: {error}", err=True)
+            console.note(f"note: {error}")
     if as_json:
         console.emit_json(list(found.values()))
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +41,7 @@ def list_recipes(json: Json = False) -> None:
         except RlcliError as error:  # One broken recipe must not hide the others.
             errors.append(error)
     for note in errors:
-        print(f"note: {note}", file=sys.stderr)
+        console.note(f"note: {note}")
     if json:
         console.emit_json([asdict(header) for header in headers])
         return

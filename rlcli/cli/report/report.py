@@ -47,7 +47,7 @@ def report(
         console.emit_json(facts | {"pictures": pictures})
         return
     for note in written.notes:
-        typer.echo(f"warning: {note}", err=True)
+        console.note(f"warning: {note}")
     for name, kinds in written.kept.items():
         for kind, one in kinds.items():
             if not one.all:

@@ -210,7 +210,7 @@ def _print(result: Rescored, notes: list[str]) -> None:
     if result.unknown and not notes:
         console.plain(f"{result.unknown} samples are of prompts that the data no longer has")
     for note in [*notes, *(f"no verdict: {example}" for example in result.examples)]:
-        typer.echo(f"warning: {note}", err=True)
+        console.note(f"warning: {note}")
 
 
 def _cell(value: float | int | None) -> str:

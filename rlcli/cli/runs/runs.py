@@ -40,6 +40,8 @@ def list_runs(
 ) -> None:
     """List runs, the latest first: alive, finished, stopped (by a signal), failed, or killed without a record.
 
+    A run with a file that no run writes, such as a pipe, is listed as unreadable, with the file, and not read.
+
     Examples:
 
       rlcli runs list
@@ -60,7 +62,7 @@ def list_runs(
             run.name,
             run.recipe,
             run.state,
-            f"{run.step}/{run.steps}",
+            "" if run.problem else f"{run.step}/{run.steps}",
             _measured(run),
             "" if run.pass_at_1 is None else f"{run.pass_at_1:.1%}",
             "" if run.checkpoint is None else run.checkpoint,
@@ -71,6 +73,9 @@ def list_runs(
     # Short names: all must fit on one terminal line.
     columns = ["run", "recipe", "state", "step", "reward", "pass@1", "saved", "when"]
     console.show(console.table(columns, rows))
+    for run in found:
+        if run.problem:
+            console.note(f"{run.name}: {run.problem}")
 
 
 @app.command("resume")

@@ -130,10 +130,11 @@ def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Settings that come neither from the recipe nor from a default: key → value and origin."""
     from rlcli.config.changes import origins_in
     from rlcli.config.recipes import flatten
+    from rlcli.reading import read_text
     from rlcli.runs.listing import config_of
 
     try:
-        origins = origins_in((folder / "config.toml").read_text(encoding="utf-8"))
+        origins = origins_in(read_text(folder / "config.toml"))
     except (OSError, UnicodeDecodeError):
         return {}
     values = flatten(config_of(folder))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli import console
 from rlcli.cli.options import RunName
+from rlcli.reading import bounded_lines, json_object, opened
 
 if TYPE_CHECKING:
     from rlcli.tracking.console import View
@@ -54,7 +55,7 @@ def watch(
 
 
 def _print_line(metrics: Mapping[str, Any]) -> None:
-    print(json.dumps(metrics, ensure_ascii=False), flush=True)
+    console.json_line(metrics)
 
 
 class Tail:
@@ -67,25 +68,16 @@ class Tail:
     def new(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the file was replaced since the last call, and its new lines: then all of them."""
         try:
-            with self._path.open("rb") as file:
+            with opened(self._path) as file:
                 found = os.fstat(file.fileno())
                 replaced = found.st_ino != self._inode or found.st_size < self._offset
                 self._inode, self._offset = found.st_ino, 0 if replaced else self._offset
                 file.seek(self._offset)
-                text = file.read()
+                lines = [line for line in bounded_lines(file, self._path) if line.endswith(b"\n")]
         except OSError:
             return False, []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return replaced, [line for line in map(_parsed, whole.splitlines()) if line is not None]
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        self._offset += sum(map(len, lines))
+        return replaced, [line for line in map(json_object, lines) if line is not None]
 
 
 class Follower:

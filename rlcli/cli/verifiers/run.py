@@ -92,7 +92,7 @@ def _report_failures(summary: Summary, hint: str) -> None:
     if failed and not summary.verified:
         raise RunFailed(f"none of {summary.rows} rows was verified ({failed}): {summary.failures[0]}", hint)
     if failed:
-        typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
+        console.note(f"warning: not verified: {failed}; the first: {summary.failures[0]}")
 
 
 def _is_same(source: Path, output: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from rlcli.config.importing import pythoncode, shell
 from rlcli.config.importing.reading import Unresolved, scalar
 from rlcli.errors import ConfigError
+from rlcli.reading import parse_json
 
 MOST_BYTES = 1 << 20
 MOST_VALUES = 20_000
@@ -76,7 +76,7 @@ def _parsed(text: str, form: Literal["JSON", "YAML"], path: Path) -> Any:
     import yaml
 
     try:  # YAML: all values as text, tags ignored; it would read the bounds 0.5_2 as the number 0.52
-        return json.loads(text) if form == "JSON" else yaml.load(text, Loader=yaml.BaseLoader)
+        return parse_json(text) if form == "JSON" else yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not {form}: {_line(error)}", "fix that place") from error
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rlcli.errors import DataError, ModelError
 from rlcli.images.decoding import decode, decoded_size, size_of
 from rlcli.images.rows import BadImage
 from rlcli.images.rule import ImageRule
+from rlcli.reading import check_model_folder
 from rlcli.types import Prompt
 
 TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 16
@@ -194,6 +196,7 @@ def load_tokenizer(path: str) -> Any:
     """The tokenizer of a folder or hub id. Raises `ModelError`, also if it has no chat template."""
     from transformers import AutoTokenizer
 
+    check_model_folder(Path(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # The hub's client and the tokenizers raise many types; to the user all mean the same.

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcli import __version__
 from rlcli.files import described
+from rlcli.reading import json_object
 
 KEY = b"rlcli_provenance"
 
@@ -35,9 +36,9 @@ def stamped(table: Any, record: Mapping[str, Any]) -> Any:
 
 
 def recorded(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any] | None:
-    """The record in a schema's metadata; None if there is none."""
+    """The record in a schema's metadata; None if there is none that can be read."""
     text = (metadata or {}).get(KEY)
-    return dict(json.loads(text)) if text else None
+    return json_object(text) if text else None
 
 
 def _source(origin: str) -> dict[str, str]:

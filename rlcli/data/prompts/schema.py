@@ -24,6 +24,7 @@ from typing import Any
 
 from rlcli.errors import DataError
 from rlcli.files import replacing_all
+from rlcli.reading import parse_json
 from rlcli.types import Message, Prompt
 
 IMAGE_ROWS = 32
@@ -111,7 +112,7 @@ def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
     if stored is None:
         return {}
     if set(stored) == {JSON_FIELD}:
-        return dict(json.loads(stored[JSON_FIELD]))
+        return dict(parse_json(stored[JSON_FIELD]))
     return dict(stored)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, i
 from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
 from rlcli.errors import ConfigError, DataError
 from rlcli.images.rows import BadImage, content_text, marked, pictures
+from rlcli.reading import parse_json
 from rlcli.scoring.expression import Composition, parse
 from rlcli.scoring.registry import of_row
 from rlcli.types import Message, Prompt
@@ -503,6 +503,6 @@ def _are_extras(column: Any) -> bool:
     if not _is_text(texts, nulls=True) or texts.null_count != column.null_count:
         return False
     try:
-        return all(isinstance(json.loads(text.as_py()), dict) for text in texts if text.is_valid)
+        return all(isinstance(parse_json(text.as_py()), dict) for text in texts if text.is_valid)
     except (ValueError, RecursionError):
         return False

@@ -13,6 +13,7 @@ from rlcli.data.samples import sample_files
 from rlcli.errors import DataError
 from rlcli.planner.asynchrony.lengths import Lengths
 from rlcli.planner.setting import Shown
+from rlcli.reading import check_regular
 
 STEPS = 20
 """Newest steps that are read."""
@@ -23,20 +24,21 @@ def lengths_like(run: Path) -> Lengths:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from rlcli.evaluation.rescore import steps_of
     from rlcli.launch.resume import find_record
 
     run = find_record(run)
-    rooms = sorted((run / "samples").glob("step-*"))[-STEPS:]
-    found: dict[tuple[str, int], list[int]] = {}
-    for room in rooms:
-        for file in sample_files(run / "samples", int(room.name.removeprefix("step-"))):
+    found: dict[tuple[int, int], list[int]] = {}
+    for step in steps_of(run / "samples")[-STEPS:]:
+        for file in sample_files(run / "samples", step):
             try:
+                check_regular(file)
                 table = pq.read_table(file, columns=["group", "response_tokens"])
             except (OSError, pa.ArrowException):
                 continue  # one that is being written, or damaged
             for group, tokens in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
                 if group is not None and tokens is not None:
-                    found.setdefault((room.name, group), []).append(tokens)
+                    found.setdefault((step, group), []).append(tokens)
     most = max((len(group) for group in found.values()), default=0)
     whole = [group for group in found.values() if len(group) == most]
     if not whole:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rlcli.errors import ModelError
 from rlcli.images.kinds import KINDS as SEEING
+from rlcli.reading import check_model_folder, read_json
 from rlcli.registry import near
 
 SUPPORTED = (
@@ -55,6 +55,7 @@ def check_place(path: str, key: str = "model.path") -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{key} = '{path}': the folder holds no config.json", "give a Hugging Face model folder")
+        check_model_folder(folder)
     elif not _HUB_ID.fullmatch(path):
         raise ModelError(f"{key} = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)")
 
@@ -218,8 +219,8 @@ def _stored(path: str) -> dict[str, Any] | None:
     file = Path(path) / "config.json"
     found = file if file.is_file() else cached_config(path)
     try:
-        values = json.loads(found.read_text(encoding="utf-8")) if found else None
-    except (OSError, ValueError, RecursionError):
+        values = read_json(found, links=True) if found else None
+    except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +13,7 @@ from rlcli.errors import ModelError
 from rlcli.images.kinds import rule_of
 from rlcli.images.rule import ImageRule
 from rlcli.model.io.config import THEIR_CONFIG, auto_class, cached_config, expert_count, first_line, read_config
+from rlcli.reading import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,10 @@ def _weight_files(folder: Path) -> list[Path]:
     index = next((path for kind in kinds if (path := kind.with_name(f"{kind.name}.index.json")).is_file()), None)
     if index:
         try:
-            files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+            names = set(read_json(index, links=True)["weight_map"].values())
+            if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
+                raise ValueError(f"{outside[0]!r:.100} is not in the folder")
+            files = sorted(folder / name for name in names)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} is not a weights index: {first_line(error)}", "download it again") from error
     else:

@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from rlcli.redact import redacted
+from rlcli.redact import printable, redacted
 
 LOG_BYTES = 1 << 20
 """Limit of a run's file, on each machine."""
@@ -55,8 +55,8 @@ class Output:
         os.close(read)
 
     def _pass_on(self, text: bytes, left: int) -> int:
-        """Write as much as the limit allows, without secrets; returns the bytes left of the limit."""
-        redacted_text = redacted(text.decode(errors="backslashreplace")).encode(errors="backslashreplace")
+        """Write as much as the limit allows, without secrets and control characters; returns the bytes left of it."""
+        redacted_text = printable(redacted(text.decode(errors="backslashreplace"))).encode()
         if left > 0 and redacted_text:
             with contextlib.suppress(OSError):
                 self._write(redacted_text if len(redacted_text) < left else redacted_text[:left] + _DROPPED)

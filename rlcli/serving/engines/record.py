@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import DataError
 from rlcli.files import replacing
+from rlcli.reading import LINES_BYTES, bounded_lines, json_object, opened, read_json
 from rlcli.runs.folder import add_event, append_line
 
 if TYPE_CHECKING:
@@ -109,10 +110,10 @@ def wishes_of(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     found = []
-    for line in path.read_text().splitlines(keepends=True):
-        with suppress(ValueError):
-            if line.endswith("\n"):
-                found.append(json.loads(line))
+    with opened(path) as file:
+        for line in bounded_lines(file, path, most=LINES_BYTES):
+            if line.endswith(b"\n") and (asked := json_object(line)) is not None:
+                found.append(asked)
     return found
 
 
@@ -128,7 +129,7 @@ def states(run: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((run / "logs" / "engines").glob("worker-*.json")):
         try:
-            found.append(json.loads(path.read_text()))
+            found.append(read_json(path))
         except ValueError:
             raise DataError(f"{path}: not JSON", "remove it; a run that is alive writes it again") from None
     if not found:

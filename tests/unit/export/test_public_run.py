@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from rlcli.config.load import dump_toml, resolve
 from rlcli.export.public_run import public_run
+from rlcli.reading import UnfitFile
 from rlcli.runs.folder import RunFolder, events_of, write_json
 from rlcli.runs.listing import config_of, run_at, state_of
 from rlcli.runs.records import metrics_of
@@ -44,6 +46,21 @@ def test_nothing_of_the_machine_is_in_a_public_run(run: Path, tmp_path: Path) ->
         assert not (public / "logs").exists()
     for name in ("node-7", "10.0.0.7", "/home/ann", "/data/private", str(tmp_path), "/opt", "hunter2", str(Path.cwd())):
         assert name not in text, name
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "samples", "evaluations"])
+def test_what_a_link_leads_to_is_not_published(name: str, run: Path, tmp_path: Path) -> None:
+    (run / name).rename(tmp_path / "elsewhere")
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnfitFile, match=f"{re.escape(name)} is a link"), public_run(run):
+        pass
+
+
+def test_a_link_of_another_name_is_left_out(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (run / "notes").symlink_to(tmp_path / "secret")
+    with public_run(run) as public:
+        assert not (public / "notes").exists()
 
 
 def test_a_public_run_is_read_like_the_run(run: Path) -> None:
