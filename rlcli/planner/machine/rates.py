@@ -199,7 +199,7 @@ def _busy_s() -> float:
 
     cores = psutil.cpu_times(percpu=True)
     used = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)]
-    return sum(sum(core) - core.idle - core.iowait - core.guest - core.guest_nice for core in used)
+    return float(sum(sum(core) - core.idle - core.iowait - core.guest - core.guest_nice for core in used))
 
 
 def _ours_s() -> float:
