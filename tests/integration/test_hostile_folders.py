@@ -57,7 +57,7 @@ def test_no_process_of_a_run_imports_from_the_current_folder(run: Path, folder: 
 def test_nor_does_what_comes_after_it(run: Path, folder: Path, sums: Path) -> None:
     sizes = ("--set", "rollout.engine=transformers", "--set", "data.max_prompt_tokens=32")
     called(folder, "eval", "--model", run, "--data", sums, "--max-tokens", "8", "--max-prompts", "4", *sizes)
-    called(folder, "export", run, "--out", "exported", "--force")
+    called(folder, "export", run, "--out", "exported", "--no-check")
     called(folder, "report", run, "--out", "pages")
     called(folder, "doctor")
     assert marks(folder) == []
@@ -91,7 +91,12 @@ CHANGES: dict[str, tuple[Callable[[Path, Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
+OFTEN = ("code in .metadata", "code in a rank's file")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[] if what in OFTEN else pytest.mark.long) for what in CHANGES]
+)
 def test_a_changed_checkpoint_is_not_resumed_and_runs_nothing(
     run: Path, folder: Path, what: str, tmp_path: Path
 ) -> None:
