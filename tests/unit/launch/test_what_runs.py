@@ -147,7 +147,7 @@ def test_a_plan_runs_nothing_of_a_recipes_file(
 
 
 @pytest.mark.parametrize("words", [["train", "--resume", "run"], ["runs", "resume", "run"]])
-def test_a_dry_run_that_resumes_takes_the_runs_configuration_as_a_recipes_file(
+def test_a_dry_run_that_resumes_takes_config_toml_as_a_recipes_file(
     words: list[str], recipe: Callable[[str], str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "run").mkdir()
@@ -210,7 +210,7 @@ STYLES = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_row_that_chooses_too_much_is_refused_by_every_command_that_reads_it(
+def test_a_row_that_chooses_too_much_is_refused_by_every_command(
     style: str, model: Path, here: Path, listener: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = str(data(here / "theirs", style.replace("URL", listener.url)))

@@ -116,7 +116,7 @@ def test_an_eval_of_the_functions_module_reads_values(scorers: Any, tmp_path: Pa
         ("unpickles", r"calls pickle\.find_class: refused"),
     ],
 )
-def test_what_gets_around_that_is_refused_even_if_it_swallows_the_exception(
+def test_what_gets_around_that_is_refused_even_if_exceptions_are_swallowed(
     name: str, says: str, scorers: Any, tmp_path: Path
 ) -> None:
     marker = tmp_path / "ran"

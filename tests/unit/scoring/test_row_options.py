@@ -82,16 +82,14 @@ def test_a_row_sets_what_its_verifiers_declare(style: str) -> None:
         ("math(x=" + "[" * 900, "expected a value", ""),
     ],
 )
-def test_a_row_that_chooses_more_is_refused_with_the_words_for_the_command_line(
-    style: str, says: str, hint: str
-) -> None:
+def test_a_row_that_chooses_more_is_refused_with_words_for_the_user(style: str, says: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
         of_row(EVERY_ROW, style)
     assert hint in refused.value.hint
     assert "\n" not in str(refused.value)
 
 
-def test_no_built_in_verifier_lets_rows_choose_addresses_keys_models_paths_memory_or_time() -> None:
+def test_no_built_in_verifier_lets_rows_choose_what_harms() -> None:
     allowed = {name: row_options(target(name)) for name in VERIFIERS.names() if "rlcli" in VERIFIERS.origin(name)}
     assert {name for name, options in allowed.items() if options is None} >= {
         "judge", "reward_model", "served_reward_model",
@@ -109,7 +107,7 @@ def test_every_option_that_a_built_in_verifier_declares_exists() -> None:
             assert set(row_options(target(name)) or ()) <= set(options_of(function_of(name))[0]), name
 
 
-def test_every_verifier_that_a_shipped_converter_writes_may_be_named_by_rows() -> None:
+def test_rows_may_name_every_verifier_that_a_converter_writes() -> None:
     named = [CONVERTERS.get(name).verifier for name in CONVERTERS.names() if "rlcli" in CONVERTERS.origin(name)]
     styles = [verifier for verifier in named if not verifier.startswith("--")]
     assert len(styles) > 15

@@ -190,9 +190,7 @@ def test_reasoning_gym_evaluates_nothing_of_an_entry_or_an_answer(task: str, tmp
 
 
 @needs_reasoning_gym
-def test_a_scorer_of_reasoning_gym_that_evaluates_in_another_way_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scorer_that_evaluates_in_another_way_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from reasoning_gym.algorithmic.spell_backward import SpellBackwardDataset
 
     marker, run = tmp_path / "ran", eval
