@@ -212,12 +212,13 @@ def read_settings_again() -> None:
     """Have Ray read the variables for its address and its token again: it did so when it was imported."""
     if "ray" not in sys.modules:
         return
+    import ray._raylet
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
 
+    raylet: Any = ray._raylet  # its stub leaves these out
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1") in ("1", "true")
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager
