@@ -44,14 +44,16 @@ LOOK_EVERY_S, LOWEST = 0.2, 19
 HEAD = ("gcs_server", "raylet")
 """The daemons that every local cluster has."""
 
-LOOPBACK_ENV = {
+CLOSED_ENV = {
     # Ray's daemons, agents, workers and drivers then have the address 127.0.0.1, and listen on it alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
+    # Ray's autoscaler would serve its counters to everybody. It cannot be told not to, but goes on where it cannot.
+    "AUTOSCALER_METRIC_PORT": "-1",
 }
-"""Environment variables with which everything on this machine listens on loopback alone."""
+"""Environment variables with which everything on this machine listens on loopback, and answers only this user."""
 
 TOKEN_FILE = "token"
 """In the folder of a local cluster: what its services ask for."""
@@ -192,9 +194,9 @@ def closed_to_others(folder: Path) -> Iterator[None]:
     file = folder / TOKEN_FILE
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
         token.write(secrets.token_hex(32))
-    names = (*LOOPBACK_ENV, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    names = (*CLOSED_ENV, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     before = {name: os.environ.pop(name, None) for name in names}
-    os.environ.update(LOOPBACK_ENV, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
+    os.environ.update(CLOSED_ENV, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
     read_settings_again()
     try:
         yield
@@ -210,12 +212,13 @@ def read_settings_again() -> None:
     """Have Ray read the variables for its address and its token again: it did so when it was imported."""
     if "ray" not in sys.modules:
         return
+    import ray._raylet
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
 
+    raylet: Any = ray._raylet  # its stub leaves these out
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1") in ("1", "true")
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import pytest
 
 from rlcli.attempt import remove_shared
 from rlcli.cluster import rendezvous
-from rlcli.cluster.ray_session import LOOPBACK_ENV, TOKEN_FILE, closed_to_others
+from rlcli.cluster.ray_session import CLOSED_ENV, TOKEN_FILE, closed_to_others
 from rlcli.cluster.rendezvous import meeting_place, store_at
 from rlcli.errors import SetupError
 
@@ -31,7 +31,7 @@ def test_a_cluster_starts_on_loopback_with_a_token_of_its_own(tmp_path: Path, mo
         (tmp_path / name).mkdir()
         with closed_to_others(tmp_path / name):
             file = tmp_path / name / TOKEN_FILE
-            assert {key: os.environ[key] for key in LOOPBACK_ENV} == LOOPBACK_ENV
+            assert {key: os.environ[key] for key in CLOSED_ENV} == CLOSED_ENV
             assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"]) == ("token", str(file))
             assert "RAY_AUTH_TOKEN" not in os.environ, "it would count before the file"
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
