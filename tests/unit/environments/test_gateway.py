@@ -298,7 +298,7 @@ def test_turns_and_reward_have_keys_of_their_own(gateway: Gateway, tmp_path: Pat
     for key, message in (
         (session.token, "a reward needs the key in the file RLCLI_REWARD_KEY, not OPENAI_API_KEY"),
         (other.reward_key, "the token is not this session's"),
-        ("", "the token is not this session's"),
+        ("none", "the token is not this session's"),
     ):
         answer = httpx.post(url, json={"reward": 1.0}, headers={"Authorization": f"Bearer {key}"})
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (401, True)

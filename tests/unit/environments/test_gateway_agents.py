@@ -66,11 +66,11 @@ while True:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
         with open(row["extra_info"].get("file", os.devnull), "w") as file:
             file.write(f"{child.pid}\\n")
-    while do == "stops":  # again and again
-        os.kill(parent_of(os.getppid()), signal.SIGSTOP)
+    outer, ends = parent_of(os.getppid()), time.monotonic() + 60
+    while do == "stops" and time.monotonic() < ends:  # again and again
+        os.kill(outer, signal.SIGSTOP)
     if do == "stop":
-        supervisors = [parent_of(os.getppid()), os.getppid()]
-        for pid in supervisors:
+        for pid in (outer, os.getppid()):
             os.kill(pid, signal.SIGSTOP)
     if do in ("hang", "stop"):
         time.sleep(60)
