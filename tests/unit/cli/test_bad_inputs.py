@@ -129,19 +129,15 @@ BINARY = b"\xff\xfe\x00" * 100
         ("config.toml", b"[train]\nsteps = ", "config.toml cannot be read: it is not TOML: Invalid value"),
         ("metrics.jsonl", BINARY + b"\n", "metrics.jsonl: 1 line is damaged and left out"),
         ("metrics.jsonl", b'{"step": 1}\n{"ste', "metrics.jsonl: the last line is incomplete and left out"),
-        ("metrics.jsonl", None, "metrics.jsonl cannot be read: Is a directory"),
         ("events.jsonl", BINARY + b"\n", "events.jsonl: 1 line is damaged and left out"),
     ],
 )
 def test_one_file_of_a_run_that_cannot_be_read_is_named(
-    name: str, content: bytes | None, says: str, json_words: list[str], tmp_path: Path, capsys: Any
+    name: str, content: bytes, says: str, json_words: list[str], tmp_path: Path, capsys: Any
 ) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
         folder.write_config('[recipe]\nname = "grpo"\n')
-    if content is None:
-        (tmp_path / "run" / name).mkdir()
-    else:
-        (tmp_path / "run" / name).write_bytes(content)
+    (tmp_path / "run" / name).write_bytes(content)
     for command in ("show", "signals"):
         assert main(["runs", command, str(tmp_path / "run"), *json_words]) == 0
         (warning,) = capsys.readouterr().err.splitlines()
@@ -223,7 +219,7 @@ def test_an_upper_case_recipe_is_recognised(capsys: pytest.CaptureFixture[str]) 
     ("text", "says"),
     [
         ("[train]\nsteps = " + "9" * 5000, "is not TOML: Exceeds the limit (4300 digits)"),
-        ("x = " + "[" * 3000 + "]" * 3000, "is not TOML: maximum recursion depth exceeded"),
+        ("x = " + "[" * 3000 + "]" * 3000, "is not TOML: it is nested too deeply"),
         ('[recipe]\nbase = "a\\u0000b.toml"', "is not a path: it holds a NUL character"),
         ('[critic]\npath = "a\\u0000b"', r"critic.path = 'a\x00b' (recipe mine) must be text without NUL characters"),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.data.prompts.schema import row, write_rows
 from rlcli.files import described
 from rlcli.model.io.tiny import make_tiny_model
 from tests.readers import Result, results_of
@@ -84,11 +85,11 @@ def refused(result: Result, name: str) -> None:
 
 @pytest.mark.parametrize("kind", NO_FILE)
 def test_a_record_that_is_no_file_is_refused_by_every_reader(kind: str, folder: Path) -> None:
-    names = TOP if kind == "pipe" else TOP[:3]  # what is refused, and what is printed, is the same for all
+    names = TOP if kind == "pipe" else ("config.toml", "metrics.jsonl")  # what refuses them is the same for all
     for name in names:
         before = (folder / "runs" / "odd" / name).read_bytes()
         replaced(folder / "runs" / "odd", name, NO_FILE[kind])
-        some = readers() if kind == "pipe" or name == TOP[0] else readers()[:1]
+        some = readers() if kind in ("pipe", "zero") else readers()[:1]
         listed, *results = results_of([["runs", "list"], *some], folder)
         assert listed.code == 0
         assert "good" in listed.out
@@ -223,11 +224,15 @@ def test_a_checkpoint_with_a_file_that_is_none_is_not_loaded(kind: str, folder: 
 
 def test_a_model_folder_with_a_pipe_is_refused_before_it_is_loaded(folder: Path) -> None:
     make_tiny_model(folder / "tiny")
+    asked = [{"role": "user", "content": "1+1"}]
+    (folder / "data").mkdir()
+    rows = [row(data_source="sums", messages=asked, verifier="exact", ground_truth="2")] * 4
+    write_rows(folder / "data" / "train.parquet", rows)
+    trains = ["train", "grpo", "--model", "tiny", "--data", "data", "--dry-run"]
     for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
         (folder / "tiny" / name).unlink(missing_ok=True)
         os.mkfifo(folder / "tiny" / name)
-        words = [["chat", "tiny", "--prompt", "1+1"], ["train", "grpo", "--model", "tiny", "--data", "d", "--dry-run"]]
-        for result in results_of(words, folder):
+        for result in results_of([["chat", "tiny", "--prompt", "1+1"], trains], folder):
             refused(result, f"tiny/{name} is a named pipe")
         (folder / "tiny" / name).unlink()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlcli import reading
 from rlcli.config.changes import ALLOWED, SAME_VERIFIERS, Change, changes, origins_in, read_run_config
 from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve
@@ -138,16 +139,16 @@ def test_what_an_evaluation_that_was_cut_short_has_left_goes(run: Path) -> None:
 
 
 def test_a_record_that_cannot_be_read_is_not_taken_for_empty(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.read_text
+    real = reading.opened
 
-    def read_text(path: Path, *args: Any, **options: Any) -> str:
+    def opened(path: Path, **options: Any) -> Any:
         if path.name == "metrics.jsonl":
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return real(path, *args, **options)
+        return real(path, **options)
 
     before = (run / "metrics.jsonl").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", read_text)
+        patch.setattr(reading, "opened", opened)
         with pytest.raises(RunFailed, match=r"metrics\.jsonl: Input/output error; free some space"):
             rewind(run, 2)
         with pytest.raises(RunFailed, match=r"metrics\.jsonl: Input/output error"):
