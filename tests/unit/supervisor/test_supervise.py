@@ -181,7 +181,7 @@ def test_a_failure_is_recorded_with_who_failed_and_how_to_resume(tmp_path: Path)
     ]
 
 
-def test_the_innermost_block_records_a_failure_before_what_is_outside_of_it_ends(tmp_path: Path) -> None:
+def test_a_failure_is_recorded_before_what_is_outside_ends(tmp_path: Path) -> None:
     recorded: list[int] = []
     for error in (
         RunFailed("worker 3 died", "lower it", retry=True, who="worker 3"),
