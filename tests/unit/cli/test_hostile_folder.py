@@ -78,7 +78,7 @@ def test_data_plan_and_dry_run(folder: Path) -> None:
     assert '"score": 1.0' in scored
 
 
-def test_own_processes_have_the_paths_of_this_one_and_not_the_current_folder(folder: Path) -> None:
+def test_own_processes_import_nothing_from_it(folder: Path) -> None:
     for module in ("rlcli.importing", "tests.hostile_folder"):
         command = python(module)
         assert command[1:3] == ["-P", "-c"]
@@ -89,7 +89,7 @@ def test_own_processes_have_the_paths_of_this_one_and_not_the_current_folder(fol
     assert str(folder.parent) in called(folder, *command)
 
 
-def test_children_of_libraries_are_kept_from_it_but_programs_of_the_user_are_not(
+def test_programs_of_the_user_are_started_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
