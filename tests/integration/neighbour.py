@@ -33,7 +33,7 @@ PAGES = ("/", "/metrics", "/api/healthz", "/health", "/v1/models")
 NOTHING = 1
 """A port at which nothing listens."""
 
-WAIT_S, AT_ONCE = 10.0, 32
+WAIT_S, AT_ONCE = 10.0, 64
 
 
 def become(user: int) -> None:

@@ -133,7 +133,7 @@ def test_the_store_of_several_machines_listens_on_its_address_alone() -> None:
     assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
 
 
-def test_an_address_that_is_translated_on_the_way_is_listened_for_everywhere() -> None:
+def test_a_translated_address_is_listened_for_everywhere() -> None:
     """192.0.2.1 is for documentation alone: no machine has it."""
     with rendezvous._listener("192.0.2.1", 0) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"
