@@ -9,7 +9,6 @@ attempt; `answers`: `PORT METHOD TOKEN` → the status of each call of Ray's ser
 
 from __future__ import annotations
 
-import encodings.idna  # the other user may not be able to import anything
 import http.client
 import json
 import os
@@ -31,13 +30,17 @@ METHODS = (
 """Of the head, of a raylet, of a worker or driver. They change nothing, and take an empty message."""
 
 PAGES = ("/", "/metrics", "/api/healthz", "/health", "/v1/models")
-WAIT_S, AT_ONCE = 10.0, 32
+NOTHING = 1
+"""A port at which nothing listens."""
 
-
-assert encodings.idna
+WAIT_S, AT_ONCE = 10.0, 64
 
 
 def become(user: int) -> None:
+    """Raises OSError unless this process is root's."""
+    # The other user may not be able to read Python's modules: what the attempts import is imported now.
+    succeeds(lambda: fetched(NOTHING, "/"))
+    status(NOTHING, METHODS[0], "")
     if user:
         os.setgroups([])
         os.setresgid(user, user, user)

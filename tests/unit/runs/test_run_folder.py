@@ -404,7 +404,7 @@ def test_a_run_is_resumed_with_the_modes_of_its_folder(tmp_path: Path) -> None:
     assert found["metrics.jsonl"] == 0o644
 
 
-def test_a_new_folder_of_an_evaluation_is_closed_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_new_folder_of_an_evaluation_is_closed(tmp_path: Path) -> None:
     assert stat.S_IMODE(evaluation_folder(tmp_path / "new").stat().st_mode) == 0o700
     (tmp_path / "old").mkdir(0o755)
     assert stat.S_IMODE(evaluation_folder(tmp_path / "old").stat().st_mode) == 0o755
