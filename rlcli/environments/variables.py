@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rlcli.errors import SetupError
 from rlcli.importing import without_safe_path
+from rlcli.machine.device import HIDDEN
 from rlcli.redact import has_login, without_secrets
 
 KEY = "environment.variables"
@@ -19,6 +20,7 @@ FOR_AGENTS = frozenset(
         *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
         # An interpreter's own folder and packages, and threads.
         *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
+        *HIDDEN,  # the GPUs that it sees
         # Certificates and proxies.
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
@@ -27,8 +29,6 @@ FOR_AGENTS = frozenset(
 )
 """What programs need to start and to reach the network. A secret or a value with a login is left out all the same."""
 PREFIXES_FOR_AGENTS = ("LC_", "PYTHON", "PIP_", "UV_")
-SUFFIX_FOR_AGENTS = "_VISIBLE_DEVICES"
-"""Of the variables that choose GPUs."""
 
 
 def for_agent(environment: Mapping[str, str], named: Sequence[str], session: Mapping[str, str]) -> dict[str, str]:
@@ -42,7 +42,7 @@ def for_agent(environment: Mapping[str, str], named: Sequence[str], session: Map
     inherited = {
         name: value
         for name, value in without_safe_path(environment).items()
-        if name in FOR_AGENTS or name.startswith(PREFIXES_FOR_AGENTS) or name.endswith(SUFFIX_FOR_AGENTS)
+        if name in FOR_AGENTS or name.startswith(PREFIXES_FOR_AGENTS)
         if not has_login(value)
     }
     found = without_secrets(inherited) | _named(environment, named)

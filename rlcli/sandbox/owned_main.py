@@ -126,11 +126,9 @@ def started_inside(command: Sequence[str]) -> int:
 def started(command: Sequence[str]) -> int:
     """Start the program, without this process's standard input. Returns its process id."""
     no_input = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-    ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
+    ignored = [signal.SIGPIPE, signal.SIGXFSZ]  # by Python
     try:
-        return os.posix_spawnp(
-            command[0], list(command), os.environ, file_actions=no_input, setsigdef=ignored_by_python
-        )
+        return os.posix_spawnp(command[0], list(command), os.environ, file_actions=no_input, setsigdef=ignored)
     except OSError as error:
         os.write(2, f"{command[0]} cannot be started: {error.strerror}\n".encode(errors="replace"))
         os._exit(1)
