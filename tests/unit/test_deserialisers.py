@@ -75,6 +75,10 @@ ALLOWED = {
         "multiprocessing.get_context": "its own processes",
         ".recv()": "its own processes",
     },
+    "scripts/bench/checkpoint_metadata.py": {
+        "torch.distributed.checkpoint.FileSystemReader": "measures it, on a checkpoint of its own",
+        "torch.distributed.checkpoint.load": "measures it, on a checkpoint of its own",
+    },
     "scripts/bench/loading.py": {
         ".all_gather_object": "its own processes",
         ".broadcast_object_list": "its own processes",
