@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import select
+import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -155,6 +156,36 @@ def test_a_dry_run_that_resumes_takes_config_toml_as_a_recipes_file(
     (here / "run" / "config.toml").write_text(text)
     assert main([*words, "--dry-run"]) == 2
     assert 'config.toml: verifier.name = "anything.py:verify": --dry-run neither' in capsys.readouterr().err
+    assert not (here / "ran").exists()
+
+
+def test_commands_about_a_run_run_nothing_of_its_configuration(
+    saved_runs: Path, recipe: Callable[[str], str], here: Path, listener: Listener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(saved_runs / "full", here / "run")
+    (text,) = {file.read_text() for file in (here / "run").rglob("config.toml")}
+    judge = f"anything.py:verify + judge(url='{listener.url}', model=m, key=AWS_SECRET_ACCESS_KEY)"
+    hostile = {"verifier.name": judge, "environment.name": "./anything now", "algorithm.code": "anything.py"}
+    for key, value in hostile.items():
+        section, _, name = key.partition(".")
+        head, _, tail = text.partition(f"[{section}]\n")
+        line = re.search(rf"^{name} = .*$", tail, re.MULTILINE)
+        assert line is not None, key
+        text = f'{head}[{section}]\n{tail[: line.start()]}{name} = "{value}"{tail[line.end() :]}'
+    file = here / "run" / "config.toml"
+    file.write_text(text)
+    assert resolve(str(file)).config.algorithm.code == "anything.py"
+    commands = [
+        ["runs", "show", "run"],
+        ["runs", "list"],
+        ["runs", "signals", "run"],
+        ["report", "run", "--out", "pages"],
+        ["export", "run", "--out", "exported"],
+        ["recipes", "show", "run/config.toml"],
+    ]
+    ends = {" ".join(words): main(words) for words in commands}
+    assert ends["export run --out exported"] == ends["report run --out pages"] == 0, capsys.readouterr().err
+    assert (here / "exported" / "model.safetensors").is_file()
     assert not (here / "ran").exists()
 
 
