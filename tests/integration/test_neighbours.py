@@ -22,7 +22,10 @@ from commands import SMALL, descendants, start
 NOBODY = 65534
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-SERVED = ["--set", "rollout.engine=server", "--set", "rollout.workers=1", "--set", "rollout.servers=1"]
+CHOICE = ", ".join(repr(json.dumps({"reason": "so", "score": score})) for score in (0, 1))
+JUDGE = f"exact + judge(serve='MODEL', structured=false, extra={{structured_outputs = {{choice = [{CHOICE}]}}}})"
+SERVED = ["--set", "rollout.engine=server", "--set", "cluster.workers=1", "--verifier", JUDGE]
+"""An engine as a server, and a judge that the run serves."""
 
 
 class Live:
@@ -92,7 +95,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def live(open_folder: Path, tiny: Path, sums: Path, request: pytest.FixtureRequest) -> Iterator[Live]:
-    more = getattr(request, "param", [])
+    more = [word.replace("MODEL", str(tiny)) for word in getattr(request, "param", [])]
     run = Live(open_folder, ["--model", tiny, "--data", sums, "--workers", "2", *SMALL, *more])
     yield run
     run.process.terminate()
@@ -164,12 +167,14 @@ def test_another_user_reads_writes_and_reaches_nothing_of_a_run(live: Live) -> N
     ids=["vllm", "servers"],
     indirect=True,
 )
-def test_every_port_of_a_run_is_on_loopback_and_documented(live: Live) -> None:
+def test_every_port_of_a_run_is_on_loopback_and_documented(live: Live, request: pytest.FixtureRequest) -> None:
     found = live.listeners()
-    print(found)
     assert {address for address, _ in found} <= {"127.0.0.1", "::1"}, found
     assert {*found.values()} <= documented(), found
-    assert {"gcs_server", "raylet", "worker", "driver"} <= {*found.values()}
+    expected = {"gcs_server", "raylet", "worker", "driver"}
+    if "servers" in request.node.callspec.id:
+        expected |= {"served model", "server of a served model"}
+    assert expected <= {*found.values()}
 
 
 def documented() -> set[str]:
