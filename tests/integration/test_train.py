@@ -3,8 +3,8 @@ layout."""
 
 from __future__ import annotations
 
-import gzip
 import contextlib
+import gzip
 import itertools
 import json
 import os
