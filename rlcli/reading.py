@@ -131,12 +131,12 @@ def read_toml(path: Path, *, links: bool = False) -> dict[str, Any]:
 
 def parse_json(content: str | bytes) -> Any:
     """The value of a JSON text, in UTF-8. Raises ValueError, also for one that is nested more than `DEEPEST` deep: what
-    walks through it would fail later.
+    walks through it would fail later. TypeError for what is no text.
 
     >>> parse_json(b'{"step": 1}')
     {'step': 1}
     """
-    text = content if isinstance(content, str) else content.decode("utf-8")
+    text = content if isinstance(content, str) else str(content, "utf-8")
     try:
         value = json.loads(text)
     except RecursionError:

@@ -92,7 +92,8 @@ def test_own_processes_import_nothing_from_it(folder: Path) -> None:
 def test_programs_of_the_user_are_started_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # so that it is taken back, whatever the command sets
+    monkeypatch.delenv("PYTHONSAFEPATH")
     keep_current_folder_out()
     assert os.environ["PYTHONSAFEPATH"] == SET_HERE
     assert "PYTHONSAFEPATH" not in without_safe_path(os.environ)
