@@ -16,6 +16,7 @@ from rlcli.cluster.process import malloc
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import SetupError
 from rlcli.importing import SAFE_PATH, SET_HERE
+from rlcli.machine.threads import waiting_environment
 from rlcli.redact import SECRET_NAME
 
 PLACEMENT_TIMEOUT_S = 120.0
@@ -33,10 +34,6 @@ WORKER_ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 
-WAITING_ENV = {"GOMP_SPINCOUNT": "10000"}
-"""Threads that wait for others look 10,000 times, some 30 µs, and then sleep. They look for milliseconds by default:
-where another program uses a core, so that two of them share one, small operations take 3 to 7 times as long as with
-this. On an idle machine they take as long."""
 DETERMINISTIC_ENV = {
     # vLLM's kernels then give a response the same bits whatever else is in the batch; vLLM configures NCCL likewise.
     "VLLM_BATCH_INVARIANT": "1",
@@ -163,9 +160,7 @@ def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
     if pool.device == "cpu":
         # Inductor would compile for half a minute without a gain on models that fit a CPU.
         environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
-        if not driver.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-            environment |= WAITING_ENV
-        environment |= malloc.environment()
+        environment |= waiting_environment(driver) | malloc.environment()
     elif pool.deterministic:
         environment |= DETERMINISTIC_ENV
     return environment

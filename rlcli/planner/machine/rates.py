@@ -16,18 +16,15 @@ from typing import Any
 
 from rlcli.files import cache_folder, read_object, replacing
 from rlcli.machine import processor
+from rlcli.machine.threads import waiting_environment
 from rlcli.runs.environment import installed
 
 VERSION = 2
 """Of the measurement: a change of what is measured makes cached figures void."""
 LIMIT_S = 90.0
 """Most seconds that the processes of a measurement may take, imports included."""
-WORKER_ENV = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),
-}
-"""A heap that keeps freed memory and threads that soon sleep, as those of a worker (`rlcli.cluster`)."""
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""A heap that keeps freed memory, as that of a worker does (`rlcli.cluster.process.malloc`)."""
 TRIES = 3
 """Measurements at most, while other programs use the processors. The best of each figure is taken."""
 OTHERS = 0.1
@@ -174,7 +171,8 @@ def _measure_once(device: str, dtype: str, threads: int, processes: int) -> Rate
     if not installed("psutil"):  # nor torch: both come with what trains
         return None
     command = [sys.executable, "-P", "-m", "rlcli.planner.machine.measure", device, dtype]
-    environment = os.environ | WORKER_ENV | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    limit = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = os.environ | KEEPING | waiting_environment(os.environ) | limit
     children: list[subprocess.Popen[str]] = []
     began, busy_before, ours_before = time.monotonic(), _busy_s(), _ours_s()
     try:
