@@ -48,20 +48,18 @@ def noting_failure(folder: Path) -> Iterator[None]:
     except Exception as error:
         if getattr(error, RECORDED, False):
             raise
-        if not isinstance(error, RunFailed):
-            message, hint = (
-                (error.message, error.hint)
-                if isinstance(error, RlcliError)
-                else (f"{type(error).__name__}: {error}", "")
-            )
-            note_failure(folder, "the run", message, hint, retry=False)
-            setattr(error, RECORDED, True)
-            raise
-        note_failure(folder, error.who, error.message, error.hint, retry=error.retry)
-        hint = "; ".join(filter(None, (error.hint, resume_command(folder))))
-        failed = RunFailed(error.message, hint, retry=error.retry, who=error.who)
-        setattr(failed, RECORDED, True)
-        raise failed from error
+        setattr(error, RECORDED, True)
+        if isinstance(error, RunFailed):
+            note_failure(folder, error.who, error.message, error.hint, retry=error.retry)
+            hint = "; ".join(filter(None, (error.hint, resume_command(folder))))
+            failed = RunFailed(error.message, hint, retry=error.retry, who=error.who)
+            setattr(failed, RECORDED, True)
+            raise failed from error
+        if isinstance(error, RlcliError):
+            note_failure(folder, "the run", error.message, error.hint, retry=False)
+        else:
+            note_failure(folder, "the run", f"{type(error).__name__}: {error}", retry=False)
+        raise
 
 
 def exit_when_cluster_lost(folder: Path) -> Callable[[str, str], NoReturn]:
