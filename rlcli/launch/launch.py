@@ -219,11 +219,15 @@ def train_in_folder(
             with (
                 StopOnSignal(lambda: view.note("finishing this step, then exiting; once more to exit at once")) as stop,
                 running_workers(
-                    *(prepared, folder.logs), train=True, on_phase=on_phase, on_lost=lost, early=early
+                    prepared,
+                    folder.logs,
+                    train=True,
+                    on_phase=on_phase,
+                    on_lost=lost,
+                    early=early,
                 ) as groups,
-                noting_failure(
-                    folder.path
-                ),  # before Ray is shut down: threads that still call it would end the process
+                # Before Ray is shut down: threads that still call it would end the process.
+                noting_failure(folder.path),
             ):
                 trainer = trainer_of(prepared, groups, folder, trackers, view, stop)
                 trainer.listeners.append(

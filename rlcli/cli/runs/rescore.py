@@ -85,7 +85,10 @@ def rescore(
         console.progress() as on_progress,
     ):
         result = rescore(
-            *(samples, prompts, str(composition), pool),
+            samples,
+            prompts,
+            str(composition),
+            pool,
             thinking=thinking,
             on_verdict=lambda stored, verdict: write(_fields(stored, verdict)) if write else None,
             on_progress=on_progress,

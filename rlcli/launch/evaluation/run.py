@@ -159,7 +159,11 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
         def server(logs: Path) -> Iterator[Respond]:
             with scorers() as scorer:
                 yield lambda dataset, save_as: ask(
-                    *(client, scorer, config, dataset.prompts, dataset.wanted),
+                    client,
+                    scorer,
+                    config,
+                    dataset.prompts,
+                    dataset.wanted,
                     save_as=save_as,
                     on_progress=view.progress,
                 )
@@ -181,7 +185,10 @@ def _engines(
         if shared:
             check_shared(logs, groups.spec.name, len(groups.policy))
         yield lambda dataset, save_as: generate(
-            *(groups.policy, prompts[dataset.name], dataset.wanted, ready.config),
+            groups.policy,
+            prompts[dataset.name],
+            dataset.wanted,
+            ready.config,
             save_as=save_as,
             on_progress=view.progress,
         )
