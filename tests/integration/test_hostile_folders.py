@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from commands import ENVIRONMENT, SMALL
 
 from rlcli.files import described
 from tests.hostile_folder import environment, make, marks
-from tests.hostile_pickles import Runs
+from tests.hostile_pickles import Runs, code_in_metadata
 
 RLCLI = Path(sys.executable).with_name("rlcli")
 STARTED = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("PYTHON")}
@@ -61,13 +60,6 @@ def test_nor_does_what_comes_after_it(run: Path, folder: Path, sums: Path) -> No
     called(folder, "report", run, "--out", "pages")
     called(folder, "doctor")
     assert marks(folder) == []
-
-
-def code_in_metadata(checkpoint: Path, marker: Path) -> None:
-    file = checkpoint / "policy" / ".metadata"
-    found = pickle.loads(file.read_bytes())
-    found.planner_data = Runs(marker)
-    file.write_bytes(pickle.dumps(found))
 
 
 def code_in_rank(checkpoint: Path, marker: Path) -> None:

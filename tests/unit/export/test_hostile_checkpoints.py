@@ -19,7 +19,7 @@ from rlcli.data.prompts.schema import row, write_rows
 from rlcli.files import described
 from rlcli.model.io.checkpoint_files import read_metadata
 from tests.export_fixtures import save_run
-from tests.hostile_pickles import Runs, legacy
+from tests.hostile_pickles import Runs, code_in_metadata, legacy
 from tests.model_fixtures import save_tiny
 
 SHORT = ("--data", "data.parquet", "--out", "next", "--dry-run")
@@ -75,13 +75,6 @@ def called(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], run: Path
     """Exit code and standard error of a command."""
     code = main([word.format(run=run, base=base, parent=run.parent) for word in words])
     return code, capsys.readouterr().err
-
-
-def code_in_metadata(checkpoint: Path, marker: Path) -> None:
-    file = checkpoint / "policy" / ".metadata"
-    found = pickle.loads(file.read_bytes())
-    found.planner_data = Runs(marker)
-    file.write_bytes(pickle.dumps(found))
 
 
 def bytes_in_metadata(checkpoint: Path, marker: Path) -> None:
