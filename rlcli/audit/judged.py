@@ -171,7 +171,7 @@ def audit_judge(
     data: parquet as for `audit`: a row's response (`extra_info.response`, else its ground truth in a sentence) is
     right, that of a row with another ground truth is wrong. Or JSON Lines as for `rlcli verifiers run`, with a field
     `label`: true or false. A judge that compares (its option rivals) sees each with one of its question that has the
-    other label. on_note: told which key goes to which address. Raises `DataError` for neither, and what the pool
+    other label. on_note: receives which key goes to which address. Raises `DataError` for neither, and what the pool
     raises.
     """
     started, name = time.monotonic(), str(composition)

@@ -50,7 +50,7 @@ CLOSED_ENV = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
-    # Ray's autoscaler would serve its counters to everybody. It cannot be told not to, but goes on where it cannot.
+    # Ray's autoscaler would serve its counters to everybody. No setting turns that off, but it goes on without.
     "AUTOSCALER_METRIC_PORT": "-1",
 }
 """Environment variables with which everything on this machine listens on loopback, and answers only this user."""
