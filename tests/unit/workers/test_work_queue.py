@@ -290,12 +290,18 @@ def test_what_a_step_breaks_off_goes_on_in_the_next_from_where_it_was(
     seen: list[int] = []
     for step in range(1, 7):
         workers.load(step)
-        # A response that was broken off before its first token is drawn by this step's weights alone.
-        unbegun = sum(one.tokens == 0 for group in source.waiting if group.open for one in group.open.begun)
+        begun = {
+            (group.open.index, one.sample)
+            for group in source.waiting
+            if group.open
+            for one in group.open.begun
+            if one.tokens  # one without is drawn by this step's weights alone
+        }
         batch = source.take(step)
         rows = check(batch, step)
-        stale = int((batch.samples.version < step).sum())
-        assert batch.stale == stale >= batch.carried - unbegun - (4 if greedy else 0)
+        stale = {(rows[s.prompt], s.sample) for s in batch.samples if s.version < step}
+        assert batch.stale == len(stale)
+        assert stale >= begun & {(rows[s.prompt], s.sample) for s in batch.samples}
         assert len(batch.baselines) == (4 if greedy else 0)
         assert len(rows) == len(set(rows))
         assert not set(seen) & set(rows)
