@@ -51,7 +51,7 @@ def test_in_float32_they_differ_by_rounding_alone(proof: dict[str, Any], tmp_pat
     assert max(row["loss"] for row in rows) <= 1e-5
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # two processes show each kind of layout; the proof itself runs all of them
 def test_four_processes_train_as_one_in_float64(proof: dict[str, Any], tmp_path: Path) -> None:
     rows = proof["differences"](tmp_path, ["dense", "experts"], [4], ["idle ranks", *ALL], "float64", load=False)
     assert {len([one for one in layouts(rows, 4) if one[0] == kind]) for kind in ("dense", "experts")} == {6, 8}

@@ -167,7 +167,7 @@ def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     return spawned(__file__, tiny, tmp_path_factory.mktemp("servers") / "found.json", timeout=900)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1000)
 def test_servers_draw_the_same_as_the_engine_in_the_process(found: dict[str, Any]) -> None:
     """Greedy and sampled ids and log-probs, before and after a weight update."""
@@ -179,7 +179,7 @@ def test_servers_draw_the_same_as_the_engine_in_the_process(found: dict[str, Any
     assert found["here"] != found["here then"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_in_servers_are_compared_tensor_by_tensor(found: dict[str, Any]) -> None:
     for sent, equal, unchecked, differences in found["synced"]:
         assert (equal, unchecked, differences) == (sent, 0, [])
@@ -189,7 +189,7 @@ def test_weights_in_servers_are_compared_tensor_by_tensor(found: dict[str, Any])
     assert found["cached after"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_server_is_replaced_with_the_current_weights(found: dict[str, Any]) -> None:
     killed = found["killed"]
     assert killed["tokens"] == [[key, one[0]] for key, one in enumerate(found["servers then"])]
@@ -200,7 +200,7 @@ def test_a_killed_server_is_replaced_with_the_current_weights(found: dict[str, A
     assert not found["left"], "nothing is left in shared memory"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_aborted_responses_go_on_as_if_never_aborted(found: dict[str, Any]) -> None:
     begun, gone_on = dict(found["broken off"]), dict(found["gone on"])
     assert sorted(begun) == list(range(COUNT))
