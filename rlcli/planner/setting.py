@@ -63,6 +63,15 @@ class Setting:
         return self.with_keys(cluster={"workers": workers}, parallel={"replicate": 1, "expert": 1})
 
     @property
+    def untimed(self) -> str:
+        """Why no seconds are predicted; empty if they are."""
+        if not self.device.has_rates:
+            return "this machine could not be measured" if self.device.is_cpu else "give a GPU name: --gpus h100:8"
+        if self.device.is_cpu and self.separate_adapter and self.config.rollout.engine != "transformers":
+            return "vLLM's kernels for adapters in 16 bits were not measured on CPUs, and are slow there"
+        return ""
+
+    @property
     def separate_adapter(self) -> bool:
         """Whether the engine gets the adapter separately; in float32 it gets merged weights."""
         return bool(self.config.lora.rank) and self.bytes_each < 4

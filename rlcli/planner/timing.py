@@ -47,8 +47,8 @@ class PhaseTime:
 
 
 def times(setting: Setting) -> list[PhaseTime]:
-    """The phases in the order of a step; empty if the device's rates are unknown."""
-    if not setting.device.has_rates:
+    """The phases in the order of a step; empty if no seconds are predicted."""
+    if setting.untimed:
         return []
     found = []
     if not setting.config.data.response:

@@ -117,8 +117,8 @@ def plan(
 def _show_layouts(found: Forecast, layouts: Suggested) -> None:
     from rlcli.errors import ConfigError
 
-    if not found.setting.device.has_rates:
-        raise ConfigError("--suggest compares times, which are unknown without a GPU name", "give --gpus h100:8")
+    if found.setting.untimed:
+        raise ConfigError("--suggest compares times, and none is predicted", found.setting.untimed)
     if not layouts.layouts:
         _verdict(found)
         return
@@ -155,10 +155,8 @@ def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[
         ]
         show(table(["a step at most", _seconds(total), "", "bound by"], times))
         plain(f"rates {found.setting.device.rates_from}; responses of full length, every one trained on\n")
-    elif found.setting.device.is_cpu:
-        plain("a step's time: unknown, since this machine could not be measured\n")
     else:
-        plain("a step's time: unknown without a GPU name; give --gpus h100:8\n")
+        plain(f"a step's time is not predicted: {found.setting.untimed}\n")
     files = [(what, _bytes(size)) for what, size in found.disk.items()]
     show(table(["on disk", _bytes(sum(found.disk.values()))], files))
     if found.asynchrony:

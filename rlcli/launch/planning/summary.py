@@ -103,7 +103,7 @@ def _time(setting: Setting, steps: int) -> str:
     phases = times(setting)
     seconds = step_seconds(setting, phases)
     if not seconds:
-        return "time not measured"
+        return f"time not predicted: {setting.untimed}"
     generating = sum(phase.seconds for phase in phases if phase.name == "generate")
     text = f"a step at most {_seconds(seconds)}, all {duration(math.ceil(seconds * steps))}"
     if generating:

@@ -113,9 +113,9 @@ def speeds_of(setting: Setting, mean: float) -> Speeds:
 
 
 def advice(setting: Setting, lengths: Lengths | None = None) -> Advice | None:
-    """What the planner's estimates say; None if nothing is generated or the device's rates are unknown."""
+    """What the planner's estimates say; None if nothing is generated or no seconds are predicted."""
     config = setting.config
-    if config.data.response or not setting.device.has_rates:
+    if config.data.response or setting.untimed:
         return None
     lengths = lengths or Lengths.assumed(config.rollout.max_response_tokens)
 

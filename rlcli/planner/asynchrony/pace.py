@@ -94,7 +94,7 @@ def _fitted(
     waited = seconds["generate"] + seconds["wait_for_rollout"]
     update = max(0.0, seconds["step"] - waited - seconds["sync"])
     prompt_tokens = plan.prompt_tokens if plan else 0.0
-    known = plan if plan and plan.device.has_rates else None
+    known = plan if plan and not plan.untimed else None
     one = decode_seconds(known, 1, prompt_tokens + float(lengths.mean()) / 2) if known else 1.0
 
     def speeds(step_s: float) -> Speeds:

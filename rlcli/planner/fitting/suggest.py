@@ -66,8 +66,8 @@ class Suggested:
 
 
 def suggested(setting: Setting) -> Suggested:
-    """The layouts of these devices. Empty if none fits, or if the device's rates are unknown."""
-    if not setting.device.has_rates:
+    """The layouts of these devices. Empty if none fits, or if no seconds are predicted."""
+    if setting.untimed:
         return Suggested([], "")
     # With micro-batches as large as they are useful, whether they fit or not, no layout takes longer than it must.
     every = (_unlimited(setting, keys) for keys in _candidates(setting))

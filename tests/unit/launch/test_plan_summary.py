@@ -77,7 +77,7 @@ def test_without_a_measurement_memory_is_predicted_and_no_time(places: Path, mon
     monkeypatch.setattr("rlcli.planner.machine.rates.machine_rates", lambda *_: None)
     rows = dict(estimates(prepared_for("grpo", places), 6))
     assert rows["memory"].startswith("at most ")
-    assert rows["time"] == "time not measured"
+    assert rows["time"] == "time not predicted: this machine could not be measured"
 
 
 def test_a_time_of_a_busy_machine_says_so(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,21 @@ def test_a_time_needs_rates_and_their_origin_is_named() -> None:
     assert parse_gpus("8x80GB")[0].rates_from == ""
 
 
+def test_no_time_is_predicted_of_kernels_that_were_not_measured() -> None:
+    """An engine that applies an adapter in 16 bits on CPUs."""
+    adapted = ("lora.rank=8", "checkpoint.every=0")
+    for dtype, engine, timed in (
+        ("bfloat16", "vllm", False),
+        ("bfloat16", "transformers", True),
+        ("float32", "vllm", True),
+    ):
+        known = setting(qwen_7b(), "cpu", *adapted, f"model.dtype={dtype}", f"rollout.engine={engine}")
+        known = replace(known, device=with_rates(known.device, RATES))
+        assert (known.untimed == "", times(known) != []) == (timed, timed), (dtype, engine)
+    on_gpu = setting(qwen_7b(), "h100", *adapted, "model.dtype=bfloat16")
+    assert times(on_gpu)
+
+
 def test_a_step_takes_its_operations_at_the_measured_rates() -> None:
     known = setting(qwen_7b(), "cpu", "rollout.prompts_per_step=2", "checkpoint.every=0")
     known = replace(known, device=with_rates(known.device, RATES))

@@ -93,4 +93,4 @@ def test_the_command_proposes_layouts(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_devices_without_rates_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
     assert main(["plan", "grpo", "--model", str(tmp_path), "--gpus", "8x80GB", "--suggest"]) == 2
-    assert "--suggest compares times, which are unknown without a GPU name" in capsys.readouterr().err
+    assert "--suggest compares times, and none is predicted; give a GPU name: --gpus h100:8" in capsys.readouterr().err
