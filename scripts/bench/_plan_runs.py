@@ -25,8 +25,11 @@ ENDING_S, SAMPLED_S = 20.0, 0.05
 COMMON = [
     *("data.max_prompt_tokens=24", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=8"),
     *("rollout.max_response_tokens=104", "train.tokens_per_microbatch=4096", "train.lr=1e-5", "checkpoint.every=0"),
-    *("checkpoint.keep=1", "train.steps=4"),
+    *("checkpoint.keep=1", "train.steps=6"),
 ]
+WARM_UP = 3
+"""Steps whose seconds do not count: the first one warms up, and in them the log-prob check measures the trainer's
+noise and probes, as later only in every tenth and third step."""
 REWARD = """
 import hashlib
 
@@ -46,15 +49,15 @@ Sizes = dict[str, int]
 
 
 def measured(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The largest memory of each phase, in bytes, as `memory/PHASE`, and its median seconds, without the first step's
-    warm-up, as `time/PHASE`."""
+    """The largest memory of each phase, in bytes, as `memory/PHASE`, and its median seconds after WARM_UP steps, as
+    `time/PHASE`."""
     figures: dict[str, float] = {}
     for name in sorted({name for record in records for name in record}):
         kind, _, rest = name.partition("/")
         if kind == "memory" and rest.endswith("_gb"):
             figures[name.removesuffix("_gb")] = max(record.get(name, 0.0) for record in records) * GIB
         elif kind == "time" and rest.endswith("_s"):
-            figures[name.removesuffix("_s")] = statistics.median(record.get(name, 0.0) for record in records[1:])
+            figures[name.removesuffix("_s")] = statistics.median(record.get(name, 0.0) for record in records[WARM_UP:])
     return figures
 
 

@@ -2,10 +2,10 @@
 
     .venv/bin/python scripts/bench/plan.py [--cases 10m,10m-lora] [--model FOLDER --data FOLDER] [--json plan.json]
 
-Each case is a run of four steps with random rewards, a different one for each response, so that every sample is trained
+Each case is a run of six steps with random rewards, a different one for each response, so that every sample is trained
 on. The small models have random weights, and their responses never end; those of --model (the cases 135m-…) mostly
 reach the maximum. Predicted is what `rlcli plan` says before. Measured are the largest `memory/PHASE_gb` over the run's
-steps and the median `time/PHASE_s`, without the first step. The error is predicted ÷ measured.
+steps and the median `time/PHASE_s` of the last three. The error is predicted ÷ measured.
 
 Each run has processes of its own, and as long as --limit-s says; one that takes longer is ended, and reported as such.
 With --json its figures are in the file as soon as it is done: cases that are already there are not run again, so that
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_json
-from _plan_runs import Sizes, measured, trained
+from _plan_runs import WARM_UP, Sizes, measured, trained
 from rich.console import Console
 from rich.table import Table
 
@@ -106,7 +106,7 @@ def run_case(
         if phase in predicted and f"time/{phase}" in real
     }
     if alone:
-        later = cpu[1:]
+        later = cpu[WARM_UP:]
         for phase, row in seconds.items():
             of = [sum(step.values()) if phase == "step" else step.get(METHODS[phase], 0.0) for step in later]
             row["measured"] = statistics.median(of) if of else 0.0

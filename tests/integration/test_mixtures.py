@@ -46,6 +46,7 @@ def test_the_engines_routes_are_those_of_the_same_tokens(
         assert step["mismatch/k3"] < 1e-9
 
 
+@pytest.mark.exhaustive  # tests/unit/model/test_experts.py shows the sums; each sync compares all bytes
 def test_adapters_on_experts_reach_the_engine_merged(
     mixture: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,16 @@ CHOICE = ", ".join(repr(json.dumps({"reason": "so", "score": score})) for score 
 JUDGE = f"exact + judge(serve='MODEL', structured=false, extra={{structured_outputs = {{choice = [{CHOICE}]}}}})"
 SERVED = ["--set", "rollout.engine=server", "--set", "cluster.workers=1", "--verifier", JUDGE]
 """An engine as a server, and a judge that the run serves."""
+PLAIN: list[str] = []
+SLOW = """
+import time
+
+
+def reward(completions, **columns):
+    time.sleep(1)
+    return [0.0 for _ in completions]
+"""
+"""A reward that takes a second for each call, so that the run leaves the processors to others."""
 
 
 class Live:
@@ -93,9 +103,13 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def live(open_folder: Path, tiny: Path, sums: Path, request: pytest.FixtureRequest) -> Iterator[Live]:
-    more = [word.replace("MODEL", str(tiny)) for word in getattr(request, "param", [])]
+@pytest.fixture(scope="module")
+def live(
+    open_folder: Path, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Live]:
+    slow = tmp_path_factory.mktemp("reward") / "slow.py"
+    slow.write_text(SLOW)
+    more = [word.replace("MODEL", str(tiny)) for word in request.param or ("--verifier", f"{slow}:reward")]
     run = Live(open_folder, ["--model", tiny, "--data", sums, "--workers", "2", *SMALL, *more])
     yield run
     run.process.terminate()
@@ -126,6 +140,7 @@ def tried(user: int, run: Live, paths: list[Path], tokens: list[str]) -> dict[st
     return found
 
 
+@pytest.mark.parametrize("live", [PLAIN], ids=["vllm"], indirect=True)
 def test_another_user_reads_writes_and_reaches_nothing_of_a_run(live: Live) -> None:
     if os.geteuid():
         pytest.skip("only root can try as another user")
@@ -161,7 +176,7 @@ def test_another_user_reads_writes_and_reaches_nothing_of_a_run(live: Live) -> N
 @pytest.mark.parametrize(
     "live",
     [
-        [],
+        PLAIN,
         pytest.param(SERVED, marks=pytest.mark.exhaustive),  # the servers' sockets have tests of their own
     ],
     ids=["vllm", "servers"],

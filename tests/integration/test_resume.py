@@ -227,6 +227,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_agrees_to_rounding(one_r
             torch.testing.assert_close(left[name], right[name], rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.exhaustive  # scripts/torture shows it, and more
 def test_a_run_whose_driver_was_killed_goes_on_from_the_command_line(
     one_rank: Runs, cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
