@@ -121,7 +121,7 @@ FAULTS = [
     _controller("groups", "groups mixed up", "signature", in_controller.groups_mixed_up),
     _controller("rewards", "rewards of another sample", "signature", in_controller.rewards_of_others, in_ci=True),
     _controller("rows", "tokens of another sample", "signature", in_controller.rows_of_others),
-    _worker("verdicts", "verdicts on another response", "verdict", in_workers.verdicts_of_others),
+    _worker("verdicts", "verdicts on another response", "verdict", in_workers.verdicts_of_others, in_ci=True),
     _worker("constant", "a verifier that rewards everything", "constant_reward", in_workers.reward_everything),
     _worker(
         "timeouts", "half of the verifications time out", "verifier_failures", in_workers.time_out_half, in_ci=True

@@ -255,12 +255,12 @@ def _verdicts(worker: Any, change: Callable[[int, Any, Any], Any]) -> None:
     """`change(number, trajectory, scored)` of each sample that this worker verifies."""
     numbers = itertools.count()
 
-    def verify(task: Any, trajectory: Any, *fields: Any) -> Future[Any]:
-        scored, number, changed = original(task, trajectory, *fields), next(numbers), Future[Any]()
+    def submit(verification: Any, task: Any, trajectory: Any, *fields: Any) -> Future[Any]:
+        scored, number, changed = original(verification, task, trajectory, *fields), next(numbers), Future[Any]()
         scored.add_done_callback(lambda done: changed.set_result(change(number, trajectory, done.result())))
         return changed
 
-    original = patch(worker.rollout_role, "verify", verify)
+    original = patch(type(worker.rollout_role.verification), "submit", submit)
 
 
 def time_out_half(worker: Any) -> None:
