@@ -280,6 +280,8 @@ NOT_READ: Mapping[str, str] = {
 }
 """Key that takes any text and names no file that the run reads → what it is instead."""
 
+READ_AGAIN = ("verifier.name", "environment.name", "environment.options")
+"""Keys whose files are read again in a run that is alive, by processes that replace others."""
 BY_FINGERPRINT = ("data.path",)
 """Keys whose files may differ if the prompts are the same, which `check_data` checks."""
 
@@ -472,6 +474,41 @@ def _judge(
     for change in changes:
         then = "the run starts over with it" if step is None else f"accepted from step {step + 1} on"
         on_note(f"{change} ({then})")
+
+
+class InputWatch:
+    """Receives the trainer's phases. Once a step it looks at the files that replaced processes of verifiers and
+    environments read again, and warns once of each that has been edited while the run is alive.
+
+    files: with the digests of the run's start. warn: receives the step and the text.
+    """
+
+    def __init__(self, files: Iterable[Input], warn: Callable[[int, str], None]) -> None:
+        local = (one for one in files if one.key in READ_AGAIN and one.is_local and not one.path.endswith(WEIGHTS))
+        self._stamps: dict[Input, tuple[int, int]] = {one: (0, 0) for one in local if one.digest}
+        self._warn = warn
+        self._step = -1
+
+    def phase(self, name: str, step: int) -> None:
+        if step == self._step:
+            return
+        self._step = step
+        for one, stamp in list(self._stamps.items()):
+            if (now := _stamp(one.path)) == stamp:
+                continue
+            self._stamps[one] = now
+            for change in compare([one], [_file(one.key, one.name, Path(one.path))]):
+                del self._stamps[one]
+                self._warn(step, f"{change}, while the run is alive: a process that is replaced reads it again")
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Changes when a file is written; zeros if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 # What is written.

@@ -23,7 +23,16 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
-from rlcli.launch.inputs import InputCheck, InputRecord, copies, hub_models, local_inputs
+from rlcli.launch.inputs import (
+    Input,
+    InputCheck,
+    InputRecord,
+    InputWatch,
+    copies,
+    hub_models,
+    local_inputs,
+    recorded_inputs,
+)
 from rlcli.launch.outcome import outcome_of
 from rlcli.launch.planning.summary import setting_of_run
 from rlcli.launch.preflight import Prepared
@@ -45,6 +54,7 @@ from rlcli.tracking.console import View
 from rlcli.tracking.plots import reward_curve_png
 from rlcli.trainer.profiling import StepProfile, profiled_step
 from rlcli.trainer.trainer import StopRequest, Trainer
+from rlcli.trainer.warnings import FILE_EDITED
 from rlcli.workers.pools import CRITIC, ENGINES, POLICY, TEACHERS, Groups
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.worker import Worker
@@ -235,6 +245,7 @@ def train_in_folder(
                 trainer.listeners.append(
                     StartReport(folder, list(groups.by_name.values()), groups.engines or groups.policy).phase
                 )
+                trainer.listeners.append(InputWatch(_inputs_read(folder), partial(_warn_of_edit, folder, view)).phase)
                 with _profile(trainer, groups, checkpoint) if profile else nullcontext():
                     result = trainer.run(checkpoint)
                 drawing = in_background(partial(_draw, target, result, view))  # while the workers are closed
@@ -286,6 +297,16 @@ def _record_inputs(folder: RunFolder, inputs: InputCheck, step: int) -> None:
     if not inputs.recorded and step:
         text = "what it read by path so far was not recorded; from here on it is"
         folder.event(INPUTS_UNRECORDED, step=step, text=text)
+
+
+def _inputs_read(folder: RunFolder) -> tuple[Input, ...]:
+    record = recorded_inputs(folder.path)
+    return record.files if record else ()
+
+
+def _warn_of_edit(folder: RunFolder, view: View, step: int, text: str) -> None:
+    view.warning(f"warning {FILE_EDITED}: {text}", step)
+    folder.event("warning", step=step, name=FILE_EDITED, text=text)
 
 
 def _trackers(

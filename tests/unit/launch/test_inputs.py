@@ -23,6 +23,7 @@ from rlcli.launch.inputs import (
     READ_BY_PATH,
     Input,
     InputRecord,
+    InputWatch,
     compare,
     copies,
     digest_of,
@@ -225,6 +226,21 @@ def test_an_accepted_change_is_recorded_and_marks_the_curve(run: Path, project: 
     assert not resume(run).inputs.changes, "it is accepted once"  # type: ignore[union-attr]
 
 
+def test_an_automatic_restart_checks_too_and_records_why_it_ends(
+    run: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcli.cli.train import run as module
+
+    (project / "mine.py").write_text("def reward(request): return 1.0\n")
+    for restart in (False, True):
+        monkeypatch.setattr(module, "is_restart", lambda restart=restart: restart)
+        with pytest.raises(ConfigError, match=r"mine\.py .* has changed"):
+            module.resume_training(run, None, {}, [], module.Call())
+        assert bool(events_of(run)) == restart, "a command that is refused changes nothing"
+    assert (events_of(run)[-1]["event"], events_of(run)[-1]["retry"]) == ("failed", False)
+    assert "mine.py" in events_of(run)[-1]["message"]
+
+
 def test_a_run_without_a_checkpoint_starts_over_with_the_new_file(run: Path, project: Path) -> None:
     for path in (run / "checkpoints").iterdir():
         path.rename(project / path.name)
@@ -383,6 +399,24 @@ def test_a_copy_can_be_read_by_no_one_else(tmp_path: Path, mode: int, shared: bo
     copy = folder.path / "sources" / "9f2c-mine.py"
     assert stat.S_IMODE(copy.stat().st_mode) & 0o077 == 0
     assert stat.S_IMODE(copy.stat().st_mode) == expected
+
+
+def test_a_file_that_is_edited_while_the_run_is_alive_is_warned_of_once(project: Path) -> None:
+    warned: list[tuple[int, str]] = []
+    watch = InputWatch(local_inputs(config_of(*SETS)), lambda step, text: warned.append((step, text)))
+    watch.phase("generate", 1)
+    (project / "mine.py").write_text("# edited")
+    os.utime(project / "world.py", ns=(1, 1))
+    (project / "loss.py").write_text("# each process has read it")
+    for step in (1, 2, 2, 3):
+        watch.phase("update", step)
+    ((step, text),) = warned
+    assert step == 2
+    assert text.startswith(f"{project / 'mine.py'} (verifier.name) has changed: was ")
+    (project / "mine.py").unlink()
+    (project / "world.py").unlink()
+    watch.phase("update", 4)
+    assert [text.partition(":")[0] for _, text in warned[1:]] == [f"{project / 'world.py'} (environment.name) is gone"]
 
 
 def free_texts(schema: dict[str, Any]) -> bool:
