@@ -115,7 +115,7 @@ class InputCheck:
     @property
     def retokenized(self) -> bool:
         """Whether the same rows may have other tokens, by an accepted change of the model's template or tokenizer."""
-        texts = [one for one in self.changes if one.key == "model.path" and not one.name.endswith(WEIGHTS)]
+        texts = [change for change in self.changes if change.key == "model.path" and not change.name.endswith(WEIGHTS)]
         return bool(texts) and self.recorded and self.same_data
 
 
@@ -289,8 +289,8 @@ BY_FINGERPRINT = ("data.path",)
 def local_inputs(config: RunConfig) -> tuple[Input, ...]:
     """All files that a run with this configuration reads by path, in the order of `READ_BY_PATH`; relative paths begin
     in the current directory."""
-    found = (one for reader in READ_BY_PATH.values() for one in reader(config))
-    return tuple({(one.key, one.name): one for one in found}.values())
+    entries = (entry for reader in READ_BY_PATH.values() for entry in reader(config))
+    return tuple({(entry.key, entry.name): entry for entry in entries}.values())
 
 
 def hub_models(config: RunConfig) -> tuple[Input, ...]:
@@ -302,12 +302,12 @@ def hub_models(config: RunConfig) -> tuple[Input, ...]:
         for option in ("path", "serve"):
             ids = [text for text in _texts(term.options.get(option)) if _HUB_ID.fullmatch(text)]
             places += [("verifier.name", number, text) for text in ids]
-    found = []
+    models = []
     for key, number, place in places:
         if place and not os.path.isabs(place) and not os.path.exists(os.path.expanduser(place)):
             with suppress(ValueError):  # no id of the hub
-                found.append(Input(key, f"{number}/", place, hub_commit(place)))
-    return tuple(found)
+                models.append(Input(key, f"{number}/", place, hub_commit(place)))
+    return tuple(models)
 
 
 def digest_of(file: Path) -> str:
@@ -331,10 +331,10 @@ def _digest_of_rows(stream: Any) -> str:
         table = pq.ParquetFile(stream).read().combine_chunks()
     except pa.ArrowException as error:
         raise ValueError(str(error) or type(error).__name__) from error
-    found = hashlib.sha256(repr([(field.name, str(field.type)) for field in table.schema]).encode())
+    digest = hashlib.sha256(repr([(field.name, str(field.type)) for field in table.schema]).encode())
     for batch in table.to_batches():
-        found.update(batch.serialize())
-    return found.hexdigest()
+        digest.update(batch.serialize())
+    return digest.hexdigest()
 
 
 # The record in the run folder, and the comparison with it.
@@ -349,7 +349,7 @@ class InputRecord:
     """As of `InputCheck`."""
 
     def as_dict(self) -> dict[str, Any]:
-        plain = [{name: value for name, value in asdict(one).items() if name != "problem"} for one in self.files]
+        plain = [{name: value for name, value in asdict(entry).items() if name != "problem"} for entry in self.files]
         return {"format": FORMAT, "prompts": self.prompts, "files": plain}
 
 
@@ -358,11 +358,12 @@ def recorded_inputs(run: Path) -> InputRecord | None:
     that cannot be read: it must not count as none."""
     file = run / INPUTS
     try:
-        found = read_json(file)
-        if found["format"] != FORMAT:
-            raise ValueError(f"its format is {found['format']!r:.40}, and this rlcli knows {FORMAT}")
-        rows = [(str(one["key"]), str(one["name"]), str(one["path"]), str(one["digest"])) for one in found["files"]]
-        return InputRecord(tuple(Input(*row) for row in rows), str(found["prompts"]))
+        content = read_json(file)
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r:.40}, and this rlcli knows {FORMAT}")
+        fields = ("key", "name", "path", "digest")
+        files = tuple(Input(*(str(row[field]) for field in fields)) for row in content["files"])
+        return InputRecord(files, str(content["prompts"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -396,11 +397,13 @@ def check_inputs(
                 "models have changed since then is not checked"
             )
         return InputCheck(files, recorded=False)
-    before = [one for one in record.files if one.is_local]
+    before = [entry for entry in record.files if entry.is_local]
     skipped = {*changed_keys, *BY_FINGERPRINT}
-    changes = compare([one for one in before if one.key not in skipped], [x for x in files if x.key not in skipped])
-    data = [[one for one in some if one.key in BY_FINGERPRINT] for some in (before, files)]
-    _judge(run, changes, record.files, on_note, step=step, accept=accept)
+    changes = compare(
+        [entry for entry in before if entry.key not in skipped], [entry for entry in files if entry.key not in skipped]
+    )
+    data = [[entry for entry in some if entry.key in BY_FINGERPRINT] for some in (before, files)]
+    _judge(run, changes, on_note, step=step, accept=accept)
     return InputCheck(files, tuple(changes), prompts=record.prompts, same_data=not compare(*data))
 
 
@@ -416,27 +419,29 @@ def with_hub_models(
     """The same with the models of the hub, whose commits are compared with the record. Raises as `check_inputs`."""
     models = hub_models(config)
     record = recorded_inputs(run) or InputRecord(())
-    known = {(one.key, one.name, one.path): one.digest for one in record.files if not one.is_local}
+    known = {(entry.key, entry.name, entry.path): entry.digest for entry in record.files if not entry.is_local}
     changes = [
-        InputChange(one.key, one.path, was, one.digest, name=one.name)
-        for one in models
-        if one.digest and (was := known.get((one.key, one.name, one.path), "")) and was != one.digest
+        InputChange(entry.key, entry.path, was, entry.digest, name=entry.name)
+        for entry in models
+        if entry.digest and (was := known.get((entry.key, entry.name, entry.path), "")) and was != entry.digest
     ]
-    _judge(run, changes, record.files, on_note, step=step, accept=accept)
+    _judge(run, changes, on_note, step=step, accept=accept)
     return replace(check, files=(*check.files, *models), changes=(*check.changes, *changes))
 
 
 def compare(before: Sequence[Input], now: Sequence[Input]) -> list[InputChange]:
     """What differs, in the order of `now`; then what is gone."""
-    old = {(one.key, one.name): one for one in before if one.digest}
-    found = []
-    for one in now:
-        was = old.pop((one.key, one.name), None)
-        if (was.digest if was else "") != one.digest:
-            found.append(InputChange(one.key, one.path, was.digest if was else "", one.digest, one.problem, one.name))
+    old = {(entry.key, entry.name): entry for entry in before if entry.digest}
+    changes = []
+    for entry in now:
+        recorded = old.pop((entry.key, entry.name), None)
+        was = recorded.digest if recorded else ""
+        if was != entry.digest:
+            changes.append(InputChange(entry.key, entry.path, was, entry.digest, entry.problem, entry.name))
     # A file that is there and no longer read: what used to import it has changed, and is in the list.
-    gone = [(one, problem) for one in old.values() if (problem := _absence(one.path))]
-    return found + [InputChange(one.key, one.path, one.digest, "", problem, one.name) for one, problem in gone]
+    gone = [(entry, problem) for entry in old.values() if (problem := _absence(entry.path))]
+    changes += [InputChange(entry.key, entry.path, entry.digest, "", problem, entry.name) for entry, problem in gone]
+    return changes
 
 
 def _absence(path: str) -> str:
@@ -453,7 +458,6 @@ def _absence(path: str) -> str:
 def _judge(
     run: Path,
     changes: Sequence[InputChange],
-    before: Sequence[Input],
     on_note: Callable[[str], None],
     *,
     step: int | None,
@@ -465,7 +469,7 @@ def _judge(
     if step is not None and not accept:
         more = len(changes) - MOST_LISTED
         listed = "; ".join(map(str, changes[:MOST_LISTED])) + (f"; and {more} more" if more > 0 else "")
-        copy = run / SOURCES / copy_name(next((x for x in changes if x.was), changes[0]))
+        copy = run / SOURCES / copy_name(next((change for change in changes if change.was), changes[0]))
         restore = f"restore it (a copy: {copy})" if copy.is_file() else "restore it"
         raise ConfigError(
             f"{run} cannot resume from step {step}: {listed}",
@@ -484,8 +488,10 @@ class InputWatch:
     """
 
     def __init__(self, files: Iterable[Input], warn: Callable[[int, str], None]) -> None:
-        local = (one for one in files if one.key in READ_AGAIN and one.is_local and not one.path.endswith(WEIGHTS))
-        self._stamps: dict[Input, tuple[int, int]] = {one: (0, 0) for one in local if one.digest}
+        local = (
+            entry for entry in files if entry.key in READ_AGAIN and entry.is_local and not entry.path.endswith(WEIGHTS)
+        )
+        self._stamps: dict[Input, tuple[int, int]] = {entry: (0, 0) for entry in local if entry.digest}
         self._warn = warn
         self._step = -1
 
@@ -493,49 +499,49 @@ class InputWatch:
         if step == self._step:
             return
         self._step = step
-        for one, stamp in list(self._stamps.items()):
-            if (now := _stamp(one.path)) == stamp:
+        for entry, stamp in list(self._stamps.items()):
+            if (now := _stamp(entry.path)) == stamp:
                 continue
-            self._stamps[one] = now
-            for change in compare([one], [_file(one.key, one.name, Path(one.path))]):
-                del self._stamps[one]
+            self._stamps[entry] = now
+            for change in compare([entry], [_file(entry.key, entry.name, Path(entry.path))]):
+                del self._stamps[entry]
                 self._warn(step, f"{change}, while the run is alive: a process that is replaced reads it again")
 
 
 def _stamp(path: str) -> tuple[int, int]:
     """Changes when a file is written; zeros if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 # What is written.
 
 
-def copy_name(one: Input | InputChange) -> str:
+def copy_name(entry: Input | InputChange) -> str:
     """The name of a file's copy in `sources/`: the first digits of its digest, and its name.
 
     >>> copy_name(Input("verifier.name", "0/mine.py", "/home/me/mine.py", "9f2c" * 16))
     '9f2c9f2c9f2c-mine.py'
     """
-    digest = one.digest if isinstance(one, Input) else one.was
-    return f"{digest[:SHORT]}-{Path(one.path).name}"
+    digest = entry.digest if isinstance(entry, Input) else entry.was
+    return f"{digest[:SHORT]}-{Path(entry.path).name}"
 
 
 def copies(files: Iterable[Input]) -> dict[str, tuple[bytes, int]]:
     """Name in `sources/` → content and mode, of code and other small texts. Files that have changed since their digest
     was taken are left out."""
-    found: dict[str, tuple[bytes, int]] = {}
+    contents: dict[str, tuple[bytes, int]] = {}
     total = 0
-    for one in files:
-        file = Path(one.path)
-        if not one.is_local or file.suffix not in COPIED or file.name in NOT_COPIED or one.key in BY_FINGERPRINT:
+    for entry in files:
+        file = Path(entry.path)
+        if not entry.is_local or file.suffix not in COPIED or file.name in NOT_COPIED or entry.key in BY_FINGERPRINT:
             continue
         with suppress(OSError, UnfitFile):
             content = read_bytes(file, COPY_BYTES, links=True)
             total += len(content)
-            if total <= COPIES_BYTES and hashlib.sha256(content).hexdigest() == one.digest:
-                found[copy_name(one)] = content, file.stat().st_mode
-    return found
+            if total <= COPIES_BYTES and hashlib.sha256(content).hexdigest() == entry.digest:
+                contents[copy_name(entry)] = content, file.stat().st_mode
+    return contents

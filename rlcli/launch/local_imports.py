@@ -6,7 +6,8 @@ import ast
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from rlcli.errors import RlcliError
@@ -43,7 +44,8 @@ def with_local_imports(file: Path, package: str = "") -> list[Path]:
 def module_file(module: str) -> Path | None:
     """The file of an installed module; None if there is none, or no Python file. Imports nothing: a parent package
     would run code."""
-    spec, places = None, None
+    spec: ModuleSpec | None = None
+    places: Sequence[str] | None = None
     name = ""
     for part in module.split("."):
         name = f"{name}.{part}" if name else part

@@ -41,16 +41,16 @@ def marks_of(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
     >>> marks_of([changed, {"event": "started", "step": 0}])
     []
     """
-    found: list[tuple[int, str]] = []
+    changes: list[tuple[int, str]] = []
     for event in events:
         kind, step = event.get("event"), int(number(event.get("step")) or 0)
         if kind == "started":
-            found = []
+            changes = []
         elif kind == "resumed":
-            found = [(min(at, step), names) for at, names in found]
+            changes = [(min(at, step), names) for at, names in changes]
         elif kind == INPUTS_CHANGED and step > 0:
-            found.append((step, _names(event.get("files"))))
-    return [Mark(step, f"{names} changed after step {step}") for step, names in found]
+            changes.append((step, _names(event.get("files"))))
+    return [Mark(step, f"{names} changed after step {step}") for step, names in changes]
 
 
 def _names(files: Any) -> str:
