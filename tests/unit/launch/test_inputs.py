@@ -430,7 +430,7 @@ def free_texts(schema: dict[str, Any]) -> bool:
     return any(free_texts(part) for part in parts)
 
 
-def test_every_key_that_takes_any_text_says_whether_the_run_reads_it_by_path() -> None:
+def test_every_key_of_free_text_says_whether_a_file_is_read() -> None:
     known = {*READ_BY_PATH, *NOT_READ}
     found = {
         f"{section}.{name}"
