@@ -24,6 +24,12 @@ Sets = Annotated[
 RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster (default: RAY_ADDRESS, else local).")]
 ShowSamples = Annotated[int, typer.Option(min=0, help="Show this many samples of each step.")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the run.")]
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes", help="Resume though files that the run reads have changed; marks the curve at that step."
+    ),
+]
 WholePlan = Annotated[bool, typer.Option("--plan", help="Print the whole plan before the run, not five lines of it.")]
 Endpoint = Annotated[str | None, typer.Option(help="Base URL of a served OpenAI-compatible model.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest response.")]

@@ -32,7 +32,9 @@ def supervised(command: Callable[P, None]) -> Callable[P, None]:
         name, *rest = (word for word in words if word != "--debug")
         out = [] if resumes or options["out"] else ["--out", str(folder)]
         first = _rlcli(name, *out, *rest, *debug)
-        again = first  # its changes may not be in the folder yet; applying them twice changes nothing
+        # Its changes may not be in the folder yet; applying them twice changes nothing. What has changed since this
+        # call is not accepted by it.
+        again = [word for word in first if word != "--accept-changes"]
         if not resumes:
             again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
         raise typer.Exit(supervise(folder, first, again, resumes=resumes))

@@ -70,7 +70,7 @@ def _mark(path: str) -> str:
     """A hexadecimal hash that changes with the model's weights, tokenizer or template; for a hub id, the commit."""
     folder = Path(path)
     if not folder.is_dir():
-        return _commit(path)
+        return hub_commit(path)
     found = hashlib.blake2b(digest_size=16)
     for file in sorted(folder.iterdir()):
         if file.suffix in SMALL and file.is_file():
@@ -79,11 +79,12 @@ def _mark(path: str) -> str:
                 while piece := opened.read(1 << 20):
                     found.update(piece)
         elif file.suffix in WEIGHTS and file.is_file():
-            found.update(f"{file.name}\0".encode() + _looked_at(file))
+            found.update(f"{file.name}\0".encode() + sampled_blocks(file))
     return found.hexdigest()
 
 
-def _looked_at(file: Path) -> bytes:
+def sampled_blocks(file: Path) -> bytes:
+    """The size of a file of weights, and what it holds at LOOKS positions, the first and the last among them."""
     size = file.stat().st_size
     looks = [str(size).encode()]
     with file.open("rb") as opened:
@@ -93,7 +94,7 @@ def _looked_at(file: Path) -> bytes:
     return b"".join(looks)
 
 
-def _commit(hub_id: str) -> str:
+def hub_commit(hub_id: str) -> str:
     """The commit of the files in the hub's cache; empty if unknown."""
     from huggingface_hub import try_to_load_from_cache
 

@@ -16,13 +16,13 @@ from rlcli.export.model_card import WHOLE_PATH
 from rlcli.reading import CONFIG_BYTES, LINES_BYTES, parse_json, read_text
 from rlcli.redact import redacted
 from rlcli.runs.environment import environment_of
-from rlcli.runs.folder import EVENTS, LOCK, check_records
+from rlcli.runs.folder import EVENTS, INPUTS, LOCK, SOURCES, check_records
 from rlcli.runs.listing import config_of
 
 ENVIRONMENT = "environment.json"
 REWRITTEN = {"config.toml": CONFIG_BYTES, ENVIRONMENT: CONFIG_BYTES, EVENTS: LINES_BYTES}
 """Records that are copied without what names the machine → the largest size of each."""
-LEFT_OUT = ("logs", "exports", "bad-batches", "profile", "code", "trackers.json", ".place")
+LEFT_OUT = ("logs", "exports", "bad-batches", "profile", "code", SOURCES, INPUTS, "trackers.json", ".place")
 """What a report does not show."""
 OF_THE_MACHINE = ("host", "directory", "command")
 """Entries of environment.json."""

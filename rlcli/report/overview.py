@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcli.report.source import RunData
 from rlcli.runs.listing import number
+from rlcli.runs.marks import marks_of
 
 MOST_POINTS = 1200
 """Points of a curve that are sent: more than a chart has pixels."""
@@ -63,6 +64,7 @@ def overview(run: RunData) -> dict[str, Any]:
         "seconds": _seconds(events, alive=state == "alive"),
         "tokens_per_s": run.metrics.last("throughput/tokens_per_s"),
         "step_s": run.metrics.last("time/step_s"),
+        "marks": [{"x": mark.step + 0.5, "label": mark.text} for mark in marks_of(events)],
         "curves": [curve for title, unit, names in CURVES if (curve := _curve(run, title, unit, names))],
         "metrics": run.metrics.names(),
         "evaluations": evaluations(run),

@@ -42,6 +42,10 @@ PROMPTS = "prompts.jsonl"
 """A line a step: the judged groups of each prompt."""
 TRACKERS = "trackers.json"
 """The run's id in each tracker."""
+INPUTS = "inputs.json"
+"""Digests of what the run reads by path."""
+SOURCES = "sources"
+"""Copies of the code and of other small texts among these."""
 PLACE = ".place"
 """The run's current step and phase, as JSON padded to PLACE_BYTES."""
 PLACE_BYTES = 256
@@ -49,11 +53,24 @@ HINT = "free some space or fix the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
     *(EVENTS, TIMELINE, PROMPTS, "exports", "bad-batches", "reward.png", "profile", "rescored"),
+    *(INPUTS, SOURCES),
     *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
 )
 
 
-FILES = ("config.toml", "environment.json", METRICS, EVENTS, TIMELINE, PROMPTS, TRACKERS, "reward.png", LOCK, PLACE)
+FILES = (
+    "config.toml",
+    "environment.json",
+    METRICS,
+    EVENTS,
+    TIMELINE,
+    PROMPTS,
+    TRACKERS,
+    INPUTS,
+    "reward.png",
+    LOCK,
+    PLACE,
+)
 """Files that a run reads, or writes to again when it is resumed."""
 LINKED = "checkpoints"
 """The folder that may be a link, to a larger disk: a checkpoint is used only if its files are those of its manifest."""
@@ -63,6 +80,7 @@ class RunFolder:
     """A folder that this process has locked:
 
         config.toml  environment.json  metrics.jsonl  events.jsonl  timeline.jsonl  prompts.jsonl  trackers.json
+        inputs.json  sources/9f2c9f2c9f2c-mine.py
         samples/step-000001/rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
 
     with RunFolder.create(Path("runs/first")) as folder:
@@ -145,6 +163,20 @@ class RunFolder:
         """Write the resolved configuration as TOML, synced to disk. SetupError if it cannot be written."""
         with _writable(self.path, hint=HINT), replacing(self.path / "config.toml") as temporary:
             write_synced(temporary, toml.encode())
+
+    def write_inputs(self, record: Mapping[str, Any], copies: Mapping[str, tuple[bytes, int]]) -> None:
+        """Write what the run reads by path. record: the content of inputs.json. copies: name in sources/ → content and
+        mode of the original, whose permissions the copy does not exceed; earlier ones stay. SetupError if they cannot
+        be written."""
+        sources = self.path / SOURCES
+        with _writable(self.path, hint=HINT):
+            if copies:
+                sources.mkdir(folder_mode(self.path), exist_ok=True)
+            for name, (content, mode) in copies.items():
+                with replacing(sources / name) as temporary:
+                    temporary.touch(file_mode(sources) & mode | 0o600)
+                    temporary.write_bytes(content)
+            write_json(self.path / INPUTS, record)
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl. JSON has no NaN and no infinity: such a value is written as null, and listed

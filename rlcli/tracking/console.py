@@ -21,6 +21,7 @@ from rich.text import Text
 from rlcli.data.samples import is_conversation
 from rlcli.images.described import descriptions, worded_last
 from rlcli.redact import printable
+from rlcli.runs.marks import Mark
 from rlcli.runs.measure import REWARD, Measure
 from rlcli.tracking.plots import reward_curve_text
 from rlcli.tracking.text.figures import RECENT_STEPS, duration, figures, phase_shares, sparkline
@@ -100,6 +101,7 @@ class View:
         self._ends: deque[float] = deque(maxlen=ETA_STEPS + 1)
         # The drawing thread reads these while the run replaces them: whole values, never changed in place.
         self._course: tuple[float, ...] = ()
+        self._marks: tuple[Mark, ...] = ()
         self._recent: tuple[Mapping[str, float], ...] = ()
         self._figures: tuple[str, ...] = ()
         self._warnings: tuple[str, ...] = ()
@@ -139,12 +141,14 @@ class View:
         measure: Measure = REWARD,
         before: Sequence[Mapping[str, float]] = (),
         ended_s: float = 0.0,
+        marks: Sequence[Mark] = (),
     ) -> None:
         """The steps begin, or continue after `done` of them. measure: what the curve shows. before: the metrics of the
-        steps so far; the last of them ended `ended_s` seconds ago."""
+        steps so far; the last of them ended `ended_s` seconds ago. marks: of the curve."""
         self._done, self._measure = done, measure
         self._total, self._title = total_steps, _ending(printable(title), TITLE_CHARACTERS)
         self._course = tuple(measure.of(line) for line in before[-CURVE_STEPS:])
+        self._marks = tuple(Mark(mark.step, printable(mark.text)) for mark in marks)
         self._recent = tuple(before[-RECENT_STEPS:])
         self._figures = tuple(figures(before[-1], measure)) if before else ()
         self._ends.clear()
@@ -242,7 +246,7 @@ class View:
         size, now = self.console.size, self._figures[0]
         room = size.height >= CURVE_ROOM and len(course) > 1
         first = self._done - len(course) + 1
-        drawn = room and _curve_text(course, min(size.width - 1, CURVE_WIDTH), CURVE_HEIGHT, first)
+        drawn = room and _curve_text(course, min(size.width - 1, CURVE_WIDTH), CURVE_HEIGHT, first, self._marks)
         if drawn:
             return [Text(now), Text(drawn, style="cyan", no_wrap=True, overflow="crop")]
         sparks = sparkline(course[-SPARK_STEPS:])

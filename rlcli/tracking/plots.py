@@ -10,9 +10,11 @@ from typing import Any
 
 from rlcli.errors import SetupError
 from rlcli.files import replacing
+from rlcli.redact import printable
+from rlcli.runs.marks import Mark
 from rlcli.runs.measure import REWARD, Measure
 
-BLUE, FAINT, RED = "#2563a8", "#a9c3e0", "#c2410c"
+BLUE, FAINT, RED, GREY = "#2563a8", "#a9c3e0", "#c2410c", "#4b5563"
 BRAILLE = 0x2800
 DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bit of the dot at [row][column] of a braille character, 4 rows by 2 columns."""
@@ -24,11 +26,13 @@ def reward_curve_png(
     rewards: Sequence[float],
     evaluations: Mapping[int, tuple[float, float, float]],
     measure: Measure = REWARD,
+    marks: Sequence[Mark] = (),
 ) -> None:
     """Write a PNG, atomically: the mean reward of each step, its running mean, and pass@1 on held-out prompts. A loss
     has an axis apart from pass@1.
 
-    evaluations: step → (pass@1, low, high). rewards: of `measure`. Raises `SetupError` if matplotlib is not installed.
+    evaluations: step → (pass@1, low, high). rewards: of `measure`. marks: dashed lines. Raises `SetupError` if
+    matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -40,6 +44,9 @@ def reward_curve_png(
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     _draw_rewards(axes, steps, rewards, measure.name)
+    for mark in marks:
+        label = printable(mark.text).replace("$", r"\$")  # between two of them matplotlib reads mathematics
+        axes.axvline(mark.step + 0.5, color=GREY, linestyle="--", linewidth=1.2, label=label)
     apart = axes.twinx() if evaluations and measure != REWARD else None
     if evaluations:
         _draw_evaluations(axes if apart is None else apart, evaluations)
@@ -99,10 +106,13 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def reward_curve_text(rewards: Sequence[float], width: int, height: int, first: int = 1) -> str:
+def reward_curve_text(
+    rewards: Sequence[float], width: int, height: int, first: int = 1, marks: Sequence[Mark] = ()
+) -> str:
     """The same curve for a terminal: `height` lines of braille dots, 2 or more, and the axis, `width` characters wide.
 
-    first: the step of the first reward. Non-finite values break the line. Without rewards the text is empty.
+    first: the step of the first reward. marks: a triangle on the axis, and a line of text each. Non-finite
+    values break the line. Without rewards the text is empty.
     """
     assert height >= 2, height
     finite = [value for value in rewards if isfinite(value)]
@@ -122,8 +132,13 @@ def reward_curve_text(rewards: Sequence[float], width: int, height: int, first: 
         cells = "".join(chr(BRAILLE + bits) for bits in dots[row]).replace(chr(BRAILLE), " ")
         lines.append(f"{label:>{margin}} {'┤' if label else '│'}{cells}".rstrip())
     begin, end = str(first), f"step {first + len(rewards) - 1}"
-    lines.append(" " * margin + " └" + "─" * columns)
+    shown = [mark for mark in marks if first <= mark.step < first + len(rewards) - 1]
+    axis = ["─"] * columns
+    for mark in shown:
+        axis[round((mark.step + 0.5 - first) / (len(rewards) - 1) * (columns - 1))] = "▲"
+    lines.append(" " * margin + " └" + "".join(axis))
     lines.append(" " * (margin + 2) + begin + end.rjust(columns - len(begin)))
+    lines += [f"▲ {mark.text}" for mark in shown]
     return "\n".join(lines)
 
 

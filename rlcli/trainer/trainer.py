@@ -23,8 +23,9 @@ from rlcli.orchestrator.rollout_source import by_rank, source_of
 from rlcli.orchestrator.sample_filter import rewarded
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
-from rlcli.runs.folder import RunFolder
+from rlcli.runs.folder import RunFolder, events_of
 from rlcli.runs.lost_engines import LostEngines
+from rlcli.runs.marks import marks_of
 from rlcli.runs.measure import measure_of
 from rlcli.runs.records import RunResult, course_of, evaluations_of, metrics_of, rewind
 from rlcli.tracking import Trackers
@@ -477,7 +478,8 @@ class Trainer:
     def show_start(self) -> None:
         """Show where the run begins or continues, with the steps before."""
         before = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
-        self.view.start(self.config.train.steps, self.folder.path.name, self.done, self.tracked, before)
+        marks = marks_of(events_of(self.folder.path)) if self.done else []
+        self.view.start(self.config.train.steps, self.folder.path.name, self.done, self.tracked, before, 0.0, marks)
 
     def phase(self, name: str, step: int) -> None:
         """Report the current phase: to the view, in the run folder and to the listeners."""

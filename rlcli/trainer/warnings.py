@@ -340,5 +340,7 @@ NO_UPDATE = "no_update"
 """The warning at the end of a run none of whose updates had a gradient."""
 LOG_PROB_CHECK = "log_prob_check"
 """The warning of `rlcli.trainer.checks.log_prob_check`, if `rollout.log_prob_check` is warn."""
-NAMES = (*_CHECKS, "weights_unchanged", LOG_PROB_CHECK, NO_UPDATE)
+FILE_EDITED = "file_edited"
+"""The warning of `rlcli.launch.inputs`: a file that replaced processes read again was edited."""
+NAMES = (*_CHECKS, "weights_unchanged", LOG_PROB_CHECK, NO_UPDATE, FILE_EDITED)
 """Names of all warnings, as in docs/checks.md."""

@@ -47,3 +47,15 @@ def test_the_documented_file_and_commands_work(cli: Cli, tiny: Path, sums: Path,
     assert trained == 4
     (step,) = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
     assert step["outcome/crash"] == step["outcome/timeout"] == 0
+
+    # The page's file is part of the run: edited, it is refused, or accepted and recorded.
+    file = here / "last_word.py"
+    file.write_text(file.read_text() + "# edited\n")
+    further = ("train", "--resume", "run", "--steps", "2")
+    assert f"{file} (verifier.name) has changed: was " in cli(*further, expect=2).stderr
+    cli(*further, "--accept-changes")
+    events = [json.loads(line) for line in (here / "run" / "events.jsonl").read_text().splitlines()]
+    (changed,) = [event for event in events if event["event"] == "inputs_changed"]
+    assert (changed["step"], [one["path"] for one in changed["files"]]) == (1, [str(file)])
+    assert len(list((here / "run" / "sources").glob("*-last_word.py"))) == 2
+    assert len((here / "run" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -44,6 +44,7 @@ KNOWN = {
     "rlcli/export/verify.py": WRITTEN,
     "rlcli/files.py": WRITTEN,
     "rlcli/images/rows.py": CHECKED,
+    "rlcli/launch/inputs.py": CHECKED,
     "rlcli/launch/planning/measured.py": CHECKED,
     "rlcli/machine/processor.py": KERNEL,
     "rlcli/model/io/checkpoint_files.py": "files of a checkpoint, whose manifest has been checked",

@@ -10,7 +10,7 @@ import typer
 
 from rlcli.cli import completion, console
 from rlcli.cli.group import Group
-from rlcli.cli.options import Json, JsonResult, RayAddress, RunName, ShowSamples, WholePlan
+from rlcli.cli.options import AcceptChanges, Json, JsonResult, RayAddress, RunName, ShowSamples, WholePlan
 from rlcli.cli.runs.compare import compare
 from rlcli.cli.runs.prompts import prompts
 from rlcli.cli.runs.samples import samples
@@ -89,6 +89,7 @@ def resume(
             "--set", metavar="KEY=VALUE", help="A key that may change; repeatable.", autocompletion=completion.keys
         ),
     ] = None,
+    accept_changes: AcceptChanges = False,
     ray_address: RayAddress = None,
     show_samples: ShowSamples = 0,
     whole_plan: WholePlan = False,
@@ -108,7 +109,8 @@ def resume(
 
     require(*TRAINING)
     flags = {"train.steps": steps, "cluster.address": ray_address}
-    resume_training(run, None, flags, sets or [], Call(show_samples, dry_run, as_json, plan=whole_plan))
+    call = Call(show_samples, dry_run, as_json, plan=whole_plan, accept_changes=accept_changes)
+    resume_training(run, None, flags, sets or [], call)
 
 
 def _measured(run: Run) -> str:

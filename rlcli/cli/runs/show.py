@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlcli.cli import console
 from rlcli.cli.options import Json, RunName
 from rlcli.cli.runs.samples import print_samples
+
+if TYPE_CHECKING:
+    from rlcli.runs.marks import Mark
 
 LAST_EVENTS = 12
 CURVE_WIDTH, CURVE_HEIGHT = 72, 8
@@ -40,6 +43,7 @@ def show(
     from rlcli.report.source import RunData
     from rlcli.runs.folder import events_of
     from rlcli.runs.listing import checkpoints_of, config_of, run_at
+    from rlcli.runs.marks import marks_of
     from rlcli.runs.measure import measure_of
     from rlcli.runs.records import course_of, evaluations_of, metrics_of
 
@@ -48,7 +52,8 @@ def show(
         console.note(f"warning: {note}")
     own = _own_settings(folder)
     summary, evaluations = run_at(folder), evaluations_of(folder)
-    events, checkpoints = events_of(folder)[-LAST_EVENTS:], checkpoints_of(folder)
+    events, checkpoints = events_of(folder), checkpoints_of(folder)
+    marks, events = marks_of(events), events[-LAST_EVENTS:]
     measure = measure_of(config_of(folder))
     course, phases = course_of(folder, measure), _phases(metrics_of(folder))
     last = _last_samples(folder, samples)
@@ -66,7 +71,7 @@ def show(
         ("checkpoints", ", ".join(map(str, checkpoints)) or "none"),
     ]
     console.show(console.table([summary.name, ""], rows))
-    _show_curve(course, measure.in_words)
+    _show_curve(course, measure.in_words, marks)
     if phases:
         console.show(console.table(["time of a step", "seconds", "share", "tokens/s"], _phase_rows(phases)))
     settings = [(key, setting["value"], setting["origin"]) for key, setting in own.items()]
@@ -80,12 +85,13 @@ def show(
     print_samples(last, SAMPLE_CHARACTERS)
 
 
-def _show_curve(course: Sequence[float], in_words: str) -> None:
+def _show_curve(course: Sequence[float], in_words: str, marks: Sequence[Mark]) -> None:
+    from rlcli.redact import printable
     from rlcli.tracking.plots import reward_curve_text
 
     width = min(console.stdout().width - 1, CURVE_WIDTH)
-    if len(course) > 1 and (curve := reward_curve_text(course, width, CURVE_HEIGHT)):
-        console.plain(f"{in_words}\n{curve}\n")
+    if len(course) > 1 and (curve := reward_curve_text(course, width, CURVE_HEIGHT, marks=marks)):
+        console.plain(f"{in_words}\n" + "\n".join(map(printable, curve.split("\n"))) + "\n")
 
 
 def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:

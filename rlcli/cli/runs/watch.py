@@ -135,8 +135,9 @@ class Follower:
         self._show_place()
 
     def _start(self, lines: list[dict[str, Any]]) -> None:
-        from rlcli.runs.folder import METRICS
+        from rlcli.runs.folder import METRICS, events_of
         from rlcli.runs.listing import config_of, number
+        from rlcli.runs.marks import marks_of
         from rlcli.runs.measure import measure_of
 
         config = config_of(self.folder)
@@ -144,7 +145,8 @@ class Follower:
         self._step = lines[-1]["step"] if lines else 0
         ended_s = max(0.0, time.time() - (self.folder / METRICS).stat().st_mtime) if lines else 0.0
         before = [_numbers(line) for line in lines]
-        self.view.start(steps, self.folder.name, self._step, measure_of(config), before, ended_s)
+        marks = marks_of(events_of(self.folder))
+        self.view.start(steps, self.folder.name, self._step, measure_of(config), before, ended_s, marks)
 
     def _show_place(self) -> None:
         from rlcli.runs.folder import place_of
@@ -158,11 +160,14 @@ class Follower:
 
     def _note(self, event: Mapping[str, Any]) -> None:
         from rlcli.runs.listing import number
+        from rlcli.runs.marks import INPUTS_CHANGED
 
         kind = event.get("event")
         if kind == "warning":
             text = f"warning {event.get('name')}: {event.get('text')}"
             self.view.warning(text, int(number(event.get("step")) or 0))
+        elif kind == INPUTS_CHANGED:
+            self.view.warning(str(event.get("text")), int(number(event.get("step")) or 0))
         elif kind == "evaluated":
             self.view.note(f"evaluation at step {event.get('step')}: {event.get('headline')}")
         elif kind in NOTED:

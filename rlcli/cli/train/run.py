@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rlcli.attempt import INTERRUPTED
+from rlcli.attempt import INTERRUPTED, is_restart
 from rlcli.cli.console import emit_json, plain, show, stderr, table
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Call:
     """What belongs to one call of the command and not to the run. dry_run: check everything, train nothing. profile:
-    profile one step. plan: print the whole plan."""
+    profile one step. plan: print the whole plan. accept_changes: resume though a file that the run reads by path has
+    changed."""
 
     show_samples: int = 0
     dry_run: bool = False
     as_json: bool = False
     profile: bool = False
     plan: bool = False
+    accept_changes: bool = False
 
 
 def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: bool, auto_memory: bool) -> None:
@@ -60,6 +63,7 @@ def resume_training(
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.recipe_code import refuse_code
     from rlcli.launch.resume import find_run, resumption
+    from rlcli.supervisor.failure import noting_failure
     from rlcli.tracking.console import View
 
     if call.dry_run:
@@ -68,7 +72,8 @@ def resume_training(
     notes: list[str] = []
     with View(show_samples=call.show_samples) as view, EarlyStart() as early:
         view.phase("check the run")
-        resumed = resumption(run, recipe, flags, sets, notes.append)
+        with noting_failure(find_run(run)) if is_restart() else nullcontext():
+            resumed = resumption(run, recipe, flags, sets, notes.append, accept_changes=call.accept_changes)
         if resumed.nothing_to_do:
             total = resumed.resolved.config.train.steps
             hint = f"all {total} steps of {resumed.run} are done: nothing to do; continue with --steps N"
@@ -97,7 +102,7 @@ def _run(
     from rlcli.launch.derived_plan import derived_plan
     from rlcli.launch.planning.engine_sleep import with_least_sleep
     from rlcli.launch.preflight import prepare
-    from rlcli.launch.resume import check_data
+    from rlcli.launch.resume import check_data, with_downloads
     from rlcli.tracking import check_trackers
 
     startup.done("command")
@@ -113,7 +118,7 @@ def _run(
         )
     startup.done("prepared")
     if resumed is not None:
-        check_data(resumed, prepared.prompts.fingerprint())
+        resumed = check_data(with_downloads(resumed, notes.append), prepared.prompts.fingerprint())
     chosen: list[tuple[str, str]] = []
     if resumed is None:
         resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)

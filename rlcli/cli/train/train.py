@@ -10,6 +10,7 @@ import typer
 
 from rlcli.cli import completion
 from rlcli.cli.options import (
+    AcceptChanges,
     JsonResult,
     RayAddress,
     RecipeChoice,
@@ -112,6 +113,7 @@ def train(
     dry_run: DryRun = False,
     force: Force = False,
     go_on: Continue = False,
+    accept_changes: AcceptChanges = False,
     as_json: JsonResult = False,
 ) -> None:
     """Train a model by reinforcement learning with verifiable rewards.
@@ -145,7 +147,11 @@ def train(
         "cluster.workers": workers,
         "cluster.address": ray_address,
     }
-    call = Call(show_samples, dry_run, as_json, profile, whole_plan)
+    if accept_changes and resume is None and not go_on:
+        raise ConfigError(
+            "--accept-changes is for a run that is resumed", "leave it out, or name the run: --resume RUN"
+        )
+    call = Call(show_samples, dry_run, as_json, profile, whole_plan, accept_changes)
     if dry_run and recipe is not None:
         from rlcli.launch.recipe_code import refuse_code
 

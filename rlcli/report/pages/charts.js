@@ -22,11 +22,11 @@ R.smooth = (values, window) => {
 };
 
 // A figure with a chart. series: [{label, points: [xs, ys], color?, dots?}]. whiskers: [{x, mean, low, high, label}].
-// threshold: a horizontal line. onpick: called with the x that was clicked. smooth: add running means to long curves.
-R.chart = ({ title, unit = "", series, height = 168, whiskers = [], threshold = null, onpick = null, smooth = true, xname = "step", stacked = false, wide = false }) => {
+// threshold: a horizontal line. marks: [{x, label}], vertical lines. onpick: called with the x that was clicked. smooth: add running means to long curves.
+R.chart = ({ title, unit = "", series, height = 168, whiskers = [], marks = [], threshold = null, onpick = null, smooth = true, xname = "step", stacked = false, wide = false }) => {
   const figure = R.h(wide ? "figure.chart.wide" : "figure.chart", {});
   const legend = R.h("div.legend", {});
-  const room = R.h("div.plot", { role: "img", "aria-label": R.chartText(title, series, xname) });
+  const room = R.h("div.plot", { role: "img", "aria-label": [R.chartText(title, series, xname), ...marks.map((one) => one.label)].join("; ") });
   R.add(figure, [R.h("figcaption", {}, R.h("h3", {}, title, unit ? R.h("small", {}, ` ${unit}`) : null), legend), room]);
   if (!series.some((one) => one.points[0].length) && !whiskers.length) return R.fill(figure, R.h("h3", {}, title), R.h("p.faint", {}, "no values yet")), figure;
 
@@ -44,6 +44,7 @@ R.chart = ({ title, unit = "", series, height = 168, whiskers = [], threshold = 
   const values = series.map((one) => R.h("b", {}));
   series.forEach((one, place) => legend.append(R.h("span.key", {}, R.h("i", { style: { background: one.color || R.palette(place) } }), one.label, " ", values[place])));
   if (whiskers.length) legend.append(R.h("span.key", {}, R.h("i.dot", {}), whiskers[0].label));
+  if (wide) marks.forEach((one) => legend.append(R.h("span.key", {}, R.h("i.dash", {}), R.text(one.label))));
   const where = R.h("span.where", {});
   legend.append(where);
   const show = (x) => {
@@ -89,7 +90,7 @@ R.chart = ({ title, unit = "", series, height = 168, whiskers = [], threshold = 
     ],
     hooks: {
       setCursor: [(plot) => show(plot.cursor.idx === null || plot.cursor.idx === undefined || plot.cursor.left < 0 ? null : data[0][plot.cursor.idx])],
-      draw: [(plot) => R.whiskers(plot, whiskers), (plot) => R.threshold(plot, threshold)],
+      draw: [(plot) => R.whiskers(plot, whiskers), (plot) => R.threshold(plot, threshold), (plot) => R.marks(plot, marks)],
     },
   };
   let plot = null;
@@ -153,6 +154,22 @@ R.whiskers = (plot, whiskers) => {
     ctx.beginPath();
     ctx.arc(x, y, 3.5 * devicePixelRatio, 0, 7);
     ctx.fill();
+  }
+  ctx.restore();
+};
+R.marks = (plot, marks) => {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = R.color("--odd");
+  ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+  ctx.lineWidth = 1.5 * devicePixelRatio;
+  for (const one of marks) {
+    const x = plot.valToPos(one.x, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
   }
   ctx.restore();
 };

@@ -24,9 +24,9 @@ R.pages.overview = async (room, given) => {
   );
   if (given.curves) {
     const own = await R.ask("series", { names: given.curves });
-    for (const name of given.curves.split(",")) charts.append(R.chart({ title: name, series: [{ label: "", points: own[name] || [[], []] }], onpick: samples }));
+    for (const name of given.curves.split(",")) charts.append(R.chart({ title: name, series: [{ label: "", points: own[name] || [[], []] }], marks: found.marks, onpick: samples }));
   }
-  for (const curve of found.curves.slice(1).reverse()) charts.prepend(R.chart({ ...curve, onpick: samples }));
+  for (const curve of found.curves.slice(1).reverse()) charts.prepend(R.chart({ ...curve, marks: found.marks, onpick: samples }));
 };
 
 R.title = (found) =>
@@ -76,7 +76,7 @@ R.rewardChart = (found, onpick) => {
   const name = found.evaluations.flatMap((one) => Object.keys(one.measures))[0];
   const whiskers = found.evaluations.filter((one) => one.measures[name]).map((one) => ({ x: one.step, label: `${name} of evaluations, with 95% intervals`, ...one.measures[name] }));
   if (!reward.series.length && !whiskers.length) return R.section("", R.empty("No step has finished yet."));
-  return R.h("section.card", {}, R.chart({ title: "Reward", series: reward.series, whiskers, height: 260, onpick, wide: true }));
+  return R.h("section.card", {}, R.chart({ title: "Reward", series: reward.series, whiskers, marks: found.marks, height: 260, onpick, wide: true }));
 };
 
 R.anyMetric = (found, given) => {
@@ -126,7 +126,7 @@ R.folded = (title, columns, rows, most) => {
 
 R.eventList = (events) => {
   if (!events.length) return null;
-  const rows = events.slice().reverse().map((one) => [R.h("span.faint", {}, R.when(one.time)), R.known(one.step) ? `step ${one.step}` : "", R.h(`b${["warning", "alarm", "failed", "rolled_back", "checkpoint_failed"].includes(one.kind) ? ".bad" : ""}`, {}, R.text(one.kind.replaceAll("_", " "))), R.h("span", { dir: "auto" }, R.text(one.name ? `${one.name}: ${one.text}` : one.text))]);
+  const rows = events.slice().reverse().map((one) => [R.h("span.faint", {}, R.when(one.time)), R.known(one.step) ? `step ${one.step}` : "", R.h(`b${["warning", "alarm", "failed", "rolled_back", "checkpoint_failed", "inputs_changed"].includes(one.kind) ? ".bad" : ""}`, {}, R.text(one.kind.replaceAll("_", " "))), R.h("span", { dir: "auto" }, R.text(one.name ? `${one.name}: ${one.text}` : one.text))]);
   return R.folded("Events", ["when", "", "event", ""], rows, 10);
 };
 

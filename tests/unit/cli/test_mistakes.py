@@ -58,6 +58,13 @@ def test_continue_needs_a_folder_and_nothing_that_decides_for_it(
     assert says in capsys.readouterr().err
 
 
+def test_changes_are_accepted_of_a_run_that_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    from rlcli.cli.main import main
+
+    assert main(["train", "grpo", "--accept-changes", "--dry-run"]) == 2
+    assert "--accept-changes is for a run that is resumed; leave it out, or name the run" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("plan")

@@ -52,14 +52,16 @@ def test_steps_evaluations_and_warnings_are_shown_as_they_come(live: RunFolder) 
     live.append_metrics(metrics(4))
     live.event("evaluated", step=4, headline="pass@1 50.0%")
     live.event("warning", step=4, name="no_gradient", text=f"no gradient {HOSTILE}")
+    live.event("inputs_changed", step=3, text="mine.py has changed", files=[{"path": "mine.py"}])
     follower.look()
     follower.look()
     lines = text.getvalue().splitlines()
     assert lines[0] == "live: 9 steps, 3 of them done"
     assert lines[1] == "evaluation at step 4: pass@1 50.0%"
     assert lines[2].startswith(r"warning no_gradient: no gradient \x1b[2J\x1b]0;title\x07[red]")
-    assert lines[3].startswith("step 4/9  reward 0.400")
-    assert len(lines) == 4
+    assert lines[3] == "mine.py has changed"
+    assert lines[4].startswith("step 4/9  reward 0.400")
+    assert len(lines) == 5
     assert steps == [4]
     assert "mismatch" not in text.getvalue()  # of before
 

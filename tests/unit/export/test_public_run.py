@@ -37,13 +37,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder.samples / "step-000001").mkdir()
         (folder.samples / "step-000001" / "rank-0.parquet").write_bytes(b"PAR1")
         (path / "logs" / "worker-3.log").write_text("secret")
+        files = [{"key": "verifier.name", "name": "0/mine.py", "path": "/home/ann/mine.py", "digest": "9f2c"}]
+        folder.write_inputs({"format": 1, "files": files}, {"9f2c-mine.py": (b"secret", 0o644)})
     return path
 
 
 def test_nothing_of_the_machine_is_in_a_public_run(run: Path, tmp_path: Path) -> None:
     with public_run(run) as public:
         text = "".join(file.read_text() for file in public.iterdir() if file.is_file())
-        assert not (public / "logs").exists()
+        assert not any((public / name).exists() for name in ("logs", "inputs.json", "sources"))
     for name in ("node-7", "10.0.0.7", "/home/ann", "/data/private", str(tmp_path), "/opt", "hunter2", str(Path.cwd())):
         assert name not in text, name
 

@@ -18,6 +18,7 @@ from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PartialRollout
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
+from rlcli.launch.inputs import InputRecord, local_inputs
 from rlcli.launch.resume import Resumption, check_data, find_run, resumption
 from rlcli.orchestrator.groups import Group, PartialGroup, as_groups, as_plain
 from rlcli.runs.checkpoint import Checkpoints
@@ -41,7 +42,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of four steps out of eight, with a checkpoint after the second and an evaluation after each other step."""
     monkeypatch.chdir(tmp_path)
     with RunFolder.create(tmp_path / "runs" / "first") as folder:
-        folder.write_config(dump_toml(resolve("grpo", FLAGS, ["checkpoint.every=2"])))
+        resolved = resolve("grpo", FLAGS, ["checkpoint.every=2"])
+        folder.write_config(dump_toml(resolved))
+        folder.write_inputs(InputRecord(local_inputs(resolved.config)).as_dict(), {})
         for step in range(5):
             metrics: dict[str, Any] = {"reward/mean": step / 10} if step else {}
             metrics |= {"eval/pass@1": 0.25} if step in (0, 2) else {}  # the last one was cut short

@@ -17,6 +17,7 @@ from rlcli.report.api import Api
 from rlcli.report.server import Server
 from rlcli.report.source import RunData
 from rlcli.report.static import write_report
+from rlcli.runs.folder import add_event
 from tests.browser import PHONE, url_of
 from tests.report_runs import Settings, write_run, write_step
 
@@ -203,6 +204,19 @@ def test_a_refresh_keeps_what_is_open_and_the_focus(visit: Any, report: str) -> 
         True,
         "SUMMARY",
     ]
+
+
+@pytest.mark.parametrize("viewport", [None, PHONE], ids=["laptop", "phone"])
+def test_a_step_after_which_a_file_changed_is_marked_on_the_curves(visit: Any, tmp_path: Path, viewport: Any) -> None:
+    folder = write_run(tmp_path / "run", steps=6)
+    add_event(folder, "inputs_changed", step=2, text=HOSTILE, files=[{"path": "<b>mine.py"}])
+    url = url_of(write_report([RunData(folder)], tmp_path / "out").path)
+    page = visit(url, **({"viewport": viewport} if viewport else {})).open("overview")
+    assert "<b>mine.py changed after step 2" in page.locator(".chart.wide .legend").inner_text()
+    labels = page.eval_on_selector_all(".plot", "all => all.map(one => one.getAttribute('aria-label'))")
+    assert len(labels) > 3
+    assert all(label.endswith("mine.py changed after step 2") for label in labels)
+    assert not overflows(page)
 
 
 def test_tokens_are_coloured_by_the_chosen_figure(visit: Any, report: str) -> None:

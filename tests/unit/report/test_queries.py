@@ -14,6 +14,7 @@ from rlcli.report import api as answers
 from rlcli.report import queries
 from rlcli.report.api import Api
 from rlcli.report.source import RunData
+from rlcli.runs.folder import add_event
 from tests.report_runs import Settings, write_run, write_step
 
 
@@ -172,6 +173,17 @@ def test_the_overview_has_curves_evaluations_and_changes(api: Api) -> None:
         "update/lr": [[1, 2, 3, 4, 5, 6], [1e-6] * 6],
         "none": [[], []],
     }
+
+
+def test_curves_are_marked_where_files_changed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", Settings(steps=4))
+    assert Api([RunData(folder)]).answer("overview", {})["marks"] == []
+    add_event(folder, "inputs_changed", step=2, text="has changed", files=[{"path": "/home/ann/mine.py"}, 7])
+    add_event(folder, "inputs_changed", step=3, text="edited by hand", files="?")
+    found = Api([RunData(folder)]).answer("overview", {})
+    marks = {2.5: "mine.py changed after step 2", 3.5: "a file changed after step 3"}
+    assert {mark["x"]: mark["label"] for mark in found["marks"]} == marks
+    assert [event["text"] for event in found["events"][-2:]] == ["has changed", "edited by hand · files ?"]
 
 
 def test_news_of_a_live_run_are_counted(tmp_path: Path) -> None:

@@ -548,6 +548,21 @@ def test_the_run_folder_is_fixed_before_the_first_attempt(
     assert ("--debug" in again) == ("--debug" in words)
 
 
+def test_a_restart_accepts_no_further_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlcli.cli import main, supervised
+
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(supervised, "supervise", lambda *args, **_: calls.append(args) or 0)
+    monkeypatch.setattr(sys, "argv", ["rlcli", "train", "--resume", "x", "--accept-changes", "--steps", "9"])
+    monkeypatch.chdir(tmp_path)
+    Path("x").mkdir()
+    Path("x/config.toml").touch()
+    assert main.main() == 0
+    ((_, first, again),) = calls
+    assert first[4:] == ["train", "--resume", "x", "--accept-changes", "--steps", "9"]
+    assert again[4:] == ["train", "--resume", "x", "--steps", "9"]
+
+
 @pytest.mark.parametrize(
     "words", [["train", "grpo", "--help"], ["train", "grpo", "--wrong"], ["train"], ["train", "--resume", "no"]]
 )

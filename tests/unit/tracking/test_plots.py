@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from rlcli.errors import SetupError
+from rlcli.runs.marks import Mark
 from rlcli.runs.measure import LOSS
 from rlcli.tracking.plots import reward_curve_png, reward_curve_text, running_mean
 
@@ -124,6 +125,24 @@ def test_a_loss_has_an_axis_apart_from_the_evaluations(tmp_path: Path, monkeypat
     assert labels == {"loss of a step", "held-out pass@1 with 95% interval"}
     (reward,) = drawn[1].axes
     assert reward.get_ylabel() == "mean reward, pass@1"
+
+
+def test_a_step_after_which_files_changed_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = [Mark(4, "mine.py changed after step 4"), Mark(10, "a$b$.py changed after step 10")]
+    lines = reward_curve_text(RISING[:10], 40, 4, marks=marks).splitlines()
+    assert [line for line in lines if "▲" in line][1:] == ["▲ mine.py changed after step 4"], (
+        "nothing is after step 10 yet"
+    )
+    axis = lines[4].partition("└")[2]
+    assert axis.index("▲") == round(3.5 / 9 * (len(axis) - 1))
+    assert "▲" not in reward_curve_text(RISING[:10], 40, 4, first=5, marks=marks[:1])
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr("rlcli.tracking.plots.replacing", lambda path: contextlib.nullcontext(path))
+    reward_curve_png(tmp_path / "reward.png", range(1, 11), RISING[:10], {}, marks=marks)
+    (axes,) = drawn[0].axes
+    assert [line.get_xdata()[0] for line in axes.get_lines()[1:]] == [4.5, 10.5]
+    assert marks[0].text in {text.get_text() for text in axes.get_legend().get_texts()}
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
