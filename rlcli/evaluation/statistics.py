@@ -218,12 +218,12 @@ def interval(values: Sequence[float] | np.ndarray, seed: int = 0, bounds: tuple[
     return _estimate(mean_of(array), resampled_means(array, seed, bounds))
 
 
-def average_of(groups: Sequence[np.ndarray], seed: int = 0) -> Estimate:
+def average_of(groups: Sequence[np.ndarray], seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> Estimate:
     """The unweighted mean of the groups' means, with an interval as above: datasets are independent, so each is
     resampled separately."""
     import numpy as np
 
-    draws = np.mean([resampled_means(values, seed + number) for number, values in enumerate(groups)], axis=0)
+    draws = np.mean([resampled_means(values, seed + number, bounds) for number, values in enumerate(groups)], axis=0)
     return _estimate(fsum(mean_of(values) for values in groups) / len(groups), draws)
 
 

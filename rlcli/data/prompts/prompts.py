@@ -155,6 +155,15 @@ class TokenizedPrompts:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Reason → how many of the given rows are not among `prompts` for it."""
+        return {
+            "pictures that cannot be shown": self.bad_images,
+            "longer than data.max_prompt_tokens": self.too_long - self.too_long_responses,
+            "a response longer than rollout.max_response_tokens": self.too_long_responses,
+        }
+
     def fingerprint(self) -> str:
         """Hexadecimal; it changes if any prompt, its place, its tokens or its verifier changes."""
         if self.mark:
