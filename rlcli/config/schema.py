@@ -626,7 +626,10 @@ class Evaluation(Section):
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(
         default=0.0, description="Sampling temperature; 0 is greedy."
     )
-    max_prompts: NonNegativeInt = Field(default=0, description="Evaluate only the first N prompts of each set; 0: all.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1.0, description="Sample from the most likely tokens with this total probability; 1: all."
+    )
+    max_prompts: NonNegativeInt = Field(default=0, description="Evaluate only the first N rows of each set; 0: all.")
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -109,6 +109,7 @@ def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRe
         messages=prompt.messages,
         temperature=0.0 if sample == GREEDY else config.evaluation.temperature,
         max_tokens=config.rollout.max_response_tokens,
+        top_p=1.0 if sample == GREEDY else config.evaluation.top_p,
         # Servers accept at least 32-bit seeds.
         seed=sample_seed(config.train.seed, PURPOSE, 0, prompt.id, sample) & 0x7FFFFFFF,
         # vLLM, SGLang and others accept both; other servers return an error if they are given.

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Request:
     """An evaluation request. paths: of the datasets; none: numbered rows of the environment. greedy: one greedy
     response to each prompt besides the samples. by: further fields to report by category. out: folder for the samples,
-    or None. force: discard samples there that were made with other settings."""
+    or None. force: discard samples there that were made with other settings. omit: sampling values that are not sent to
+    an endpoint."""
 
     config: RunConfig
     paths: tuple[str, ...]
@@ -42,6 +43,7 @@ class Request:
     by: tuple[str, ...] = ()
     out: Path | None = None
     force: bool = False
+    omit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
 def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation:
     """Evaluate a served model."""
     from rlcli.launch.evaluation.endpoint import ask, scoring, served_name
-    from rlcli.rollout.openai_client import ChatClient
+    from rlcli.rollout.openai_client import SAMPLING, ChatClient
 
     config = request.config
     names, marks = _names(request)
@@ -159,12 +161,18 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
     datasets = [_Dataset(name, prompts, {}, mark) for (name, prompts), mark in zip(rows.items(), marks, strict=True)]
     _check_fields(request.by, datasets)
     scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts], view.note)
-    client = ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
+    client = ChatClient(
+        endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent, omit=request.omit
+    )
+    if request.omit:
+        view.note(f"not sent, so that the server's own default applies: {', '.join(sorted(request.omit))}")
     if client.sends_key:
         view.note(f"the key in OPENAI_API_KEY is sent to {client.base_url}")
     model = served_name(client)
     with ExitStack() as stack:
-        store = _open(request, datasets, config, {"endpoint": client.base_url, "model": model}, stack)
+        sent = ", ".join(name for name in SAMPLING if name not in client.omit)
+        identity = {"endpoint": client.base_url, "model": model, "sampling values sent": sent}
+        store = _open(request, datasets, config, identity, stack)
 
         @contextmanager
         def server(logs: Path) -> Iterator[Respond]:
