@@ -24,6 +24,7 @@ from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
 from rlcli.errors import ConfigError, DataError, ModelError, RlcliError, SetupError
 from rlcli.evaluation.problems import Problems, check_rows, repeats_note
+from rlcli.evaluation.statistics import ks_of
 from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
@@ -128,6 +129,7 @@ def prepare(
     held_out = ready(test_rows, "evaluation") if train and test_rows else None
     if train:
         _note_repeats(config, prompts, held_out, on_note)
+        _check_best(config, held_out, on_note)
     return Prepared(
         config=config,
         device=device,
@@ -253,6 +255,37 @@ def _note_repeats(
             f"{shared} of {len(prompts)} training rows are evaluated too (the same prompt): the evaluation shows what "
             "was memorised; take them out with: rlcli prep … --decontaminate EVALUATION"
         )
+
+
+def _check_best(config: RunConfig, held_out: TokenizedPrompts | None, on_note: Callable[[str], None]) -> None:
+    """Note what keeps `checkpoint.keep_best` from finding the best checkpoint. Raises `ConfigError` for a measure that
+    the evaluations will not have."""
+    rules, every, steps = config.checkpoint, config.evaluation.every, config.train.steps
+    kept = f"checkpoint.keep_best = {rules.keep_best}"
+    if held_out is None:
+        if rules.keep_best:
+            on_note(
+                f"{kept} has no effect: nothing is evaluated (evaluation.data is unset), so no checkpoint is the best"
+            )
+        return
+    problems = Problems.of_prompts(held_out.prompts, conversing=bool(config.environment.name))
+    ks = ks_of(int(np.bincount(problems.of_row).min()) * config.evaluation.samples)
+    measures = [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks[1:]), *dict.fromkeys(("mean@1", f"mean@{ks[-1]}"))]
+    if rules.best_by not in measures:
+        raise ConfigError(
+            f"checkpoint.best_by = {rules.best_by}: the evaluations measure {', '.join(measures)}",
+            "give one of them, or raise evaluation.samples",
+        )
+    if rules.keep_best and not every:
+        on_note(f"{kept} has no effect: of the checkpoints only the last is evaluated; set evaluation.every")
+    elif rules.keep_best:
+        evaluated = range(every, steps, every)
+        lost = sum(not rules.every or step % rules.every != 0 for step in evaluated)
+        if lost:
+            on_note(
+                f"{kept}: {lost} of {len(evaluated)} evaluations before the last are of steps without a checkpoint "
+                f"(evaluation.every = {every}, checkpoint.every = {rules.every}), so the best of them cannot be kept"
+            )
 
 
 def _check_given(config: RunConfig, train: bool) -> None:

@@ -57,6 +57,8 @@ def list_runs(
     if not found:
         console.plain(f"no runs in {root}")
         return
+    # Where scores are not just 0 and 1, passing says little.
+    graded = any(run.mean_at_1 is not None and run.mean_at_1 != run.pass_at_1 for run in found)
     rows = [
         (
             run.name,
@@ -65,13 +67,14 @@ def list_runs(
             "" if run.problem else f"{run.step}/{run.steps}",
             _measured(run),
             "" if run.pass_at_1 is None else f"{run.pass_at_1:.1%}",
+            *(["" if run.mean_at_1 is None else f"{run.mean_at_1:.3f}"] * graded),
             "" if run.checkpoint is None else run.checkpoint,
             time_text(run.time, "%m-%d %H:%M"),
         )
         for run in found
     ]
     # Short names: all must fit on one terminal line.
-    columns = ["run", "recipe", "state", "step", "reward", "pass@1", "saved", "when"]
+    columns = ["run", "recipe", "state", "step", "reward", "pass@1", *(["mean@1"] * graded), "saved", "when"]
     console.show(console.table(columns, rows))
     for run in found:
         if run.problem:

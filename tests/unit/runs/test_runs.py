@@ -24,7 +24,7 @@ def runs(tmp_path: Path) -> Path:
             folder.event("started")
             folder.append_metrics({"step": 0, "eval/pass@1": 0.25})
             folder.append_metrics({"step": 3, "reward/mean": 0.5})
-            report = {"headline": "pass@1 25.0%", "pass": {"pass@1": {"mean": 0.25}}}
+            report = {"headline": "pass@1 25.0%", "pass": {"pass@1": {"mean": 0.25}}, "mean": {"mean@4": {"mean": 0.5}}}
             (folder.evaluations / "step-000000.json").write_text(json.dumps(report))
             for event in ends:
                 folder.event(event, step=3)
@@ -35,7 +35,7 @@ def runs(tmp_path: Path) -> Path:
 def test_a_run_is_told_at_a_glance(runs: Path) -> None:
     run = run_at(runs / "a")
     assert (run.name, run.recipe, run.state, run.step, run.steps, run.reward) == ("a", "dapo", "finished", 3, 70, 0.5)
-    assert (run.evaluated, run.pass_at_1, run.checkpoint) == (0, 0.25, None)
+    assert (run.evaluated, run.pass_at_1, run.mean_at_1, run.checkpoint) == (0, 0.25, 0.5, None)
 
 
 def test_how_a_run_ended_is_told_by_its_last_attempt(runs: Path) -> None:
