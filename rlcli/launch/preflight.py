@@ -20,7 +20,7 @@ from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.cache import OnProgress, tokenized
 from rlcli.data.prompts.overlap import repeated_rows, rows_in
-from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
+from rlcli.data.prompts.prompts import TokenizedPrompts, control_token_in, load_tokenizer
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
 from rlcli.errors import ConfigError, DataError, ModelError, RlcliError, SetupError
 from rlcli.evaluation.problems import Problems, check_rows, repeats_note
@@ -421,6 +421,13 @@ def _tokenized(
     for why, count in prompts.left_out.items():
         if count:
             on_note(f"{count} of {len(rows)} {what} rows left out: {why}")
+    if len(prompts.control):
+        first = prompts.prompts[int(prompts.control[0])]
+        token = control_token_in(first, chat_template.control_tokens(tokenizer))
+        on_note(
+            f"{len(prompts.control)} of {len(prompts)} {what} rows have control tokens in their text ({token} in "
+            f"{first.id}, for one): the model reads them as what they mean, not as text"
+        )
     if isinstance(prompts.prompts, JoinedPrompts):
         for name, own in zip(prompts.prompts.names, prompts.prompts.parts, strict=True):
             if not own:
