@@ -9,7 +9,7 @@ from rlcli.cli.console import plain, show, table
 
 if TYPE_CHECKING:
     from rlcli.evaluation.compare import Compared, Comparison
-    from rlcli.evaluation.report import EvalReport
+    from rlcli.evaluation.report import Category, EvalReport
     from rlcli.launch.evaluation.run import Evaluation
 
 PROMPT_CHARACTERS = 60
@@ -56,14 +56,23 @@ def _show_report(title: str, report: EvalReport) -> None:
     for field, categories in report.categories.items():
         if len(categories) > 1 or field not in ("data_source", "ability"):
             # The others do not fit in a terminal; --json has them.
-            names = [name for name in next(iter(categories.values())).measures if name.startswith(("pass@", "maj@"))]
+            measured = next(iter(categories.values())).measures
+            names = ["pass@1", *(["mean@1"] * report.is_graded)]
+            names += [name for name in measured if name != "pass@1" and name.startswith(("pass@", "maj@"))]
             cells = [
-                [value, category.prompts, *(str(category.measures[name]) for name in names)]
+                [value, category.prompts, *(_measured(category, name) for name in names)]
                 for value, category in categories.items()
             ]
             show(table([field, "prompts", *names], cells[:MOST_ROWS]))
             if len(cells) > MOST_ROWS:
                 plain(f"and {len(cells) - MOST_ROWS} more; --json shows all")
+
+
+def _measured(category: Category, name: str) -> str:
+    """Empty for a category with fewer samples a prompt than the measure needs."""
+    from rlcli.evaluation.report import shown_estimate
+
+    return shown_estimate(name, category.measures[name]) if name in category.measures else ""
 
 
 def _counted(report: EvalReport) -> str:

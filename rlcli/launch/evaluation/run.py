@@ -188,7 +188,19 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
                 )
 
         fresh = _run_missing(server, datasets, store, stack, view)
+        _note_lower_limit(request, fresh, view)
         return _evaluation(request, model, names, datasets, fresh, store)
+
+
+def _note_lower_limit(request: Request, fresh: Mapping[str, Responses], view: View) -> None:
+    """Note how many responses a server cut off before the limit that it was sent."""
+    limit = request.config.rollout.max_response_tokens
+    cut = sum(int((responses.truncated & (responses.tokens < limit)).sum()) for responses in fresh.values())
+    if cut and "max_tokens" not in request.omit:
+        view.note(
+            f"the server cut {cut} responses off before --max-tokens = {limit}: its context ends there, or the model's "
+            "generation config has a lower max_new_tokens"
+        )
 
 
 @contextmanager

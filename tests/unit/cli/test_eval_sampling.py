@@ -27,6 +27,10 @@ class Sampler(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[dict[str, Any]] = []
         self.refuses = ""
+        self.finish_reason = "stop"
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that was refused once cancels its other requests: nothing to print."""
 
     @property
     def url(self) -> str:
@@ -56,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         greedy = body.get("temperature", 1.0) == 0 or body.get("top_k", 1) == 1
         text = WORDS[0 if greedy else body["seed"] % len(WORDS)]
-        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        choice = {"message": {"content": text}, "finish_reason": self.server.finish_reason}
         self.send(200, {"choices": [choice], "usage": {"completion_tokens": 1}})
 
 
@@ -179,3 +183,27 @@ def test_an_unknown_sampling_value_is_refused(data: Path, capsys: pytest.Capture
     assert "--omit topk: no such sampling value; give one of: temperature" in refusal(
         capsys, *endpoint, "--omit", "topk"
     )
+
+
+def test_a_lower_limit_of_the_server_is_noted(sampler: Sampler, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sampler.finish_reason = "length"
+    words = ("eval", "--endpoint", sampler.url, "--data", str(data), "--max-tokens")
+    assert main([*words, "9"]) == 0
+    assert "the server cut 2 responses off before --max-tokens = 9" in capsys.readouterr().err
+    assert main([*words, "1"]) == 0
+    assert "the server cut" not in capsys.readouterr().err
+
+
+def test_data_that_is_not_there_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = ("eval", "--endpoint", "http://127.0.0.1:9/v1", "--data")
+    assert f"no such file or folder: {tmp_path / 'gone'}" in refusal(capsys, *endpoint, tmp_path / "gone")
+
+
+def test_data_whose_rows_are_all_one_prompt_is_refused(
+    sampler: Sampler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = row(data_source="toy", messages=[{"role": "user", "content": "Count"}], verifier="exact", ground_truth="one")
+    write_rows(tmp_path / "test.parquet", [one] * 32)
+    line = refusal(capsys, "eval", "--endpoint", sampler.url, "--data", tmp_path / "test.parquet")
+    assert "all 32 rows to evaluate ask the same prompt, 'Count'" in line
+    assert sampler.bodies == []
