@@ -1,4 +1,4 @@
-"""Evaluate the model in the workers' engines, or a served model: pass@k, maj@k and mean@k."""
+"""Evaluate the model in the workers' engines, or a served model: pass@k, maj@k and mean@1."""
 
 from __future__ import annotations
 
