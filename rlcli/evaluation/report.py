@@ -158,22 +158,22 @@ class EvalReport:
         return {name: _without_nan(value) for name, value in report.items()}
 
     def headline(self) -> str:
-        """One line: `pass@1 41.2% [37.0, 45.6] on 512 prompts`; with graded scores mean@1 beside each pass@1; and how
-        many rows repeat a prompt, were left out or gave responses that were not verified."""
-        names = [name for name in self.measures if name.startswith("pass@")]
-        names[1:1] = ["mean@1"] * self.is_graded
-        parts = [f"{name} {shown_estimate(name, self.measures[name])}" for name in names]
-        sets = "; ".join(f"{name} {own._at_one()}" for name, own in self.sets.items())
+        """One line: `pass@1 41.2% [37.0, 45.6], mean@1 0.412 on 512 prompts`; mean@1 has its interval too if it is
+        another figure. Also how many rows repeat a prompt, were left out or gave responses that were not verified."""
+        at_k = [f", {name} {self.measures[name]}" for name in self.measures if name.startswith("pass@")][1:]
         rows = f" in {self.rows} rows" if self.rows > self.prompts else ""
-        parts = [f"{', '.join(parts)} on {self.prompts} prompts{rows}" + (f" ({sets})" if sets else "")]
+        sets = "; ".join(f"{name} {own._at_one()}" for name, own in self.sets.items())
+        parts = [f"pass@1 {self._at_one()}{''.join(at_k)} on {self.prompts} prompts{rows}"]
+        parts[0] += f" ({sets})" if sets else ""
         parts += self._left_out_lines()
         parts += [f"{self.unverified} of {self.samples} responses not verified"] * bool(self.unverified)
         return "; ".join(parts)
 
     def _at_one(self) -> str:
-        """pass@1, and with graded scores mean@1."""
-        mean = f", mean@1 {shown_estimate('mean@1', self.measures['mean@1'])}" if self.is_graded else ""
-        return f"{self.measures['pass@1']}{mean}"
+        """pass@1 and, beside it, mean@1, with its interval unless it is the same figure."""
+        mean = self.measures["mean@1"]
+        shown = shown_estimate("mean@1", mean) if self.is_graded else f"{mean.mean:.3f}"
+        return f"{self.measures['pass@1']}, mean@1 {shown}"
 
     def notes(self) -> list[str]:
         """What a reader of the measures must know: rows that repeat a prompt, and rows that were left out."""
