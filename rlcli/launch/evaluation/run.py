@@ -185,6 +185,7 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
                     dataset.wanted,
                     save_as=save_as,
                     on_progress=view.progress,
+                    on_note=view.note,
                 )
 
         fresh = _run_missing(server, datasets, store, stack, view)

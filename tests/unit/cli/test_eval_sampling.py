@@ -194,6 +194,17 @@ def test_a_lower_limit_of_the_server_is_noted(sampler: Sampler, data: Path, caps
     assert "the server cut" not in capsys.readouterr().err
 
 
+def test_equal_samples_of_every_prompt_are_noted(
+    sampler: Sampler, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("eval", "--endpoint", sampler.url, "--data", str(data), "--samples", "6")
+    equal = "all samples of a prompt are equal, for each of 2 prompts, at temperature 1"
+    assert main([*words, "--omit", "top_k"]) == 0  # the server's own default is 1
+    assert equal in capsys.readouterr().err
+    assert main([*words]) == 0
+    assert equal not in capsys.readouterr().err
+
+
 def test_data_that_is_not_there_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = ("eval", "--endpoint", "http://127.0.0.1:9/v1", "--data")
     assert f"no such file or folder: {tmp_path / 'gone'}" in refusal(capsys, *endpoint, tmp_path / "gone")
