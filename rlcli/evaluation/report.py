@@ -17,7 +17,7 @@ from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.evaluation.problems import Problems, repeats_note
 from rlcli.evaluation.responses import Responses
-from rlcli.evaluation.statistics import Estimate, interval, ks_of, majorities, pass_rates
+from rlcli.evaluation.statistics import Estimate, interval, ks_of, majorities, pass_rates, shown_estimate
 from rlcli.orchestrator.dispatcher import OnProgress, gather
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
@@ -290,17 +290,6 @@ def values_of(responses: Responses, prompts: int) -> tuple[dict[str, np.ndarray]
 def score_bounds(responses: Responses) -> tuple[float, float]:
     """The assumed bounds of a score: 0 and 1, extended to the scores that were seen."""
     return min(0.0, float(responses.score.min())), max(1.0, float(responses.score.max()))
-
-
-def shown_estimate(name: str, estimate: Estimate) -> str:
-    """An estimate in words: a share in percent, a mean score, which may be any number, as it is.
-
-    >>> shown_estimate("pass@1", Estimate(0.5, 0.25, 0.75)), shown_estimate("mean@1", Estimate(0.5, 0.25, 0.75))
-    ('50.0% [25.0, 75.0]', '0.500 [0.250, 0.750]')
-    """
-    if not name.startswith("mean@"):
-        return str(estimate)
-    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def _estimated(name: str, values: np.ndarray, bounds: tuple[float, float]) -> Estimate:

@@ -49,6 +49,17 @@ class Estimate:
         return f"{self.mean:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
+def shown_estimate(name: str, estimate: Estimate) -> str:
+    """An estimate in words: a share in percent, a mean score, which may be any number, as it is.
+
+    >>> shown_estimate("pass@1", Estimate(0.5, 0.25, 0.75)), shown_estimate("mean@1", Estimate(0.5, 0.25, 0.75))
+    ('50.0% [25.0, 75.0]', '0.500 [0.250, 0.750]')
+    """
+    if not name.startswith("mean@"):
+        return str(estimate)
+    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
 def ks_of(samples: int) -> list[int]:
     """The k for which pass@k and maj@k are reported: 1, the powers of two below `samples`, and `samples`.
 

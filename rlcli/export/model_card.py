@@ -14,8 +14,7 @@ from rlcli.config.changes import PATHS
 from rlcli.config.load import to_toml
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.provenance import recorded
-from rlcli.evaluation.report import shown_estimate
-from rlcli.evaluation.statistics import Estimate
+from rlcli.evaluation.statistics import Estimate, shown_estimate
 from rlcli.export.source import Origin
 from rlcli.export.types import Export, shown
 from rlcli.runs.measure import MEAN

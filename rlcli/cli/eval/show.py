@@ -19,7 +19,7 @@ MOST_ROWS = 30
 
 def show_evaluation(evaluation: Evaluation) -> None:
     """Print a table for each dataset, and one for all of them together."""
-    from rlcli.evaluation.report import shown_estimate
+    from rlcli.evaluation.statistics import shown_estimate
 
     for name, report in evaluation.reports.items():
         _show_report(f"{evaluation.model} on {evaluation.data[name]}", report)
@@ -30,7 +30,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
 
 
 def _show_report(title: str, report: EvalReport) -> None:
-    from rlcli.evaluation.report import shown_estimate
+    from rlcli.evaluation.statistics import shown_estimate
 
     lengths = report.lengths
     plain(f"{title}: {_counted(report)}")
@@ -70,7 +70,7 @@ def _show_report(title: str, report: EvalReport) -> None:
 
 def _measured(category: Category, name: str) -> str:
     """Empty for a category with fewer samples a prompt than the measure needs."""
-    from rlcli.evaluation.report import shown_estimate
+    from rlcli.evaluation.statistics import shown_estimate
 
     return shown_estimate(name, category.measures[name]) if name in category.measures else ""
 

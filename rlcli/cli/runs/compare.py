@@ -58,7 +58,7 @@ def _print(found: Comparison) -> None:
         if curve.title == "Reward":
             _print_curve(curve, [str(run["name"]) for run in found.runs])
     if found.evaluations:
-        from rlcli.evaluation.report import shown_estimate
+        from rlcli.evaluation.statistics import shown_estimate
 
         rows = [
             (
