@@ -325,8 +325,8 @@ def _categories(
             members = np.unique(problems.of_row[rows])
             own = responses.where(rows[responses.prompt])
             if divides:
-                numbered = replace(own, prompt=np.searchsorted(members, problems.of_row[own.prompt]))
-                own_values, _ = values_of(numbered, len(members))
+                numbers: np.ndarray = np.searchsorted(members, problems.of_row[own.prompt])
+                own_values, _ = values_of(replace(own, prompt=numbers), len(members))
             else:
                 own_values = {name: array[members] for name, array in values.items()}
             lengths = Lengths.of(own.split_greedy()[1])

@@ -174,7 +174,7 @@ def test_every_request_returns_with_its_key_and_its_fields_are_sent(server: Serv
         (400, {"error": "repetition_penalty: 1.0"}, "refuses repetition_penalty = 1.0", "--omit repetition_penalty"),
     ],
 )
-def test_a_refused_sampling_value_is_named_with_the_option_that_leaves_it_out(
+def test_a_refused_sampling_value_is_named_with_its_option(
     server: Server, status: int, error: Any, says: str, options: str
 ) -> None:
     server.answers = [answer(status, error)]
