@@ -325,7 +325,7 @@ def _categories(
             members = np.unique(problems.of_row[rows])
             own = responses.where(rows[responses.prompt])
             if divides:
-                numbers: np.ndarray = np.searchsorted(members, problems.of_row[own.prompt])
+                numbers: np.ndarray = np.asarray(np.searchsorted(members, problems.of_row[own.prompt]))
                 own_values, _ = values_of(replace(own, prompt=numbers), len(members))
             else:
                 own_values = {name: array[members] for name, array in values.items()}
