@@ -11,7 +11,7 @@ from rlcli.errors import CheckpointError, ConfigError, RlcliError
 from rlcli.runs.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from rlcli.runs.environment import directory_of, environment_of
 from rlcli.runs.folder import check_records
-from rlcli.runs.measure import means_of, score_of
+from rlcli.runs.measure import MEAN, means_of, score_of
 from rlcli.runs.records import evaluations_of
 
 Notify = Callable[[str], None]
@@ -85,10 +85,11 @@ def _of_run(run: Path, step: str, on_note: Notify) -> Checkpoint:
         if newest is None:
             raise CheckpointError(f"{run} has no undamaged checkpoint", f"make one with: rlcli train --resume {run}")
         return newest
-    steps = [checkpoint.step for checkpoint in root.all()]
+    checkpoints = root.all()
+    steps = [checkpoint.step for checkpoint in checkpoints]
     there = f"{run} has {', '.join(map(str, steps)) or 'none'}"
     if step == "best":
-        best_by = resolve(str(run / CONFIG)).config.checkpoint.best_by
+        best_by = resolve(str(checkpoints[-1].path / CONFIG)).config.checkpoint.best_by if checkpoints else MEAN
         scored = {number: score_of(means_of(report), best_by) for number, report in evaluations_of(run).items()}
         found = {number: score for number, score in scored.items() if number in steps and score is not None}
         if not found:
