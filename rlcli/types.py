@@ -57,6 +57,18 @@ class Prompt:
         """What a fingerprint of the prompt hashes. It is short: a digest stands for the pictures."""
         return "".join((repr(self), *self.image_digests())).encode(errors="surrogatepass")
 
+    def problem(self, *, with_extra_info: bool = False) -> str:
+        """32 hexadecimal digits, equal for rows that pose the same problem: equal messages, pictures, ground truth and
+        verifier. In an evaluation, responses to such rows are samples of one prompt.
+
+        with_extra_info: `extra_info` must be equal too, but for the row's `index` and `split`: an environment may read
+        its task there.
+        """
+        messages = [sorted(message.items()) for message in self.messages]
+        extra = sorted((name, value) for name, value in self.extra_info.items() if name not in ("index", "split"))
+        parts = (messages, self.image_digests(), self.ground_truth, self.verifier, extra if with_extra_info else ())
+        return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
     def image_digests(self) -> tuple[str, ...]:
         """Hexadecimal, of each picture: equal for equal bytes."""
         return tuple(map(image_digest, self.images))

@@ -20,6 +20,7 @@ def evaluate(
     endpoint: str | None = None,
     samples: int = 1,
     temperature: float | None = None,
+    top_p: float | None = None,
     greedy: bool = False,
     max_tokens: int | None = None,
     max_prompts: int | None = None,
@@ -31,6 +32,7 @@ def evaluate(
     out: Place | None = None,
     settings: Mapping[str, Any] | None = None,
     force: bool = False,
+    omit: str | Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a model, as `rlcli eval` does, and return its report: what `rlcli eval --json` prints.
 
@@ -51,6 +53,7 @@ def evaluate(
             "endpoint": endpoint,
             "samples": samples,
             "temperature": temperature,
+            "top_p": top_p,
             "greedy": greedy,
             "max_tokens": max_tokens,
             "max_prompts": max_prompts,
@@ -61,6 +64,7 @@ def evaluate(
             "seed": seed,
             "out": out,
             "force": force,
+            "omit": omit,
         }
         words = [word for name, value in given.items() for word in option(name, value)]
         return call("eval", [*words, *settings_words(settings)])

@@ -47,7 +47,7 @@ COMMANDS = {
         "Write pages that show what a run did: curves, samples, tokens, time. They open from disk, without a server.",
     ),
     "eval": Command(
-        TRAIN, "eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts."
+        TRAIN, "eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@1 with 95% intervals over prompts."
     ),
     "chat": Command(
         TRAIN,

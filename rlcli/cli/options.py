@@ -32,6 +32,14 @@ AcceptChanges = Annotated[
 ]
 WholePlan = Annotated[bool, typer.Option("--plan", help="Print the whole plan before the run, not five lines of it.")]
 Endpoint = Annotated[str | None, typer.Option(help="Base URL of a served OpenAI-compatible model.")]
+Omit = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A sampling value, such as top_k, that is not sent to the endpoint, for one that refuses it: its own "
+        "default applies then; repeatable.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest response.")]
 Workers = Annotated[int, typer.Option(min=1, help="Worker processes, one a device.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]

@@ -28,6 +28,7 @@ FLAGS = {
     "cluster.address": "--ray-address",
     "evaluation.samples": "--samples",
     "evaluation.temperature": "--temperature",
+    "evaluation.top_p": "--top-p",
     "evaluation.max_prompts": "--max-prompts",
     "rollout.max_response_tokens": "--max-tokens",
     "verifier.name": "--verifier",

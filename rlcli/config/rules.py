@@ -27,7 +27,8 @@ def without_effect(config: RunConfig) -> list[str]:
     settled = "no response is being generated when the weights change"
     alternate = "nothing is generated while a step is trained on"
     idle = [
-        ("evaluation", "every samples temperature max_prompts", not config.evaluates, "evaluation.data is unset"),
+        ("evaluation", "every samples temperature top_p max_prompts", not config.evaluates, "evaluation.data is unset"),
+        ("evaluation", "top_p", config.evaluation.temperature == 0, "evaluation.temperature = 0 is greedy"),
         (
             "environment",
             "options python processes deadline_s memory_mb variables ground_truth max_failure_rate turns turn_tokens "

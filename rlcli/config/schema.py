@@ -588,7 +588,13 @@ class Checkpoint(Section):
     every: NonNegativeInt = Field(default=50, description="Steps between checkpoints; 0: only at the end.")
     keep: Positive = Field(default=2, description="Number of newest checkpoints to keep.")
     keep_best: NonNegativeInt = Field(
-        default=0, description="Additional checkpoints to keep: those with the best evaluation pass@1."
+        default=0, description="Additional checkpoints to keep: those with the best evaluation (checkpoint.best_by)."
+    )
+    best_by: Annotated[str, Field(pattern=r"^(pass|maj|mean)@[1-9][0-9]*$")] = Field(
+        default="mean@1",
+        json_schema_extra={"rule": "a measure of evaluations: mean@1, pass@1, pass@K or maj@K"},
+        description="The measure of evaluations by which a checkpoint is the best, for checkpoint.keep_best and "
+        "rlcli export --step best. mean@1 is the mean score; it is pass@1 where scores are 0 and 1.",
     )
     keep_every: NonNegativeInt = Field(default=0, description="Also keep the checkpoints of every N-th step; 0: none.")
 
@@ -626,7 +632,10 @@ class Evaluation(Section):
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(
         default=0.0, description="Sampling temperature; 0 is greedy."
     )
-    max_prompts: NonNegativeInt = Field(default=0, description="Evaluate only the first N prompts of each set; 0: all.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1.0, description="Sample from the most likely tokens with this total probability; 1: all."
+    )
+    max_prompts: NonNegativeInt = Field(default=0, description="Evaluate only the first N rows of each set; 0: all.")
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -74,7 +74,8 @@ def sample_row(
     The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and from its
     group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not. group: number of the
     group among those that the step generated, or of the prompt in an evaluation. The row's `images` are the sizes and
-    the digests of the prompt's pictures; None if it has none.
+    the digests of the prompt's pictures; None if it has none. Its `problem` is equal for rows of the dataset that pose
+    the same one (`Prompt.problem`).
     """
     return {
         "prompt_id": prompt.id,
@@ -105,6 +106,7 @@ def sample_row(
         "turn_rewards": list(turn_rewards) or None,
         "group": group,
         "images": described(prompt.images) or None,
+        "problem": prompt.problem(with_extra_info=ended is not None),
     }
 
 
@@ -152,6 +154,7 @@ def schema() -> Any:
             ("turn_rewards", pa.list_(number)),
             ("group", whole),
             ("images", pa.list_(pa.struct([("digest", text), ("width", whole), ("height", whole)]))),
+            ("problem", text),
         ]
     )
 

@@ -48,8 +48,8 @@ class TurnTemplate:
         self._tokenizer, self._tools = tokenizer, tools
         end = chat_template.end_of_turn(tokenizer)
         self._stops = frozenset(stops) if end is None else frozenset(stops) | {end}
-        self._markers = _markers(tokenizer)
-        self._shown = _any_of([str(tokenizer.convert_ids_to_tokens(token)) for token in never])
+        self._markers = chat_template.control_tokens(tokenizer)
+        self._shown = chat_template.any_of([str(tokenizer.convert_ids_to_tokens(token)) for token in never])
         text = str(tokenizer.chat_template)
         self._written = {token for token in self._stops if str(tokenizer.convert_ids_to_tokens(token)) in text}
         self._special = frozenset(tokenizer.added_tokens_decoder)
@@ -158,22 +158,6 @@ class TurnTemplate:
 REASONING = ("z", "")
 """Of the prefix's turn. Some templates render a turn without reasoning differently once another one follows, others
 drop it then."""
-
-
-def _markers(tokenizer: Any) -> re.Pattern[str] | None:
-    """Matches the tokens with a meaning of their own: special ones, and added ones that the chat template writes."""
-    template = str(tokenizer.chat_template)
-    return _any_of(
-        [
-            token.content
-            for token in tokenizer.added_tokens_decoder.values()
-            if len(token.content.strip()) > 1 and (token.special or token.content in template)
-        ]
-    )
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))) if texts else None
 
 
 def _broken(value: Any, markers: re.Pattern[str] | None) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.data.samples import sample_files
 from rlcli.errors import DataError
+from rlcli.evaluation.problems import Problems
 from rlcli.evaluation.report import score_bounds, values_of
 from rlcli.evaluation.responses import Responses, joined
 from rlcli.evaluation.statistics import Estimate, interval, sign_flip
@@ -21,7 +22,8 @@ from rlcli.rollout.call import GREEDY
 if TYPE_CHECKING:
     import numpy as np
 
-MEAN = "mean score"
+MEAN = "mean@1"
+"""The mean score: one measure for any number of samples."""
 OF_STEP = re.compile(r"(step-(\d+))(\.rank-|$)")
 
 
@@ -50,10 +52,13 @@ class Changed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one dataset. prompts: how many are in both; only_a, only_b: in only one. better, worse, same:
-    number of prompts by their pass@1 in B. changed: the prompts that differ most."""
+    """The comparison of one dataset. better, worse, same: number of prompts by their pass@1 in B. changed: the prompts
+    that differ most."""
 
     prompts: int
+    """In both evaluations; rows that pose the same problem are one prompt."""
+    rows: int
+    """Of the data, in both."""
     only_a: int
     only_b: int
     measures: Mapping[str, Difference]
@@ -89,8 +94,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The prompts of a dataset that both have: ids, texts, and the responses of each, by position."""
+    """The prompts of a dataset that both have: id and text of each one's first row, and the responses of each, by
+    position. rows: of the data."""
 
+    rows: int
     ids: list[str]
     texts: list[str]
     a: Responses
@@ -163,33 +170,62 @@ def _pair(name: str, a: str, b: str, one: Any, other: Any) -> _Pair:
     for path, table in ((a, one), (b, other)):
         if lacking := sum(score is None or not math.isfinite(score) for score in table.column("score").to_pylist()):
             raise DataError(f"{name}: {lacking} samples of {path} have no score", "evaluate again")
-    rows, others = _prompts(one), _prompts(other)
+    rows, others = _rows(one), _rows(other)
     ids = sorted(rows.keys() & others.keys(), key=prompt_order)
     if not ids:
         raise DataError(
             f"{name}: {a} and {b} have no prompt in common, of {len(rows)} and {len(others)}",
             "compare evaluations of the same data",
         )
-    changed = [prompt for prompt in ids if rows[prompt] != others[prompt]]
+    changed = [prompt for prompt in ids if rows[prompt].content != others[prompt].content]
     if changed:
         raise DataError(
             f"{name}: {len(changed)} of {len(ids)} prompts with the same id differ between {b} and {a}, "
             f"such as {changed[0]}",
             "compare evaluations of the same data",
         )
-    places = {prompt: place for place, prompt in enumerate(ids)}
-    texts = [rows[prompt][0] or "" for prompt in ids]
-    found = Responses.of_table(one, places), Responses.of_table(other, places)
-    return _Pair(ids, texts, *found, only_a=len(rows) - len(ids), only_b=len(others) - len(ids))
+    # Samples that an older version wrote have no problem: each of their rows is a prompt.
+    posed = [rows[prompt].problem or others[prompt].problem or prompt for prompt in ids]
+    problems = Problems.of(posed)
+    places = dict(zip(ids, problems.of_row.tolist(), strict=True))
+    first_ids = [ids[row] for row in problems.first_rows]
+    return _Pair(
+        len(ids),
+        first_ids,
+        [rows[prompt].text or "" for prompt in first_ids],
+        Responses.of_table(one, places),
+        Responses.of_table(other, places),
+        only_a=_others(rows, {*ids}, posed),
+        only_b=_others(others, {*ids}, posed),
+    )
 
 
-def _prompts(table: Any) -> dict[str, tuple[str | None, str | None]]:
-    """Prompt id → text, with pictures in words, and ground truth, for prompts that have a sample."""
-    names = ("prompt_id", "sample", "prompt", "ground_truth", "images")
+def _others(rows: Mapping[str, _Row], paired: Collection[str], posed: Collection[str]) -> int:
+    """How many prompts there are in `rows` besides those that the rows `paired` pose."""
+    return len({row.problem or prompt for prompt, row in rows.items() if prompt not in paired} - {*posed})
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the data. text: of its prompt, with pictures in words. problem: equal for rows that pose the same one;
+    None if the samples have no such column."""
+
+    text: str | None
+    truth: str | None
+    problem: str | None
+
+    @property
+    def content(self) -> tuple[str | None, str | None]:
+        return self.text, self.truth
+
+
+def _rows(table: Any) -> dict[str, _Row]:
+    """Prompt id → row, for rows that have a sample."""
+    names = ("prompt_id", "sample", "prompt", "ground_truth", "images", "problem")
     columns = (table.column(name).to_pylist() for name in names)
     return {
-        name: (text and worded_last(text, descriptions(images)), truth)
-        for name, sample, text, truth, images in zip(*columns, strict=True)
+        name: _Row(text and worded_last(text, descriptions(images)), truth, problem)
+        for name, sample, text, truth, images, problem in zip(*columns, strict=True)
         if sample != GREEDY
     }
 
@@ -211,6 +247,7 @@ def _compared(pairs: Sequence[_Pair], changed: int) -> Comparison:
     order = [place for place in np.argsort(-np.abs(moved), kind="stable").tolist() if moved[place]][:changed]
     return Comparison(
         len(ids),
+        sum(pair.rows for pair in pairs),
         sum(pair.only_a for pair in pairs),
         sum(pair.only_b for pair in pairs),
         measures,

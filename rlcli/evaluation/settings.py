@@ -30,6 +30,13 @@ def settings_of_evaluation(config: RunConfig, prompts: Sequence[Prompt], model: 
         "verifier": config.verifier.name,
         "verifier.deadline_s": config.verifier.deadline_s,
     }
+    # Folders of before have no such keys, and were made with the defaults.
+    if config.evaluation.top_p != 1:
+        found["top_p"] = config.evaluation.top_p
+    if config.rollout.quantization:
+        found["rollout.quantization"] = config.rollout.quantization
+    if config.model.head_dtype != "auto":
+        found["model.head_dtype"] = config.model.head_dtype
     if config.data.chat_template_kwargs:
         found["data.chat_template_kwargs"] = dict(sorted(config.data.chat_template_kwargs.items()))
     if config.rollout.stop_token_ids:

@@ -49,6 +49,17 @@ class Estimate:
         return f"{self.mean:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
+def shown_estimate(name: str, estimate: Estimate) -> str:
+    """An estimate in words: a share in percent, a mean score, which may be any number, as it is.
+
+    >>> shown_estimate("pass@1", Estimate(0.5, 0.25, 0.75)), shown_estimate("mean@1", Estimate(0.5, 0.25, 0.75))
+    ('50.0% [25.0, 75.0]', '0.500 [0.250, 0.750]')
+    """
+    if not name.startswith("mean@"):
+        return str(estimate)
+    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
 def ks_of(samples: int) -> list[int]:
     """The k for which pass@k and maj@k are reported: 1, the powers of two below `samples`, and `samples`.
 
@@ -218,12 +229,12 @@ def interval(values: Sequence[float] | np.ndarray, seed: int = 0, bounds: tuple[
     return _estimate(mean_of(array), resampled_means(array, seed, bounds))
 
 
-def average_of(groups: Sequence[np.ndarray], seed: int = 0) -> Estimate:
+def average_of(groups: Sequence[np.ndarray], seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> Estimate:
     """The unweighted mean of the groups' means, with an interval as above: datasets are independent, so each is
     resampled separately."""
     import numpy as np
 
-    draws = np.mean([resampled_means(values, seed + number) for number, values in enumerate(groups)], axis=0)
+    draws = np.mean([resampled_means(values, seed + number, bounds) for number, values in enumerate(groups)], axis=0)
     return _estimate(fsum(mean_of(values) for values in groups) / len(groups), draws)
 
 

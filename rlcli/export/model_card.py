@@ -14,9 +14,10 @@ from rlcli.config.changes import PATHS
 from rlcli.config.load import to_toml
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.provenance import recorded
-from rlcli.evaluation.statistics import Estimate
+from rlcli.evaluation.statistics import Estimate, shown_estimate
 from rlcli.export.source import Origin
 from rlcli.export.types import Export, shown
+from rlcli.runs.measure import MEAN
 from rlcli.runs.records import evaluations_of
 
 PRIVATE = (*PATHS, "cluster.address", "verifier.sandbox")
@@ -218,7 +219,13 @@ def _evaluation(origin: Origin) -> str:
 def _estimates(report: Mapping[str, Any]) -> dict[str, str]:
     """Measure → figure with its interval."""
     found = {name: value for kind in ("pass", "maj", "mean") for name, value in report.get(kind, {}).items()}
-    return {name: str(Estimate(value["mean"], value["low"], value["high"])) for name, value in found.items()}
+    if MEAN in found:  # the other mean@k are the same figure
+        found = {name: value for name, value in found.items() if name == MEAN or not name.startswith("mean@")}
+    first = {name: found[name] for name in ("pass@1", MEAN) if name in found}
+    return {
+        name: shown_estimate(name, Estimate(value["mean"], value["low"], value["high"]))
+        for name, value in (first | found).items()
+    }
 
 
 def _proofs(written: Export) -> str:

@@ -11,6 +11,7 @@ from rlcli.errors import CheckpointError, ConfigError, RlcliError
 from rlcli.runs.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from rlcli.runs.environment import directory_of, environment_of
 from rlcli.runs.folder import check_records
+from rlcli.runs.measure import MEAN, means_of, score_of
 from rlcli.runs.records import evaluations_of
 
 Notify = Callable[[str], None]
@@ -40,8 +41,9 @@ class Origin:
 
 
 def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
-    """The checkpoint that `source` (a run folder or a checkpoint) refers to. step: a number, `best` (by evaluation
-    pass@1) or empty for the newest undamaged one. RlcliError if there is none, CheckpointError if it is damaged."""
+    """The checkpoint that `source` (a run folder or a checkpoint) refers to. step: a number, `best` (of those that were
+    evaluated, by `checkpoint.best_by`) or empty for the newest undamaged one. RlcliError if there is none,
+    CheckpointError if it is damaged."""
     if is_checkpoint(source):
         if step:
             raise RlcliError(f"--step {step}: {source} is one checkpoint", "give its run's folder, or leave --step out")
@@ -83,13 +85,21 @@ def _of_run(run: Path, step: str, on_note: Notify) -> Checkpoint:
         if newest is None:
             raise CheckpointError(f"{run} has no undamaged checkpoint", f"make one with: rlcli train --resume {run}")
         return newest
-    steps = [checkpoint.step for checkpoint in root.all()]
+    checkpoints = root.all()
+    steps = [checkpoint.step for checkpoint in checkpoints]
     there = f"{run} has {', '.join(map(str, steps)) or 'none'}"
     if step == "best":
-        found = {number: report for number, report in evaluations_of(run).items() if number in steps}
+        best_by = resolve(str(checkpoints[-1].path / CONFIG)).config.checkpoint.best_by if checkpoints else MEAN
+        scored = {number: score_of(means_of(report), best_by) for number, report in evaluations_of(run).items()}
+        found = {number: score for number, score in scored.items() if number in steps and score is not None}
         if not found:
-            raise RlcliError(f"--step best: no checkpoint of {run} was evaluated", f"give a step: {there}")
-        return read_checkpoint(root.path(max(found, key=lambda one: (found[one]["pass"]["pass@1"]["mean"], one))))
+            raise RlcliError(
+                f"--step best: no checkpoint of {run} was evaluated by {best_by} (checkpoint.best_by)",
+                f"give a step: {there}",
+            )
+        best = max(found, key=lambda number: (found[number], number))
+        on_note(f"step {best} is the best of {len(found)} evaluated checkpoints: {best_by} {found[best]:.4g}")
+        return read_checkpoint(root.path(best))
     if not step.isdecimal() or int(step) not in steps:
         raise RlcliError(f"--step {step}: no such checkpoint", f"{there}; or give best")
     return read_checkpoint(root.path(int(step)))

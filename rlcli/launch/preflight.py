@@ -19,9 +19,12 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.cache import OnProgress, tokenized
-from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
+from rlcli.data.prompts.overlap import repeated_rows, rows_in
+from rlcli.data.prompts.prompts import TokenizedPrompts, control_token_in, load_tokenizer
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
 from rlcli.errors import ConfigError, DataError, ModelError, RlcliError, SetupError
+from rlcli.evaluation.problems import Problems, check_rows, repeats_note
+from rlcli.evaluation.statistics import ks_of
 from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
@@ -124,6 +127,9 @@ def prepare(
     ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=facts.images)
     prompts = ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation")
     held_out = ready(test_rows, "evaluation") if train and test_rows else None
+    if train:
+        _note_repeats(config, prompts, held_out, on_note)
+        _check_best(config, held_out, on_note)
     return Prepared(
         config=config,
         device=device,
@@ -212,9 +218,74 @@ def _rows(config: RunConfig, train: bool) -> tuple[Sequence[Prompt], Sequence[Pr
         train_rows = numbered_rows(config)
     if held_out:
         test_rows = read_sets(held_out, dataset_names(held_out, "--eval-data"), "test", name, limit)
+        _check_asked(config, test_rows)
     elif config.evaluates:
         test_rows = numbered_rows(config, evaluation=True)[: limit or None]
     return train_rows, test_rows
+
+
+def _check_asked(config: RunConfig, test_rows: Sequence[Prompt]) -> None:
+    """Raise `DataError` for an evaluation set whose rows all ask one prompt. An environment may ask something else for
+    each of them."""
+    if config.environment.name:
+        return
+    sets = test_rows.parts if isinstance(test_rows, JoinedPrompts) else [test_rows]
+    for path, rows in zip(config.evaluation.paths, sets, strict=True):
+        check_rows(rows, path)
+
+
+def _note_repeats(
+    config: RunConfig, prompts: TokenizedPrompts, held_out: TokenizedPrompts | None, on_note: Callable[[str], None]
+) -> None:
+    """One line each for rows to train on that repeat another one, for rows to evaluate on that do, and for rows to
+    train on that are also evaluated."""
+    conversing = bool(config.environment.name)
+    if not conversing and (copies := repeated_rows(prompts)):
+        on_note(
+            f"{copies} of {len(prompts)} training rows repeat the prompt of another one: each row is drawn once an "
+            "epoch, as a group of its own, so that a prompt weighs as much as it has rows"
+        )
+    if held_out is None:
+        return
+    repeats = repeats_note(len(held_out), len(Problems.of_prompts(held_out.prompts, conversing=conversing)))
+    if repeats:
+        on_note(f"evaluation: {repeats}")
+    if shared := rows_in(prompts, held_out, conversing=conversing):
+        on_note(
+            f"{shared} of {len(prompts)} training rows are evaluated too (the same prompt): the evaluation shows what "
+            "was memorised; take them out with: rlcli prep … --decontaminate EVALUATION"
+        )
+
+
+def _check_best(config: RunConfig, held_out: TokenizedPrompts | None, on_note: Callable[[str], None]) -> None:
+    """Note what keeps `checkpoint.keep_best` from finding the best checkpoint. Raises `ConfigError` for a measure that
+    the evaluations will not have."""
+    rules, every, steps = config.checkpoint, config.evaluation.every, config.train.steps
+    kept = f"checkpoint.keep_best = {rules.keep_best}"
+    if held_out is None:
+        if rules.keep_best:
+            on_note(
+                f"{kept} has no effect: nothing is evaluated (evaluation.data is unset), so no checkpoint is the best"
+            )
+        return
+    problems = Problems.of_prompts(held_out.prompts, conversing=bool(config.environment.name))
+    ks = ks_of(int(np.bincount(problems.of_row).min()) * config.evaluation.samples)
+    measures = [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks[1:]), *dict.fromkeys(("mean@1", f"mean@{ks[-1]}"))]
+    if rules.best_by not in measures:
+        raise ConfigError(
+            f"checkpoint.best_by = {rules.best_by}: the evaluations measure {', '.join(measures)}",
+            "give one of them, or raise evaluation.samples",
+        )
+    if rules.keep_best and not every:
+        on_note(f"{kept} has no effect: of the checkpoints only the last is evaluated; set evaluation.every")
+    elif rules.keep_best:
+        evaluated = range(every, steps, every)
+        lost = sum(not rules.every or step % rules.every != 0 for step in evaluated)
+        if lost:
+            on_note(
+                f"{kept}: {lost} of {len(evaluated)} evaluations before the last are of steps without a checkpoint "
+                f"(evaluation.every = {every}, checkpoint.every = {rules.every}), so the best of them cannot be kept"
+            )
 
 
 def _check_given(config: RunConfig, train: bool) -> None:
@@ -347,14 +418,16 @@ def _tokenized(
         max_response_tokens=config.rollout.max_response_tokens,
         rule=rule,
     )
-    left_out = {
-        "rows have pictures that cannot be shown": prompts.bad_images,
-        "prompts are longer than data.max_prompt_tokens": prompts.too_long - prompts.too_long_responses,
-        "responses are longer than rollout.max_response_tokens": prompts.too_long_responses,
-    }
-    for why, count in left_out.items():
+    for why, count in prompts.left_out.items():
         if count:
-            on_note(f"{count} of {len(rows)} {what} {why} and left out")
+            on_note(f"{count} of {len(rows)} {what} rows left out: {why}")
+    if len(prompts.control):
+        first = prompts.prompts[int(prompts.control[0])]
+        token = control_token_in(first, chat_template.control_tokens(tokenizer))
+        on_note(
+            f"{len(prompts.control)} of {len(prompts)} {what} rows have control tokens in their text ({token} in "
+            f"{first.id}, for one): the model reads them as what they mean, not as text"
+        )
     if isinstance(prompts.prompts, JoinedPrompts):
         for name, own in zip(prompts.prompts.names, prompts.prompts.parts, strict=True):
             if not own:

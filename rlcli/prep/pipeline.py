@@ -86,8 +86,8 @@ def prepare(
     plan: Plan | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Prepared:
-    """Read, convert, filter and check a dataset. Raises `DataError` for a malformed row, and if no row of a split is
-    left."""
+    """Read, convert, filter and check a dataset, and note rows that repeat others. Raises `DataError` for a malformed
+    row, and if no row of a split is left."""
     plan = plan or Plan(check=False)
     rows, done, origins = _convert(converter, options, plan, on_progress)
     for name, step in _steps(plan, on_progress):
@@ -101,6 +101,8 @@ def prepare(
                     f"{converter.name}: no row of the {split} split is left ({_described(done, split)})",
                     "relax the filters, or take one split with --split",
                 )
+    if note := steps.repeats(rows):
+        done.append(Step("repeats", {split: len(some) for split, some in rows.items()}, note=note))
     return Prepared({split: [row.prompt for row in some] for split, some in rows.items()}, done, origins)
 
 

@@ -99,6 +99,23 @@ def without_duplicates(rows: Rows) -> Outcome:
     return Outcome(_kept(rows, lambda row: id(row) not in dropped), dict(removed), examples)
 
 
+def repeats(rows: Rows) -> str:
+    """One line on the train rows that are also rows of another split, and on the rows of other splits that repeat one
+    another; empty if there are none. Nothing is removed."""
+    notes = []
+    train = [normalised(question(row.prompt)) for row in rows.get(TRAIN, [])]
+    for split, some in rows.items():
+        if split == TRAIN:
+            continue
+        asked = {normalised(question(row.prompt)) for row in some}
+        if shared := sum(text in asked for text in train):
+            notes.append(f"{shared} of {len(train)} train rows ask what a {split} row asks (--dedup takes them out)")
+        problems = len({row.prompt.problem() for row in some})
+        if problems < len(some):
+            notes.append(f"{len(some)} {split} rows are {problems} prompts (equal ones are evaluated as one)")
+    return "; ".join(notes)
+
+
 def decontaminated(rows: Rows, against: Sequence[str], n: int, share: float, on_progress: OnProgress) -> Outcome:
     """Remove train rows that hold `share` of the n-grams of a prompt in the evaluation sets `against`."""
     from rlcli.data.prompts.table import read_prompts

@@ -28,7 +28,7 @@ CHANGED = 20
 """Prompts that changed most, with their responses."""
 MOST_STEPS = 10
 """Evaluated steps that are compared: the first, the last and others evenly between them."""
-HEADLINE = ("pass@1", "greedy", "mean score")
+HEADLINE = ("pass@1", "mean@1", "greedy")
 """Measures to show, in this order; `rlcli eval compare` has all."""
 
 

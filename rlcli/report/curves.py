@@ -16,6 +16,7 @@ MOST_POINTS = 400
 TITLES = {
     "reward/mean": "Reward",
     "eval/pass@1": "Evaluation: pass@1",
+    "eval/mean@1": "Evaluation: mean@1",
     "outcome/ok": "Share of right samples",
     "response_tokens/mean": "Response length in tokens",
     "update/entropy": "Entropy in nats",

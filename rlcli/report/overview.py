@@ -99,7 +99,8 @@ def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> lis
 
 
 def evaluations(run: RunData) -> list[dict[str, Any]]:
-    """Step, prompts and measures (name → mean, low, high) of each evaluation."""
+    """Step, prompts and measures (name → mean, low, high) of each evaluation: pass@1, mean@1, then the others. mean@k
+    is the same figure as mean@1."""
     found = []
     for step, report in run.evaluations().items():
         measures = {}
@@ -108,7 +109,10 @@ def evaluations(run: RunData) -> list[dict[str, Any]]:
             for name, estimate in held.items() if isinstance(held, dict) else ():
                 if isinstance(estimate, dict) and number(estimate.get("mean")) is not None:
                     measures[str(name)] = {end: number(estimate.get(end)) for end in ("mean", "low", "high")}
-        found.append({"step": step, "prompts": report.get("prompts"), "measures": measures})
+        if "mean@1" in measures:
+            measures = {name: one for name, one in measures.items() if name == "mean@1" or not name.startswith("mean@")}
+        first = {name: measures[name] for name in ("pass@1", "mean@1") if name in measures}
+        found.append({"step": step, "prompts": report.get("prompts"), "measures": first | measures})
     return found
 
 

@@ -7,8 +7,9 @@ import json
 import os
 import queue
 import random
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,14 @@ BACKOFF_S = 0.5
 LONGEST_WAIT_S = 30.0
 CONNECT_S = 10.0
 LISTING_S = 30.0
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("max_tokens", "seed"),
+)
+"""The sampling values of a request. Each is sent, since a server takes those that are missing from the defaults of the
+model's generation config: then four samples at temperature 1 may be equal."""
+BEYOND_OPENAI = ("top_k", "min_p", "repetition_penalty")
+"""Those that vLLM, SGLang and others know, and OpenAI's own protocol does not."""
 PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
 """HTTP statuses that are retried."""
 
@@ -32,7 +41,8 @@ PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One requested response. `key` is the caller's own and is returned with the result; a seed of None sends none;
-    extra: further fields of the request, which not every server supports.
+    top_p: sample from the most likely tokens with this total probability. All tokens are sampled from otherwise, and
+    none is penalised. extra: further fields of the request, which not every server supports.
 
     >>> request = ChatRequest(key="gsm8k:0/1", messages=[{"role": "user", "content": "2+2?"}], max_tokens=64, seed=1)
     """
@@ -42,6 +52,7 @@ class ChatRequest:
     temperature: float = 0.0
     max_tokens: int = 1024
     seed: int | None = None
+    top_p: float = 1.0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +75,8 @@ class ChatClient:
     """A synchronous client of one endpoint.
 
     base_url: `http://host:8000` or `http://host:8000/v1`. model: if unset, the only one that the endpoint serves.
-    timeout_s: the longest time for one response. concurrency: concurrent requests. The API key is OPENAI_API_KEY; it
+    timeout_s: the longest time for one response. concurrency: concurrent requests. omit: those of `SAMPLING` that are
+    not sent, for a server that refuses them. The API key is OPENAI_API_KEY; it
     appears in no message.
 
         for result in ChatClient("http://localhost:8000").generate(requests):
@@ -80,11 +92,14 @@ class ChatClient:
         model: str | None = None,
         timeout_s: float = 600.0,
         concurrency: int = 32,
+        omit: Collection[str] = (),
     ) -> None:
+        assert set(omit) <= set(SAMPLING), omit
         self.base_url = _versioned(base_url)
         self.model = model
         self.timeout_s = timeout_s
         self.concurrency = concurrency
+        self.omit = frozenset(omit)
         self._api_key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not self._api_key.isascii() or not self._api_key.isprintable():
             raise EndpointError("OPENAI_API_KEY holds characters that no API key has", "set it again")
@@ -130,15 +145,23 @@ class ChatClient:
             raise _first(failures) from None
 
     async def _complete(self, http: httpx.AsyncClient, request: ChatRequest) -> ChatResult:
+        sampling = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": -1,  # all tokens: vLLM takes 0 too, SGLang does not
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "max_tokens": request.max_tokens,
+            **({} if request.seed is None else {"seed": request.seed}),
+        }
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [dict(message) for message in request.messages],
-            "temperature": request.temperature,
-            "max_tokens": request.max_tokens,
+            **{name: value for name, value in sampling.items() if name not in self.omit},
+            **request.extra,
         }
-        if request.seed is not None:
-            body["seed"] = request.seed
-        body |= request.extra
         answer, latency_s = await self._send(http, "POST", "chat/completions", body)
         try:
             choice = answer["choices"][0]
@@ -182,7 +205,7 @@ class ChatClient:
                     self._reached = True
                     return self._json(path, response), time.monotonic() - start
                 if response.status_code not in PASSING:
-                    raise await self._refusal(http, path, response)
+                    raise await self._refusal(http, path, response, body or {})
                 left -= 1
                 trouble = f"answers {response.status_code} {self._detail(response)}".rstrip()
                 retry_after = response.headers.get("retry-after", "")
@@ -202,7 +225,9 @@ class ChatClient:
                 )
             await asyncio.sleep(_wait_s(tries, asked_s))
 
-    async def _refusal(self, http: httpx.AsyncClient, path: str, response: httpx.Response) -> EndpointError:
+    async def _refusal(
+        self, http: httpx.AsyncClient, path: str, response: httpx.Response, body: Mapping[str, Any]
+    ) -> EndpointError:
         status, detail = response.status_code, self._detail(response)
         where = f"endpoint {self.base_url}"
         if status in (401, 403):
@@ -216,6 +241,9 @@ class ChatClient:
             return EndpointError(
                 f"{where} serves no model '{self._line(str(self.model))}'", self._line(near(str(self.model), names))
             )
+        if status in (400, 422) and (names := _refused_values(response, body)):
+            values = ", ".join(f"{name} = {body[name]}" for name in names)
+            return EndpointError(f"{where} refuses {values} ({status} {detail})", _without(names, body))
         hint = "give --endpoint up to and with /v1" if status == 404 else "change the request or the server"
         return EndpointError(f"{where} answers {status} to /{path}: {detail}", hint)
 
@@ -248,6 +276,31 @@ class ChatClient:
         line = "".join(character if character.isprintable() else " " for character in text)
         line = " ".join(line.split())
         return line if len(line) <= 200 else line[:199] + "…"
+
+
+def _refused_values(response: httpx.Response, body: Mapping[str, Any]) -> list[str]:
+    """The sampling values of a request that the server's error is about: those that it names as a parameter (OpenAI) or
+    by their place (FastAPI), else those that its text has as a word."""
+    sent = [name for name in SAMPLING if name in body]
+    try:
+        answer = response.json()
+        error = answer.get("error", answer)
+        places = [one["loc"][-1] for one in answer.get("detail", ()) if isinstance(one, dict)]
+        named = [error.get("param") if isinstance(error, dict) else None, *places]
+        text = json.dumps(error.get("message") or error) if isinstance(error, dict) else str(error)
+    except (ValueError, AttributeError, LookupError, TypeError):
+        named, text = [], response.text
+    return [name for name in sent if name in named] or [
+        name for name in sent if re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", text)
+    ]
+
+
+def _without(names: Sequence[str], body: Mapping[str, Any]) -> str:
+    """How a request is made without these sampling values."""
+    if set(names) & set(BEYOND_OPENAI):
+        names = [*dict.fromkeys([*names, *(name for name in BEYOND_OPENAI if name in body)])]
+    options = " ".join(f"--omit {name}" for name in names)
+    return f"give another value, or leave it to the server's own default with {options}"
 
 
 def _versioned(base_url: str) -> str:

@@ -22,6 +22,9 @@ CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
 """Most tokens of a prefill. vLLM's own default depends on the GPU; `rlcli plan` needs a fixed one."""
 
+PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Given with each request: a server may take what is missing from the model's generation config."""
+
 NO_SHARE = 0.01
 """Share of the GPU's memory if the cache's size is given: vLLM would start only if the whole share is free."""
 

@@ -15,7 +15,7 @@ from rlcli.errors import RunFailed, SetupError
 from rlcli.model.io.config import dense_layers
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
-from rlcli.rollout.vllm_arguments import engine_arguments, environment_variables
+from rlcli.rollout.vllm_arguments import PLAIN, engine_arguments, environment_variables
 from rlcli.rollout.vllm_hooks import (
     base_layout,
     borrowed_classes,
@@ -403,6 +403,7 @@ class VllmEngine:
         return SamplingParams(
             temperature=0.0 if request.greedy else sampling.temperature,
             top_p=sampling.top_p,
+            **PLAIN,
             max_tokens=request.limit(sampling),
             **seed,
             logprobs=0,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rlcli.errors import RlcliError
 from rlcli.reading import read_toml
 from rlcli.runs.folder import LOCK, check_records, events_of
-from rlcli.runs.measure import LOSS, REWARD, measure_of
+from rlcli.runs.measure import LOSS, MEAN, REWARD, means_of, measure_of, score_of
 from rlcli.runs.records import evaluations_of, metrics_of
 
 State = Literal["alive", "finished", "stopped", "failed", "killed", "unreadable"]
@@ -25,8 +25,8 @@ MOST = 1e15
 @dataclass(frozen=True)
 class Run:
     """Summary of one run. step: done so far, of `steps`. reward: mean of the last one; None if the dataset gives the
-    responses: then `loss` shows whether it learns. evaluated, pass_at_1: step and
-    outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, in seconds since 1970;
+    responses: then `loss` shows whether it learns. evaluated, pass_at_1, mean_at_1: step
+    and outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, in seconds since 1970;
     None if unknown. problem: why nothing of the run was read; its state is `unreadable` then."""
 
     name: str
@@ -39,6 +39,7 @@ class Run:
     loss: float | None
     evaluated: int | None
     pass_at_1: float | None
+    mean_at_1: float | None
     checkpoint: int | None
     time: float | None
     problem: str = ""
@@ -66,6 +67,7 @@ def _listed(folder: Path) -> Run:
             loss=None,
             evaluated=None,
             pass_at_1=None,
+            mean_at_1=None,
             checkpoint=None,
             time=_changed(folder / "config.toml"),
             problem=str(error),
@@ -78,6 +80,7 @@ def run_at(folder: Path) -> Run:
     metrics = [line for line in metrics_of(folder) if number(line.get("step"))]
     evaluations, events = evaluations_of(folder), events_of(folder)
     evaluated = max(evaluations, default=None)
+    means = means_of(evaluations[evaluated]) if evaluated is not None else {}
     measure = measure_of(config)
     last = number(metrics[-1].get(measure.key)) if metrics else None
     return Run(
@@ -90,7 +93,8 @@ def run_at(folder: Path) -> Run:
         reward=last if measure == REWARD else None,
         loss=last if measure == LOSS else None,
         evaluated=evaluated,
-        pass_at_1=None if evaluated is None else _pass_at_1(evaluations[evaluated]),
+        pass_at_1=number(means.get("pass@1")),
+        mean_at_1=number(score_of(means, MEAN)),
         checkpoint=max(checkpoints_of(folder), default=None),
         time=number(events[-1].get("time")) if events else _changed(folder / "config.toml"),
     )
@@ -100,13 +104,6 @@ def number(value: Any) -> float | None:
     """`value` if it is a finite number, else None: a damaged or edited file may contain anything."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return value if plain and abs(value) < MOST else None
-
-
-def _pass_at_1(report: dict[str, Any]) -> float | None:
-    found: Any = report
-    for name in ("pass", "pass@1", "mean"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return number(found)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

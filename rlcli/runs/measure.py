@@ -1,8 +1,10 @@
-"""The figure that shows whether a run learns: the mean reward, or the loss where the dataset gives the responses."""
+"""The figures that show whether a run learns: the mean reward, or the loss where the dataset gives the responses; and
+the score of an evaluation, by which a checkpoint is the best."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -37,3 +39,36 @@ def measure_of(config: Mapping[str, Any]) -> Measure:
     """
     data = config.get("data")
     return LOSS if isinstance(data, Mapping) and data.get("response") else REWARD
+
+
+MEAN = "mean@1"
+"""The mean score of an evaluation's samples."""
+
+
+def score_of(means: Mapping[str, float], best_by: str) -> float | None:
+    """The score of an evaluation by `checkpoint.best_by`; None if it was not measured. means: measure → mean.
+
+    Older runs have the mean score only as mean@k for k samples a prompt.
+
+    >>> score_of({"pass@1": 1.0, "mean@4": 0.25}, "mean@1"), score_of({"pass@1": 1.0}, "pass@4")
+    (0.25, None)
+    """
+    if best_by == MEAN and MEAN not in means:
+        return next((mean for name, mean in means.items() if re.fullmatch(r"mean@\d+", name)), None)
+    return means.get(best_by)
+
+
+def means_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """Measure → mean, from the report of an evaluation, which may be damaged.
+
+    >>> means_of({"pass": {"pass@1": {"mean": 0.5, "low": 0.2}}, "mean": None, "prompts": 8})
+    {'pass@1': 0.5}
+    """
+    held = (report.get(kind) for kind in ("pass", "maj", "mean"))
+    estimates = {name: one for own in held if isinstance(own, Mapping) for name, one in own.items()}
+    means = {name: one.get("mean") for name, one in estimates.items() if isinstance(one, Mapping)}
+    return {
+        name: float(mean)
+        for name, mean in means.items()
+        if isinstance(mean, int | float) and not isinstance(mean, bool) and math.isfinite(mean)
+    }

@@ -15,6 +15,7 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder
+from rlcli.runs.measure import MEAN, score_of
 from rlcli.runs.records import metrics_of, sync
 
 POLICY, CRITIC, WAITING = "policy", "critic", "waiting.npz"
@@ -40,8 +41,8 @@ class Checkpointer:
     A failed write costs only that checkpoint: the run continues, and the previous checkpoint is kept.
 
     critics: the workers of a critic that is placed apart. flush: waits for records of steps that are written in the
-    background. saved: the last step whose checkpoint was started or resumed
-    from. newest: the last complete checkpoint.
+    background. best_by: as `checkpoint.best_by`. saved: the last step whose checkpoint was started or resumed from.
+    newest: the last complete checkpoint.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class Checkpointer:
         critics: WorkerGroup | None,
         note: Callable[[str], None],
         flush: Callable[[], None] = lambda: None,
+        best_by: str = MEAN,
     ) -> None:
         self.checkpoints, self.folder, self.note, self.flush = checkpoints, folder, note, flush
-        self.workers = workers
+        self.workers, self._best_by = workers, best_by
         self.groups = {POLICY: workers} | ({CRITIC: critics} if critics is not None else {})
         self.saved = 0
         self.newest: Path | None = None
@@ -97,7 +99,8 @@ class Checkpointer:
             sync(self.folder.path, self._synced)
             config = (self.folder.path / "config.toml").read_text(encoding="utf-8")
             state = pending.state | {"evaluation": self._evaluations.get(pending.step)}
-            scores = {step: metrics["pass@1"] for step, metrics in self._evaluations.items()}
+            scored = {step: score_of(metrics, self._best_by) for step, metrics in self._evaluations.items()}
+            scores = {step: score for step, score in scored.items() if score is not None}
             self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, scores)
         except (OSError, RlcliError) as error:
             self._fail(pending.step, error)
@@ -112,7 +115,7 @@ class Checkpointer:
             raise self._failure
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record an evaluation: in the checkpoint of its step, and to keep the best checkpoints by pass@1."""
+        """Record an evaluation: in the checkpoint of its step, and to keep the best checkpoints."""
         self._evaluations[step] = dict(metrics)
 
     def resumed(self, checkpoint: Checkpoint) -> None:

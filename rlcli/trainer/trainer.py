@@ -119,7 +119,7 @@ class Trainer:
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.records = StepRecords(folder, config, view.note)
         self.checkpointer = Checkpointer(
-            checkpoints, folder, groups.policy, groups.critic, view.note, self.records.flush
+            checkpoints, folder, groups.policy, groups.critic, view.note, self.records.flush, rules.best_by
         )
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
         self.log_prob_check = self._log_prob_check(prompts)

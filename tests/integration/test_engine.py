@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,8 @@ LIMIT = 24
 TOP_P = 0.5
 DRAWS = 2000
 BROKEN_OFF = 9
+PREFERRED = {"do_sample": True, "temperature": 0.3, "top_k": 1, "top_p": 0.1, "min_p": 0.5, "repetition_penalty": 2.0}
+"""Sampling values in the model's generation config."""
 STEPPING = [name for name in ENGINES.names() if name != "server"]
 """A server generates between two steps too: test_servers.py compares it with vLLM."""
 
@@ -280,6 +283,7 @@ def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
         "quantizations": list(QUANTIZATION_METHODS),
         "own_kernels": engine._llm.apply_model(cpu_kernels.install),
         "cached": cached_tokens(engine, prompt),
+        "preferred": engine._llm.get_default_sampling_params().top_k,
         "packed": [
             name for name, module in engine._model.named_modules() if "cpu_linear" in vars(module) and "embed" in name
         ],
@@ -288,9 +292,14 @@ def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def every(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each engine gives, by its name."""
-    engines = sorted(STEPPING, key="vllm".__ne__)
-    return spawned(__file__, tiny, tmp_path_factory.mktemp("engine") / "found.json", *engines)
+    """What each engine gives, by its name. The generation config of the model prefers another sampling than any test
+    asks for: whatever is compared with the model's own distribution shows that nothing of it is used."""
+    engines, folder = sorted(STEPPING, key="vllm".__ne__), tmp_path_factory.mktemp("engine")
+    model = shutil.copytree(tiny, folder / "model")
+    config = model / "generation_config.json"
+    given = json.loads(config.read_text()) if config.is_file() else {}
+    config.write_text(json.dumps(given | PREFERRED))
+    return spawned(__file__, model, folder / "found.json", *engines)
 
 
 @pytest.fixture(params=STEPPING)
@@ -323,6 +332,10 @@ def test_engines_take_the_same_greedy_tokens(every: dict[str, Any]) -> None:
     for other in every.values():
         for key in other["greedy_expected"]:
             assert other["mixed"][key]["tokens"] == every["vllm"]["mixed"][key]["tokens"]
+
+
+def test_vllm_knows_the_sampling_that_the_model_prefers(vllm: dict[str, Any]) -> None:
+    assert vllm["preferred"] == PREFERRED["top_k"]
 
 
 def test_vllm_knows_what_quantizations_are_called(vllm: dict[str, Any]) -> None:

@@ -103,12 +103,8 @@ def test_the_pages_game_trains_as_it_is_written(
     words = next(words for words in commands("environments.md") if "guess.py:Guess" in words and words[1] == "train")
     words = [str(tiny) if word.startswith("Qwen/") else word for word in words[1:]]
     small = ["rollout.max_response_tokens=24", "environment.turn_tokens=8", "environment.context_tokens=128"]
-    sets = [
-        word
-        for text in (*small, "data.max_prompt_tokens=300", "train.tokens_per_microbatch=1024")
-        for word in ("--set", text)
-    ]
-    cli(*words, *SMALL, *sets, "--steps", "1", "--out", "run")
+    sets = [word for text in (*small, "data.max_prompt_tokens=300") for word in ("--set", text)]
+    cli(*words, *SMALL, *sets, "--set", "train.tokens_per_microbatch=1024", "--steps", "1", "--out", "run")
     (step,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert not alive.exists()
     assert (step["outcome/environment"], step["samples/left_out"]) == (0, 0)

@@ -41,7 +41,7 @@ ALLOWED = {
         "torch.distributed.checkpoint.load": "with that reader, and a planner that unpickles no bytes",
         "torch.load": "with weights_only",
     },
-    "rlcli/model/io/facts.py": {"torch.load": "with weights_only"},
+    "rlcli/model/io/bin_file.py": {"torch.load": "with weights_only"},
     "rlcli/rollout/vllm_engine.py": {
         ".all_gather_object": "between the ranks of a run",
         ".broadcast_object": "between the ranks of a run",

@@ -1,4 +1,4 @@
-"""`rlcli eval`: pass@k, maj@k and mean@k of a model, with intervals; `rlcli eval compare`: their differences."""
+"""`rlcli eval`: pass@k, maj@k and mean@1 of a model, with intervals; `rlcli eval compare`: their differences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import typer
 
 from rlcli.cli import completion
 from rlcli.cli.console import emit_json
+from rlcli.cli.eval.read_keys import refuse_omitted, refuse_unread
 from rlcli.cli.eval.show import show_comparison, show_evaluation
 from rlcli.cli.group import Group
-from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, MostChanged, Seed, Sets, Workers
+from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, MostChanged, Omit, Seed, Sets, Workers
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ Model = Annotated[
 ]
 Samples = Annotated[int, typer.Option(min=1, help="Responses per prompt; pass@k and maj@k up to this k.")]
 Temperature = Annotated[float | None, typer.Option(min=0.0, help="Default: 0 (greedy) for one sample, else 1.")]
+TopP = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability.")
+]
 Greedy = Annotated[bool, typer.Option("--greedy", help="One greedy response to each prompt besides the samples.")]
 MaxPrompts = Annotated[int, typer.Option(min=0, help="The first N prompts of each dataset only; 0: all.")]
 ByFields = Annotated[
@@ -81,6 +85,7 @@ def evaluate(
     endpoint: Endpoint = None,
     samples: Samples = 1,
     temperature: Temperature = None,
+    top_p: TopP = 1.0,
     greedy: Greedy = False,
     max_tokens: MaxTokens = 1024,
     max_prompts: MaxPrompts = 0,
@@ -91,10 +96,13 @@ def evaluate(
     environment: EnvironmentChoice = None,
     out: SamplesFolder = None,
     force: Force = False,
+    omit: Omit = None,
     sets: Sets = None,
     as_json: JsonReport = False,
 ) -> None:
-    """Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts.
+    """Evaluate a model: pass@k, maj@k and mean@1 with 95% intervals over prompts.
+
+    Rows with equal prompt and ground truth count as samples of one prompt.
 
     Examples:
 
@@ -125,10 +133,19 @@ def evaluate(
         *(model, data[0] if data else None, samples, temperature, max_tokens, workers, seed, verifier, sets),
         max_prompts=max_prompts,
         environment=environment,
+        top_p=top_p,
     )
+    refuse_unread("rlcli eval", sets, served=bool(endpoint))
+    refuse_omitted(omit, endpoint)
+    if config.evaluation.top_p < 1 and config.evaluation.temperature == 0:
+        raise ConfigError(
+            f"--top-p = {config.evaluation.top_p:g} has no effect at temperature 0, which is greedy",
+            "give --temperature, or leave it out",
+        )
     from rlcli.launch.evaluation.run import Request
 
-    evaluation = run_evaluation(Request(config, tuple(data or ()), greedy, tuple(by or ()), out, force), endpoint)
+    paths, fields = tuple(data or ()), tuple(by or ())
+    evaluation = run_evaluation(Request(config, paths, greedy, fields, out, force, tuple(omit or ())), endpoint)
     emit_json(evaluation.as_dict()) if as_json else show_evaluation(evaluation)
 
 
@@ -167,6 +184,7 @@ def sampling_config(
     *,
     max_prompts: int | None = None,
     environment: str | None = None,
+    top_p: float = 1.0,
 ) -> RunConfig:
     """The configuration of an evaluation. data: None for numbered rows of the environment."""
     from rlcli.config.load import resolve
@@ -178,6 +196,7 @@ def sampling_config(
         "evaluation.data": data,
         "evaluation.samples": samples,
         "evaluation.temperature": temperature,
+        "evaluation.top_p": top_p,
         "evaluation.max_prompts": max_prompts,
         "rollout.max_response_tokens": max_tokens,
         "cluster.workers": workers,

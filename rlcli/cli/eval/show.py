@@ -9,7 +9,7 @@ from rlcli.cli.console import plain, show, table
 
 if TYPE_CHECKING:
     from rlcli.evaluation.compare import Compared, Comparison
-    from rlcli.evaluation.report import EvalReport
+    from rlcli.evaluation.report import Category, EvalReport
     from rlcli.launch.evaluation.run import Evaluation
 
 PROMPT_CHARACTERS = 60
@@ -19,17 +19,24 @@ MOST_ROWS = 30
 
 def show_evaluation(evaluation: Evaluation) -> None:
     """Print a table for each dataset, and one for all of them together."""
+    from rlcli.evaluation.statistics import shown_estimate
+
     for name, report in evaluation.reports.items():
         _show_report(f"{evaluation.model} on {evaluation.data[name]}", report)
     if len(evaluation.reports) > 1:
         _show_report(f"{evaluation.model} on all {len(evaluation.reports)} datasets", evaluation.overall)
-        plain(f"pass@1, each dataset counting the same: {evaluation.average}")
+        averages = [f"{name} {shown_estimate(name, average)}" for name, average in evaluation.averages.items()]
+        plain(f"each dataset counting the same: {', '.join(averages)}")
 
 
 def _show_report(title: str, report: EvalReport) -> None:
+    from rlcli.evaluation.statistics import shown_estimate
+
     lengths = report.lengths
-    plain(f"{title}: {report.prompts} prompts × {report.samples // report.prompts}")
-    rows = [(name, str(estimate)) for name, estimate in report.measures.items()]
+    plain(f"{title}: {_counted(report)}")
+    for note in report.notes():
+        plain(note)
+    rows = [(name, shown_estimate(name, report.measures[name])) for name in _listed(report)]
     rows += [(name, f"{100 * share:.1f}%") for name, share in report.outcomes.items() if share]
     if not math.isnan(lengths.mean):
         spread = f"{lengths.mean:.0f} (mean), {lengths.p50:.0f} (p50), {lengths.p95:.0f} (p95), {lengths.max:.0f} (max)"
@@ -49,14 +56,35 @@ def _show_report(title: str, report: EvalReport) -> None:
     for field, categories in report.categories.items():
         if len(categories) > 1 or field not in ("data_source", "ability"):
             # The others do not fit in a terminal; --json has them.
-            names = [name for name in next(iter(categories.values())).measures if name.startswith(("pass@", "maj@"))]
+            measured = next(iter(categories.values())).measures
+            names = ["pass@1", *(["mean@1"] * report.is_graded)]
+            names += [name for name in measured if name != "pass@1" and name.startswith(("pass@", "maj@"))]
             cells = [
-                [value, category.prompts, *(str(category.measures[name]) for name in names)]
+                [value, category.prompts, *(_measured(category, name) for name in names)]
                 for value, category in categories.items()
             ]
             show(table([field, "prompts", *names], cells[:MOST_ROWS]))
             if len(cells) > MOST_ROWS:
                 plain(f"and {len(cells) - MOST_ROWS} more; --json shows all")
+
+
+def _measured(category: Category, name: str) -> str:
+    """Empty for a category with fewer samples a prompt than the measure needs."""
+    from rlcli.evaluation.statistics import shown_estimate
+
+    return shown_estimate(name, category.measures[name]) if name in category.measures else ""
+
+
+def _counted(report: EvalReport) -> str:
+    """Prompts and samples: `4 prompts × 8`."""
+    each, rest = divmod(report.samples, report.prompts)
+    return f"{report.prompts} prompts, {report.samples} samples" if rest else f"{report.prompts} prompts × {each}"
+
+
+def _listed(report: EvalReport) -> list[str]:
+    """The measures to show: mean@1 beside pass@1. mean@k is the same figure, for readers of `--json`."""
+    others = [name for name in report.measures if name != "pass@1" and not name.startswith("mean@")]
+    return ["pass@1", "mean@1", *others]
 
 
 def show_comparison(compared: Compared) -> None:
@@ -80,14 +108,21 @@ def show_comparison(compared: Compared) -> None:
 
 
 def _show_differences(name: str, found: Comparison) -> None:
+    from rlcli.evaluation.compare import MEAN
+
+    in_rows = f" in {found.rows} rows" if found.rows > found.prompts else ""
+    changes = f"{found.better} better, {found.worse} worse, {found.same} same"
     unmatched = f", {found.only_a} only in A, {found.only_b} only in B" if found.only_a or found.only_b else ""
-    plain(f"{name}: {found.prompts} prompts: {found.better} better, {found.worse} worse, {found.same} same{unmatched}")
+    plain(f"{name}: {found.prompts} prompts{in_rows}: {changes}{unmatched}")
     rows = []
     for measure, one in found.measures.items():
-        low, high = (f"{100 * end:+.1f}" for end in (one.difference.low, one.difference.high))
-        rows.append(
-            (measure, _share(one.a), _share(one.b), f"{100 * one.difference.mean:+.1f} [{low}, {high}]", f"{one.p:.4f}")
-        )
+        difference, low, high = one.difference.mean, one.difference.low, one.difference.high
+        if measure == MEAN:  # of any scores, so not in percent
+            cells = (f"{one.a:.3f}", f"{one.b:.3f}", f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]")
+        else:
+            in_percent = f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+            cells = (_share(one.a), _share(one.b), in_percent)
+        rows.append((measure, *cells, f"{one.p:.4f}"))
     show(table(["measure", "A", "B", "B − A", "p"], rows))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli.console import emit_json, plain
-from rlcli.cli.options import Endpoint, JsonFigures, MaxTokens, Seed, Sets, Workers
+from rlcli.cli.options import Endpoint, JsonFigures, MaxTokens, Omit, Seed, Sets, Workers
 from rlcli.errors import ConfigError, DataError, RunFailed
 from rlcli.types import UNVERIFIED
 
@@ -44,6 +44,7 @@ def filter_prompts(
     workers: Workers = 1,
     seed: Seed = 0,
     verifier: VerifierChoice = "auto",
+    omit: Omit = None,
     sets: Sets = None,
     as_json: JsonFigures = False,
 ) -> None:
@@ -58,6 +59,7 @@ def filter_prompts(
       rlcli prep filter --data data/gsm8k --endpoint http://127.0.0.1:8000/v1 --out data/gsm8k-filtered
     """
     from rlcli.cli.eval.eval import refuse_sampling, run_evaluation, sampling_config
+    from rlcli.cli.eval.read_keys import refuse_omitted, refuse_unread
     from rlcli.prep.difficulty import Keep, histogram, write_kept
 
     wanted = Keep.parse(keep, samples)
@@ -66,9 +68,11 @@ def filter_prompts(
     refuse_sampling(model, endpoint, samples, temperature, " --keep 1:1")
     _refuse(file, target)
     config = sampling_config(*(model, str(file), samples, temperature, max_tokens, workers, seed, verifier, sets))
+    refuse_unread("rlcli prep filter", sets, served=bool(endpoint))
+    refuse_omitted(omit, endpoint)
     from rlcli.launch.evaluation.run import Request
 
-    evaluation = run_evaluation(Request(config, (str(file),)), endpoint)
+    evaluation = run_evaluation(Request(config, (str(file),), omit=tuple(omit or ())), endpoint)
     _refuse_crashes(evaluation.overall, config.verifier.max_crash_rate)
     rates = _rates(evaluation)
     counted = _counted(rates, wanted, file, config.evaluation.max_prompts)

@@ -58,10 +58,13 @@ def _print(found: Comparison) -> None:
         if curve.title == "Reward":
             _print_curve(curve, [str(run["name"]) for run in found.runs])
     if found.evaluations:
+        from rlcli.evaluation.statistics import shown_estimate
+
         rows = [
             (
                 one.steps[0] if len(set(one.steps)) == 1 else f"{one.steps[0]} and {one.steps[1]}",
-                *(one.metric, one.prompts, str(one.a), str(one.b), _signed(one.difference)),
+                *(one.metric, one.prompts, shown_estimate(one.metric, one.a), shown_estimate(one.metric, one.b)),
+                _signed(one.metric, one.difference),
             )
             for one in found.evaluations
         ]
@@ -98,7 +101,10 @@ def _settings(config: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str
     return [(key, _short("" if a is None else a), _short("" if b is None else b)) for key, (a, b) in config.items()]
 
 
-def _signed(difference: Estimate) -> str:
+def _signed(measure: str, difference: Estimate) -> str:
+    """Of a mean score as it is, else in percentage points."""
+    if measure.startswith("mean@"):
+        return f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
     low, high = 100 * difference.low, 100 * difference.high
     return f"{100 * difference.mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 

@@ -57,6 +57,8 @@ def list_runs(
     if not found:
         console.plain(f"no runs in {root}")
         return
+    # Where scores are not just 0 and 1, passing says little; --json has both.
+    graded = any(run.mean_at_1 is not None and run.mean_at_1 != run.pass_at_1 for run in found)
     rows = [
         (
             run.name,
@@ -64,14 +66,14 @@ def list_runs(
             run.state,
             "" if run.problem else f"{run.step}/{run.steps}",
             _measured(run),
-            "" if run.pass_at_1 is None else f"{run.pass_at_1:.1%}",
+            _evaluated(run, graded=graded),
             "" if run.checkpoint is None else run.checkpoint,
             time_text(run.time, "%m-%d %H:%M"),
         )
         for run in found
     ]
     # Short names: all must fit on one terminal line.
-    columns = ["run", "recipe", "state", "step", "reward", "pass@1", "saved", "when"]
+    columns = ["run", "recipe", "state", "step", "reward", "mean@1" if graded else "pass@1", "saved", "when"]
     console.show(console.table(columns, rows))
     for run in found:
         if run.problem:
@@ -118,3 +120,10 @@ def _measured(run: Run) -> str:
     if run.loss is not None:
         return f"loss {run.loss:.3g}"
     return "" if run.reward is None else f"{run.reward:.3f}"
+
+
+def _evaluated(run: Run, *, graded: bool) -> str:
+    """The last evaluation: the mean score if scores are graded, else the share that passed."""
+    if graded:
+        return "" if run.mean_at_1 is None else f"{run.mean_at_1:.3f}"
+    return "" if run.pass_at_1 is None else f"{run.pass_at_1:.1%}"

@@ -292,9 +292,11 @@ def _sampling(read: Reading) -> None:
     else:
         read.direct(samples | {temperature: ("evaluation.temperature", float)})
         read.skip(f"{ROLLOUT}.val_kwargs.do_sample")
-    if read.gives(f"{ROLLOUT}.val_kwargs.top_p"):
-        whole = read.number(f"{ROLLOUT}.val_kwargs.top_p") == 1
-        (read.same if whole else read.missing)(f"{ROLLOUT}.val_kwargs.top_p", "evaluations sample from all tokens")
+    top_p = f"{ROLLOUT}.val_kwargs.top_p"
+    if greedy or not read.number(temperature):
+        read.skip(top_p)
+    else:
+        read.direct({top_p: ("evaluation.top_p", float)})
     _dynamic(read)
 
 

@@ -29,14 +29,14 @@ from rlcli.images.decoding import decoded_size
 from rlcli.images.rule import ImageRule
 from rlcli.types import Prompt
 
-FORMAT = 1
-"""Raise it when a code change produces other tokens or other fingerprints from the same input."""
+FORMAT = 2
+"""Raise it when a code change produces other tokens, other fingerprints or other facts from the same input."""
 LEAST_ROWS = 10_000
 """Fewer rows take about a second."""
 MOST_BYTES, MOST_AGE_S, HALF_WRITTEN_S = 20 << 30, 60 * 86400.0, 86400.0
 """When a new entry is written, the least recently used entries beyond these are removed."""
 ENTRY = "entry.json"
-ARRAYS = ("kept", "flat", "offsets", "response_flat", "response_offsets")
+ARRAYS = ("kept", "flat", "offsets", "control", "response_flat", "response_offsets")
 OnProgress = Callable[[int, int], None]
 
 

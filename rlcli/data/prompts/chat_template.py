@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -189,6 +189,25 @@ def end_of_turn(tokenizer: Any) -> int | None:
         if found and tail.strip():
             return _first_marker(tokenizer, tail)
     return None
+
+
+def control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
+    """Matches the tokens with a meaning of their own: special ones, and added ones that the chat template writes. In
+    text they are tokenized as what they mean, whoever has written them."""
+    template = str(tokenizer.chat_template)
+    return any_of(
+        [
+            token.content
+            for token in tokenizer.added_tokens_decoder.values()
+            if len(token.content.strip()) > 1 and (token.special or token.content in template)
+        ]
+    )
+
+
+def any_of(texts: Collection[str]) -> re.Pattern[str] | None:
+    """Matches each of these texts, the longest of those that begin alike; None if there are none."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
 
 def stop_tokens(tokenizer: Any, path: str, more: Sequence[int]) -> dict[int, str]:

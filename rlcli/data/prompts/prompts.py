@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.data.prompts.chat_template import in_parts, render
+from rlcli.data.prompts.chat_template import control_tokens, in_parts, render
 from rlcli.data.prompts.parallel_map import spread
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.errors import DataError, ModelError
@@ -90,6 +91,9 @@ class TokenizedPrompts:
     flat: np.ndarray
     offsets: np.ndarray
     too_long_responses: int = 0
+    control: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64, ascending: the prompts whose text has a control token of the tokenizer, such as `<|im_end|>`: it is
+    tokenized as what it means, as by transformers and by vLLM's server."""
     response_flat: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     response_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -128,7 +132,7 @@ class TokenizedPrompts:
         """
         _check(tokenizer, with_end=bool(response))
         assert not response or max_response_tokens > 0, "responses need a limit of their length"
-        ids, answers = _encoded(prompts, tokenizer, response, on_progress, rule, measured)
+        ids, answers, control = _encoded(prompts, tokenizer, response, on_progress, rule, measured)
         shown = np.flatnonzero(ids.lengths)
         if not len(shown):
             raise DataError(f"data: none of {len(prompts)} rows has pictures that can be shown: {_first_bad(prompts)}")
@@ -145,6 +149,7 @@ class TokenizedPrompts:
             flat=ids.flat,
             offsets=ids.offsets,
             too_long_responses=len(fitting) - len(kept),
+            control=np.flatnonzero(np.isin(kept, control)),
             response_flat=answers.flat,
             response_offsets=answers.offsets,
             kept=kept,
@@ -154,6 +159,15 @@ class TokenizedPrompts:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Reason → how many of the given rows are not among `prompts` for it."""
+        return {
+            "pictures that cannot be shown": self.bad_images,
+            "longer than data.max_prompt_tokens": self.too_long - self.too_long_responses,
+            "a response longer than rollout.max_response_tokens": self.too_long_responses,
+        }
 
     def fingerprint(self) -> str:
         """Hexadecimal; it changes if any prompt, its place, its tokens or its verifier changes."""
@@ -216,7 +230,7 @@ def prompt_lengths(
 ) -> list[int]:
     """The tokens of each prompt, with the chat template applied and the assistant's turn opened. rule: how the model
     sees pictures, if it does: of these only the headers are read. 0 for a prompt whose pictures cannot be shown."""
-    ids, _ = _encoded(prompts, tokenizer, "", on_progress, rule, size_of)
+    ids, *_ = _encoded(prompts, tokenizer, "", on_progress, rule, size_of)
     lengths: list[int] = ids.lengths.tolist()
     return lengths
 
@@ -242,26 +256,34 @@ def _encoded(
     on_progress: Callable[[int, int], None],
     rule: ImageRule | None = None,
     measured: Measured = decoded_size,
-) -> tuple[Ragged, Ragged]:
+) -> tuple[Ragged, Ragged, np.ndarray]:
     """The token ids of all prompts, none for one whose pictures cannot be shown or whose text spells the token of one,
-    and of the responses if they are requested."""
+    and of the responses if they are requested; and int64, the rows of prompts with a control token in their text."""
     if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
-    encode = partial(_encode_some, tokenizer, response, rule, measured)
+    encode = partial(_encode_some, tokenizer, response, rule, measured, control_tokens(tokenizer))
     chunks = _chunks(prompts, PICTURED_AT_ONCE if rule is not None else CHUNK if many else TOKENIZE_AT_ONCE)
     found: list[tuple[Ragged, Ragged]] = []
+    control: list[int] = []
     done = 0
-    for ids, answers in spread(encode, chunks) if many else map(encode, chunks):
+    for ids, answers, rows in spread(encode, chunks) if many else map(encode, chunks):
         found.append((ids, answers))
+        control += [done + row for row in rows]
         done += len(ids.lengths)
         on_progress(done, len(prompts))
-    return Ragged.joined([ids for ids, _ in found]), Ragged.joined([answers for _, answers in found])
+    joined = Ragged.joined([ids for ids, _ in found]), Ragged.joined([answers for _, answers in found])
+    return *joined, np.asarray(control, np.int64)
 
 
 def _encode_some(
-    tokenizer: Any, response: str, rule: ImageRule | None, measured: Measured, prompts: Sequence[Prompt]
-) -> tuple[Ragged, Ragged]:
+    tokenizer: Any,
+    response: str,
+    rule: ImageRule | None,
+    measured: Measured,
+    control: re.Pattern[str] | None,
+    prompts: Sequence[Prompt],
+) -> tuple[Ragged, Ragged, list[int]]:
     some = list(prompts)
     shown = [prompt.messages if rule is None else in_parts(prompt) for prompt in some]
     texts = [
@@ -277,7 +299,14 @@ def _encode_some(
             ]
         )
     answers = [_response(prompt, response) for prompt in some] if response else []
-    return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
+    encoded = _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
+    return ids, encoded, [row for row, prompt in enumerate(some) if control_token_in(prompt, control)]
+
+
+def control_token_in(prompt: Prompt, control: re.Pattern[str] | None) -> str:
+    """The first control token in the prompt's text; empty if it has none. control: matches them."""
+    matches = (control.search(message["content"]) for message in prompt.messages) if control else ()
+    return next((match[0] for match in matches if match), "")
 
 
 def _spells(prompt: Prompt, tokens: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -59,15 +60,18 @@ def ask(
     *,
     save_as: str,
     on_progress: OnProgress,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> Responses:
     """Responses with their verdicts. wanted: for each prompt, the indexes of the samples to ask for; GREEDY means a
-    greedy one. save_as: the path to save them to as they finish, with `{part}` in it; empty: not saved."""
+    greedy one. save_as: the path to save them to as they finish, with `{part}` in it; empty: not saved. on_note:
+    receives a line if no two samples of any prompt differ."""
     asked = {f"{index}:{sample}": (index, sample) for index, samples in enumerate(wanted) for sample in samples}
     requests = [_request(config, prompts[index], sample, key) for key, (index, sample) in asked.items()]
     writer = PartWriter(save_as.replace("{rank}", "0"), 0) if save_as else None
     waiting: list[_Answered] = []
     done: list[dict[str, Any]] = []
     places: list[int] = []
+    texts: dict[int, list[int]] = defaultdict(list)  # prompt → a hash of each sample's text
 
     def settle(all_of_them: bool) -> None:
         """Collect those whose verdict is ready, or wait for all."""
@@ -88,6 +92,8 @@ def ask(
     try:
         for number, result in enumerate(client.generate(requests), 1):
             index, sample = asked[result.key]
+            if sample != GREEDY:
+                texts[index].append(hash(result.text))
             waiting.append(_Answered(index, sample, result, _verify(scorer, prompts[index], result)))
             on_progress(number, len(asked))
             if time.monotonic() - settled > SETTLE_EVERY_S:
@@ -100,6 +106,12 @@ def ask(
     finally:
         if writer is not None:
             writer.flush()
+    several = [hashes for hashes in texts.values() if len(hashes) > 1]
+    if several and config.evaluation.temperature > 0 and all(len({*hashes}) == 1 for hashes in several):
+        on_note(
+            f"all samples of a prompt are equal, for each of {len(several)} prompts, at temperature "
+            f"{config.evaluation.temperature:g}: the server may ignore the temperature or the seed that it is sent"
+        )
     return Responses.of(places, *([row[name] for row in done] for name in COLUMNS))
 
 
@@ -109,6 +121,7 @@ def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRe
         messages=prompt.messages,
         temperature=0.0 if sample == GREEDY else config.evaluation.temperature,
         max_tokens=config.rollout.max_response_tokens,
+        top_p=1.0 if sample == GREEDY else config.evaluation.top_p,
         # Servers accept at least 32-bit seeds.
         seed=sample_seed(config.train.seed, PURPOSE, 0, prompt.id, sample) & 0x7FFFFFFF,
         # vLLM, SGLang and others accept both; other servers return an error if they are given.

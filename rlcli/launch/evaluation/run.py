@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +15,8 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import pictures_of, read_prompts
 from rlcli.errors import ConfigError, RlcliError
-from rlcli.evaluation.report import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of
+from rlcli.evaluation.problems import check_rows
+from rlcli.evaluation.report import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of, score_bounds
 from rlcli.evaluation.responses import COLUMNS, Responses, joined
 from rlcli.evaluation.settings import day_in, local_model, prompts_mark, settings_of_evaluation
 from rlcli.evaluation.statistics import Estimate, average_of
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 class Request:
     """An evaluation request. paths: of the datasets; none: numbered rows of the environment. greedy: one greedy
     response to each prompt besides the samples. by: further fields to report by category. out: folder for the samples,
-    or None. force: discard samples there that were made with other settings."""
+    or None. force: discard samples there that were made with other settings. omit: sampling values that are not sent to
+    an endpoint."""
 
     config: RunConfig
     paths: tuple[str, ...]
@@ -40,19 +43,21 @@ class Request:
     by: tuple[str, ...] = ()
     out: Path | None = None
     force: bool = False
+    omit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The results. prompts: of all datasets. reports: by dataset. overall: all prompts of all datasets together.
-    average: of the datasets' pass@1, each counting the same. generated: responses of this call; the others existed."""
+    averages: of the datasets' pass@1 and mean@1, each counting the same. generated: responses of this call; the others
+    existed."""
 
     model: str
     data: dict[str, str]
     prompts: Sequence[Prompt]
     reports: dict[str, EvalReport]
     overall: EvalReport
-    average: Estimate
+    averages: Mapping[str, Estimate]
     generated: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,7 +66,7 @@ class Evaluation:
             "model": self.model,
             "data": self.data,
             **self.overall.as_dict(),
-            "average_of_datasets": {"pass@1": asdict(self.average)},
+            "average_of_datasets": {name: asdict(average) for name, average in self.averages.items()},
             "generated": self.generated,
             "datasets": {name: report.as_dict() for name, report in self.reports.items()},
         }
@@ -69,11 +74,12 @@ class Evaluation:
 
 @dataclass
 class _Dataset:
-    """One of the datasets. prompts: those to evaluate. mark: of all prompts in the file. kept: responses that exist
-    already. wanted: for each prompt, the missing samples."""
+    """One of the datasets. prompts: the rows to evaluate. left_out: reason → further rows of the data. mark: of all
+    prompts in the file. kept: responses that exist already. wanted: for each prompt, the missing samples."""
 
     name: str
     prompts: Sequence[Prompt]
+    left_out: Mapping[str, int]
     mark: str
     kept: Responses | None = None
     wanted: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
@@ -120,7 +126,11 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
         )
     ready = _together(list(prepared.values()))
     _check_templates(request.config.model.path, prepared, notes)
-    datasets = _datasets(request, marks, {name: own.prompts.prompts for name, own in prepared.items()})
+    datasets = [
+        _Dataset(name, own.prompts.prompts, own.prompts.left_out, mark)
+        for (name, own), mark in zip(prepared.items(), marks, strict=True)
+    ]
+    _check_fields(request.by, datasets)
     model = local_model(ready.config.model.path, ready.adapter, ready.dtype, ready.day)
     with ExitStack() as stack:
         store = _open(request, datasets, ready.config, model, stack)
@@ -132,7 +142,7 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
 def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation:
     """Evaluate a served model."""
     from rlcli.launch.evaluation.endpoint import ask, scoring, served_name
-    from rlcli.rollout.openai_client import ChatClient
+    from rlcli.rollout.openai_client import SAMPLING, ChatClient
 
     config = request.config
     names, marks = _names(request)
@@ -146,14 +156,23 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
             "the data has pictures, and --endpoint sends text alone",
             "evaluate a model's folder, or data without pictures",
         )
-    datasets = _datasets(request, marks, rows)
+    for path, prompts in zip(request.paths, rows.values(), strict=True):
+        check_rows(prompts, path)
+    datasets = [_Dataset(name, prompts, {}, mark) for (name, prompts), mark in zip(rows.items(), marks, strict=True)]
+    _check_fields(request.by, datasets)
     scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts], view.note)
-    client = ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
+    client = ChatClient(
+        endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent, omit=request.omit
+    )
+    if request.omit:
+        view.note(f"not sent, so that the server's own default applies: {', '.join(sorted(request.omit))}")
     if client.sends_key:
         view.note(f"the key in OPENAI_API_KEY is sent to {client.base_url}")
     model = served_name(client)
     with ExitStack() as stack:
-        store = _open(request, datasets, config, {"endpoint": client.base_url, "model": model}, stack)
+        sent = ", ".join(name for name in SAMPLING if name not in client.omit)
+        identity = {"endpoint": client.base_url, "model": model, "sampling values sent": sent}
+        store = _open(request, datasets, config, identity, stack)
 
         @contextmanager
         def server(logs: Path) -> Iterator[Respond]:
@@ -166,10 +185,23 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
                     dataset.wanted,
                     save_as=save_as,
                     on_progress=view.progress,
+                    on_note=view.note,
                 )
 
         fresh = _run_missing(server, datasets, store, stack, view)
+        _note_lower_limit(request, fresh, view)
         return _evaluation(request, model, names, datasets, fresh, store)
+
+
+def _note_lower_limit(request: Request, fresh: Mapping[str, Responses], view: View) -> None:
+    """Note how many responses a server cut off before the limit that it was sent."""
+    limit = request.config.rollout.max_response_tokens
+    cut = sum(int((responses.truncated & (responses.tokens < limit)).sum()) for responses in fresh.values())
+    if cut and "max_tokens" not in request.omit:
+        view.note(
+            f"the server cut {cut} responses off before --max-tokens = {limit}: its context ends there, or the model's "
+            "generation config has a lower max_new_tokens"
+        )
 
 
 @contextmanager
@@ -244,24 +276,40 @@ def _evaluation(
     for dataset in datasets:
         found = [part for part in (dataset.kept, fresh.get(dataset.name)) if part is not None]
         responses = joined(found, [0] * len(found))
-        reports[dataset.name] = report_of(responses, dataset.prompts, request.by)
+        reports[dataset.name] = _report(request, responses, dataset.prompts, [dataset])
         whole.append(responses)
         offsets.append(len(prompts))
         prompts += dataset.prompts
         if store:
             store.finish(dataset.name)
+    every = joined(whole, offsets)
+    overall = _report(request, every, prompts, datasets) if len(reports) > 1 else next(iter(reports.values()))
+    averages = {
+        name: average_of([report.values[name] for report in reports.values()], bounds=bounds)
+        for name, bounds in (("pass@1", (0.0, 1.0)), ("mean@1", score_bounds(every)))
+    }
     evaluation = Evaluation(
         model,
         dict(zip(names, request.paths or [request.config.environment.name], strict=True)),
         prompts,
         reports,
-        report_of(joined(whole, offsets), prompts, request.by) if len(reports) > 1 else next(iter(reports.values())),
-        average_of([report.values["pass@1"] for report in reports.values()]),
+        overall,
+        averages,
         sum(map(len, fresh.values())),
     )
     if store:
         write_json(store.path / REPORT, evaluation.as_dict())
     return evaluation
+
+
+def _report(
+    request: Request, responses: Responses, prompts: Sequence[Prompt], datasets: Sequence[_Dataset]
+) -> EvalReport:
+    left_out: Counter[str] = Counter()
+    for dataset in datasets:
+        left_out.update(dataset.left_out)
+    conversing = bool(request.config.environment.name)
+    return report_of(responses, prompts, request.by, conversing=conversing, left_out=left_out)
 
 
 def _names(request: Request) -> tuple[list[str], list[str]]:
@@ -284,13 +332,8 @@ def _names(request: Request) -> tuple[list[str], list[str]]:
     return (kept if len(set(kept)) == len(kept) else names), marks
 
 
-def _datasets(request: Request, marks: Sequence[str], prompts: Mapping[str, Sequence[Prompt]]) -> list[_Dataset]:
-    found = [_Dataset(name, own, mark) for (name, own), mark in zip(prompts.items(), marks, strict=True)]
-    _check_fields(request.by, [prompt for dataset in found for prompt in dataset.prompts])
-    return found
-
-
-def _check_fields(by: Sequence[str], prompts: Sequence[Prompt]) -> None:
+def _check_fields(by: Sequence[str], datasets: Sequence[_Dataset]) -> None:
+    prompts = [prompt for dataset in datasets for prompt in dataset.prompts] if by else []
     for field in by:
         labels = labels_of(prompts, field)
         if labels is None:

@@ -12,7 +12,9 @@ from typing import Any
 from rlcli.errors import ModelError
 from rlcli.images.kinds import rule_of
 from rlcli.images.rule import ImageRule
+from rlcli.model.io.bin_file import mapped_tensors
 from rlcli.model.io.config import THEIR_CONFIG, auto_class, cached_config, expert_count, first_line, read_config
+from rlcli.model.io.tied_head import check_tied_head
 from rlcli.reading import read_json
 
 
@@ -37,7 +39,8 @@ class ModelFacts:
 
 
 def check_model(path: str, key: str = "model.path") -> ModelFacts:
-    """Raise `ModelError` if the model at `path` (folder or hub id) could not be trained; reads no weights.
+    """Raise `ModelError` if the model at `path` (folder or hub id) could not be trained; reads no weights, but a head
+    and an embedding that should be one.
 
     key: where the path was given, for the error.
     """
@@ -48,6 +51,10 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
     shapes = _local_shapes(folder) if folder.is_dir() else None
     if shapes is not None:
         _check_shapes(path, _parameters(auto_class(config), config), shapes, config.model_type)
+    files: list[Path] = []
+    with contextlib.suppress(ModelError) if not folder.is_dir() else contextlib.nullcontext():  # only some of them
+        files = weight_files(path)
+    check_tied_head(path, config, files)
     return ModelFacts(
         vocab_size=text.vocab_size,
         tokenizer_size=tokenizer_size,
@@ -171,21 +178,15 @@ def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None)
 
 def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
     """Each weight in a file, with its name. Raises `ModelError` if the file is incomplete."""
-    import torch
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
+    if file.suffix != ".safetensors":
+        yield from mapped_tensors(file)
+        return
     try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as opened:
-                yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
-            return
-        with open(file, "rb") as opened:
-            is_zip = opened.read(2) == b"PK"  # files of torch before 1.6 cannot be mapped
-        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
-        yield from ((name, value) for name, value in weights.items() if isinstance(value, torch.Tensor))
-    except ModelError:  # from the consumer
-        raise
-    except Exception as error:  # a damaged pickle may raise anything
+        with safe_open(file, framework="pt") as opened:
+            yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: not a complete weights file: {first_line(error)}", "download it again") from error
 
 

@@ -154,10 +154,11 @@ R.value = (value) => (value === null || value === undefined ? "–" : typeof val
 R.pairedTable = (evaluations) => {
   if (!evaluations.length) return null;
   const estimate = (one, show) => [R.h("b", {}, show(one.mean)), R.known(one.low) ? R.h("span.faint", {}, ` [${show(one.low)}, ${show(one.high)}]`) : null];
+  const signed = (name) => (String(name).startsWith("mean@") ? R.signed : points);
   const points = (value) => (R.known(value) ? `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`.replace("-", "−") : "–");
   const sure = (one) => (one.low > 0 ? ".good" : one.high < 0 ? ".bad" : "");
-  const rows = evaluations.map((one) => [R.known(one.step_b) && one.step_b !== one.step ? `${one.step} / ${one.step_b}` : String(one.step), String(one.metric), estimate(one.a, R.percent), estimate(one.b, R.percent), R.h(`span${sure(one.difference)}`, {}, estimate(one.difference, points)), R.known(one.prompts) ? R.count(one.prompts) : "–"]);
-  return R.section("Evaluations, paired by prompt", R.h("p.faint", {}, "Difference: B less A in percentage points, with its 95% interval."), R.table(["step", "measure", "A", "B", "difference", "prompts"], rows));
+  const rows = evaluations.map((one) => [R.known(one.step_b) && one.step_b !== one.step ? `${one.step} / ${one.step_b}` : String(one.step), String(one.metric), R.estimate(one.metric, one.a), R.estimate(one.metric, one.b), R.h(`span${sure(one.difference)}`, {}, estimate(one.difference, signed(one.metric))), R.known(one.prompts) ? R.count(one.prompts) : "–"]);
+  return R.section("Evaluations, paired by prompt", R.h("p.faint", {}, "Difference: B less A, of shares in percentage points, with its 95% interval."), R.table(["step", "measure", "A", "B", "difference", "prompts"], rows));
 };
 R.changedPrompts = (changed, a, b) => {
   if (!changed.length) return null;

@@ -61,11 +61,13 @@ R.tile = (name, figure, more) => R.h("div.tile", {}, R.h("p", {}, name), R.h("p.
 R.tiles = (found) => {
   const last = found.evaluations[found.evaluations.length - 1];
   const [name, best] = last ? Object.entries(last.measures)[0] || [] : [];
+  const mean = last && last.measures["mean@1"];
+  const graded = best && mean && mean.mean !== best.mean ? `, mean@1 ${R.number(mean.mean)}` : "";
   return R.h(
     "div.tiles",
     {},
     R.tile("Reward", R.number(found.reward), R.known(found.first_reward) ? `${R.number(found.first_reward)} at first` : ""),
-    best ? R.tile(R.text(name), R.percent(best.mean), `${R.known(best.low) ? `[${R.percent(best.low)}, ${R.percent(best.high)}] ` : ""}step ${last.step}`) : null,
+    best ? R.tile(R.text(name), R.percent(best.mean), `${R.known(best.low) ? `[${R.percent(best.low)}, ${R.percent(best.high)}] ` : ""}step ${last.step}${graded}`) : null,
     R.tile("Time", R.seconds(found.seconds), R.known(found.step_s) ? `${R.seconds(found.step_s)} a step` : ""),
     R.tile("Throughput", R.known(found.tokens_per_s) ? R.short(found.tokens_per_s) : "–", "tokens/s"),
   );
@@ -111,11 +113,14 @@ R.phases = (phases) => {
   );
 };
 
+// A share in percent; a mean score, which may be any number, as it is.
+R.measure = (name) => (String(name).startsWith("mean@") ? R.number : R.percent);
+R.estimate = (name, one) => [R.h("b", {}, R.measure(name)(one.mean)), R.known(one.low) ? R.h("span.faint", {}, ` [${R.measure(name)(one.low)}, ${R.measure(name)(one.high)}]`) : null];
 R.evaluationTable = (evaluations) => {
   const names = [...new Set(evaluations.flatMap((one) => Object.keys(one.measures)))];
   if (!names.length) return null;
-  const cell = (estimate) => (estimate ? [R.h("b", {}, R.percent(estimate.mean)), R.known(estimate.low) ? R.h("span.faint", {}, ` [${R.percent(estimate.low)}, ${R.percent(estimate.high)}]`) : null] : "–");
-  const rows = evaluations.slice().reverse().map((one) => [R.a("samples", { kind: "evaluations", first: one.step, last: one.step }, `step ${R.count(one.step)}`), R.known(one.prompts) ? R.count(one.prompts) : "–", ...names.map((name) => cell(one.measures[name]))]);
+  const cell = (name, estimate) => (estimate ? R.estimate(name, estimate) : "–");
+  const rows = evaluations.slice().reverse().map((one) => [R.a("samples", { kind: "evaluations", first: one.step, last: one.step }, `step ${R.count(one.step)}`), R.known(one.prompts) ? R.count(one.prompts) : "–", ...names.map((name) => cell(name, one.measures[name]))]);
   return R.folded("Evaluations", ["", "prompts", ...names.map((name) => R.text(name))], rows, 8);
 };
 R.folded = (title, columns, rows, most) => {

@@ -12,6 +12,7 @@ import numpy as np
 from rlcli.link import Link, Refused, ServerFault
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import EngineSpec
+from rlcli.rollout.vllm_arguments import PLAIN
 from rlcli.serving.engines.extension import CONFIGURED
 from rlcli.serving.engines.protocol import ATTACH_S, Answer, Ask, checked_answer
 
@@ -24,10 +25,6 @@ START = (
     "start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs and "
     "--worker-extension-cls rlcli.serving.engines.extension.Extension"
 )
-
-
-PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Given with each request: a server may take what is missing from the model's generation config."""
 
 
 class VllmServer:

@@ -102,6 +102,7 @@ def test_a_verl_recipe_of_dapo_with_variables_and_sums(tmp_path: Path) -> None:
         "algorithm.dual_clip": 10.0,
         "algorithm.correction": "token_tis",  # oversampling asks for one
         "evaluation.samples": 32,
+        "evaluation.top_p": 0.7,
         "cluster.workers": 128,  # ${NNODES:-16} × verl's default of 8
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected

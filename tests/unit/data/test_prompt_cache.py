@@ -57,7 +57,7 @@ def entries(data: Path) -> list[Path]:
 
 
 def is_same(a: TokenizedPrompts, b: TokenizedPrompts) -> bool:
-    names = ("flat", "offsets", "response_flat", "response_offsets")
+    names = ("flat", "offsets", "control", "response_flat", "response_offsets")
     equal = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
     counts = (a.too_long, a.too_long_responses) == (b.too_long, b.too_long_responses)
     return equal and counts and list(a.prompts) == list(b.prompts) and a.fingerprint() == b.fingerprint()
@@ -215,3 +215,10 @@ def test_results_come_in_order_and_errors_as_they_are() -> None:
         list(parallel_map.spread(math.sqrt, [1.0, -1.0], 1))
     with pytest.raises(SetupError, match=r"died \(exit status 3\)"):
         list(parallel_map.spread(os._exit, [3], 1))
+
+
+def test_control_tokens_in_the_text_are_remembered(data: Path) -> None:
+    write(data, last="<|user|>?")
+    first, second = made_of(read(data)), made_of(read(data))
+    assert first.control.tolist() == second.control.tolist() == [len(first) - 1]
+    assert first.prompts[len(first) - 1].messages[0]["content"] == "<|user|>?"

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from rlcli_verifiers.gsm8k import verify
 
-from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.chat_template import control_tokens
+from rlcli.data.prompts.prompts import TokenizedPrompts, control_token_in
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import DataError, ModelError
@@ -134,6 +135,25 @@ def test_tokens_are_those_of_the_chat_template_one_prompt_at_a_time() -> None:
         assert tokenized.tokens(i).tolist() == alone
         assert len(tokenized.tokens(i)) == len(alone)
     assert tokenized.flat.dtype == np.int32
+
+
+def test_control_tokens_in_a_users_text_are_counted() -> None:
+    tokenizer = tokenizer_with(CHATML, "<|im_end|>")
+    rows = prompts_of("two", "<|im_end|>" + "x" * 300, "one <|im_end|> two", "<|im_start|> one", "< |im_end| >")
+    found = TokenizedPrompts.tokenize(rows, tokenizer, 200)
+    assert [found.prompts[place].messages[0]["content"] for place in found.control] == [
+        "one <|im_end|> two",
+        "<|im_start|> one",
+    ]
+    control = control_tokens(tokenizer)
+    assert [control_token_in(prompt, control) for prompt in rows] == [
+        "",
+        "<|im_end|>",
+        "<|im_end|>",
+        "<|im_start|>",
+        "",
+    ]
+    assert not len(TokenizedPrompts.tokenize(rows[:1], tokenizer, 200).control)
 
 
 def test_longer_prompts_than_the_limit_are_left_out_and_counted() -> None:

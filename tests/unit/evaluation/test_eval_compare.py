@@ -56,7 +56,7 @@ def test_differences_are_b_minus_a_prompt_by_prompt(tmp_path: Path) -> None:
     assert (passed.a, passed.b, passed.difference.mean) == (0.375, 0.625, 0.25)
     assert passed.difference.low < 0.25 < passed.difference.high
     assert passed.p == 0.5  # of four sign patterns of the two that differ, two are as extreme
-    assert set(one.measures) == {"pass@1", "pass@2", "maj@2", "mean score"}
+    assert set(one.measures) == {"pass@1", "pass@2", "maj@2", "mean@1"}
     assert [(c.prompt_id, c.a, c.b) for c in one.changed] == [("sums:test:1", 0.5, 1.0), ("sums:test:2", 0.0, 0.5)]
     assert one.changed[0].prompt == "1+1="
     back = compare(str(b), str(a), changed=1).overall
@@ -67,7 +67,7 @@ def test_differences_are_b_minus_a_prompt_by_prompt(tmp_path: Path) -> None:
 def test_only_measures_that_both_have_are_compared(tmp_path: Path) -> None:
     a = write(tmp_path / "a.parquet", {0: "rrrrg", 1: "wwwwg"})
     b = write(tmp_path / "b.parquet", {0: "rr", 1: "rw"})
-    assert set(compare(str(a), str(b), 5).overall.measures) == {"pass@1", "pass@2", "maj@2", "mean score"}
+    assert set(compare(str(a), str(b), 5).overall.measures) == {"pass@1", "pass@2", "maj@2", "mean@1"}
     c = write(tmp_path / "c.parquet", {0: "rrg", 1: "rwg"})
     assert "greedy" in compare(str(a), str(c), 5).overall.measures
 

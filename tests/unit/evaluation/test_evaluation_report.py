@@ -59,7 +59,8 @@ def test_measures_are_means_over_prompts_of_what_their_samples_did() -> None:
     found = report([right(0, 0), right(0, 1), wrong(0, 2), wrong(1, 0), wrong(1, 1), right(1, 2)], 2)
     means = {name: estimate.mean for name, estimate in found.measures.items()}
     assert means == pytest.approx(
-        {"pass@1": 0.5, "pass@2": (1 + 2 / 3) / 2, "pass@3": 1.0, "maj@2": 0.5, "maj@3": 0.5, "mean@3": 0.5}
+        {"pass@1": 0.5, "pass@2": (1 + 2 / 3) / 2, "pass@3": 1.0, "maj@2": 0.5, "maj@3": 0.5}
+        | {"mean@1": 0.5, "mean@3": 0.5}
     )
     assert found.pass_rates == pytest.approx((2 / 3, 1 / 3))
     assert (found.prompts, found.samples) == (2, 6)
@@ -149,3 +150,20 @@ def test_parts_of_one_dataset_and_of_several_are_joined() -> None:
     assert same.measures["maj@2"].mean == 0.25
     apart = report_of(joined([one, other], [0, 2]), prompts(4))
     assert apart.pass_rates == (1.0, 0.0, 0.0, 0.0)
+
+
+def test_graded_scores_have_their_mean_beside_the_share_that_passed() -> None:
+    found = report([sample(0, 0, Outcome.OK, "r", 0.1), sample(1, 0, Outcome.OK, "r", 0.3)], 2)
+    assert found.is_graded
+    assert found.headline().startswith("pass@1 100.0% [")
+    assert ", mean@1 0.200 [" in found.headline()
+    assert found.as_dict()["mean"]["mean@1"]["mean"] == found.metrics()["mean@1"] == pytest.approx(0.2)
+    assert "mean@1" in found.as_dict()["by"]["data_source"]["products"]["measures"]
+    plain = report([right(0, 0), wrong(1, 0)], 2)
+    assert not plain.is_graded
+    assert plain.headline().endswith("], mean@1 0.500 on 2 prompts")
+
+
+def test_the_mean_score_has_the_name_of_one_sample_and_of_all_of_them() -> None:
+    found = report([right(0, n) for n in range(4)], 1)
+    assert found.measures["mean@1"] == found.measures["mean@4"]

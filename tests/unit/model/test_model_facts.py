@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from rlcli.errors import ModelError
 from rlcli.images.kinds import KINDS as SEEING
+from rlcli.model.io import tied_head
 from rlcli.model.io.config import SUPPORTED, read_config
 from rlcli.model.io.facts import check_model
 from rlcli.model.lora import LoraSpec, add_lora
@@ -187,3 +189,62 @@ def test_named_targets_alone_get_an_adapter() -> None:
     assert len(trained) == 2 * 2 * 2
     assert all("lora_" in name and ("q_proj" in name or "v_proj" in name) for name in trained)
     assert all(p.dtype == torch.float32 for name, p in lm.named_parameters() if name in trained)
+
+
+def with_head(folder: Path, head: Callable[[torch.Tensor], torch.Tensor], *, kind: str = "safetensors") -> Path:
+    """Put a head of its own, made of the embedding, into the files of a tied model."""
+    from safetensors.torch import load_file, save_file
+
+    whole = folder / "model.safetensors"
+    weights = load_file(whole)
+    (name,) = (name for name in weights if name.endswith("embed_tokens.weight"))
+    weights["lm_head.weight"] = head(weights[name]).contiguous().clone()
+    if kind == "safetensors":
+        save_file(weights, whole, {"format": "pt"})
+    elif kind == "bin":
+        torch.save(weights, folder / "pytorch_model.bin")
+        whole.unlink()
+    else:
+        files = {"a.safetensors": [name], "b.safetensors": [other for other in weights if other != name]}
+        for file, names in files.items():
+            save_file({one: weights[one] for one in names}, folder / file, {"format": "pt"})
+        index = {"weight_map": {one: file for file, names in files.items() for one in names}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        whole.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "shards", "bin"])
+def test_a_head_of_its_own_in_a_tied_model_is_refused(model: Path, kind: str) -> None:
+    with_head(model, lambda embedding: embedding.roll(1, 0), kind=kind)
+    with pytest.raises(ModelError, match=r"have a lm_head\.weight that is not its embedding") as caught:
+        check_model(str(model))
+    assert caught.value.hint.startswith('set "tie_word_embeddings": false in config.json')
+    change_config(model, tie_word_embeddings=False)
+    check_model(str(model))
+
+
+def test_one_other_value_makes_a_head_of_its_own(model: Path) -> None:
+    def last_changed(embedding: torch.Tensor) -> torch.Tensor:
+        head = embedding.clone()
+        head[-1, -1] += 1e-3
+        return head
+
+    with_head(model, last_changed)
+    with pytest.raises(ModelError, match="not its embedding"):
+        check_model(str(model))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "shards", "bin"])
+def test_a_head_that_repeats_the_embedding_is_no_other_head(model: Path, kind: str) -> None:
+    with_head(model, lambda embedding: embedding, kind=kind)
+    check_model(str(model))
+
+
+def test_a_head_is_compared_in_parts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tied_head, "ROWS", 7)
+    with_head(model, lambda embedding: embedding)
+    check_model(str(model))
+    with_head(model, lambda embedding: embedding.roll(1, 0))
+    with pytest.raises(ModelError, match="not its embedding"):
+        check_model(str(model))

@@ -133,7 +133,8 @@ def source_of(
             "train": {"seed": 5},
         }
     )
-    prompt = [Prompt(f"row:{i}", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3") for i in range(rows)]
+    asked = [({"role": "user", "content": f"{i}?"},) for i in range(rows)]
+    prompt = [Prompt(f"row:{i}", messages, "s", "math", "gsm8k", "3") for i, messages in enumerate(asked)]
     flat: np.ndarray = np.arange(4 * rows, dtype=np.int32)
     prompts = TokenizedPrompts(tuple(prompt), 0, flat, np.arange(0, 4 * rows + 1, 4))
     cursor = PromptCursor(rows, seed=0, shuffle=False)

@@ -165,3 +165,20 @@ def test_a_failed_write_leaves_both_splits_as_they_were(tmp_path: Path, monkeypa
     assert list((tmp_path / "new").iterdir()) == []
     write_splits(tmp_path, second, {})
     assert [prompt.ground_truth for prompt in read_prompts(tmp_path, "test")] == ["4"]
+
+
+def test_rows_that_repeat_others_are_noted_and_kept() -> None:
+    converter = of(
+        train=[("One?", "1"), ("two?", "2"), ("one? ", "1")], test=[("one?", "1"), ("one?", "1"), ("3?", "3")]
+    )
+    made = prepare(converter, ConvertOptions(), Plan(check=False))
+    assert made.steps[-1] == Step(
+        "repeats",
+        {"train": 3, "test": 3},
+        note="2 of 3 train rows ask what a test row asks (--dedup takes them out); 3 test rows are 2 prompts (equal "
+        "ones are evaluated as one)",
+    )
+    assert [step.name for step in prepare(converter, ConvertOptions(), Plan(check=False, dedup=True)).steps] == [
+        "read",
+        "dedup",
+    ]

@@ -13,6 +13,7 @@ from rlcli.errors import RlcliError
 from rlcli.report import api as answers
 from rlcli.report import queries
 from rlcli.report.api import Api
+from rlcli.report.overview import evaluations
 from rlcli.report.source import RunData
 from rlcli.runs.folder import add_event
 from tests.report_runs import Settings, write_run, write_step
@@ -216,3 +217,15 @@ def test_a_prompt_that_occurs_twice_in_a_step_has_two_groups(tmp_path: Path) -> 
     assert api.answer("group", {"step": "1", "prompt": "sums/0"})["group"] == 0
     assert api.answer("sample", {"step": "1", "prompt": "sums/0", "group": "2", "sample": "1"})["group"] == 2
     assert [visit[1] for visit in api.answer("prompt", {"prompt": "sums/0"})["visits"]] == [0, 2]
+
+
+def test_the_mean_score_of_an_evaluation_stands_beside_its_pass_rate() -> None:
+    class Run:
+        def evaluations(self) -> dict[int, dict[str, object]]:
+            one = {"mean": 0.5, "low": 0.4, "high": 0.6}
+            kinds = {"pass": ("pass@1", "pass@4"), "maj": ("maj@4",), "mean": ("mean@1", "mean@4")}
+            return {7: {"prompts": 3, **{kind: dict.fromkeys(names, one) for kind, names in kinds.items()}}}
+
+    (found,) = evaluations(Run())  # type: ignore[arg-type]
+    assert (found["step"], found["prompts"]) == (7, 3)
+    assert list(found["measures"]) == ["pass@1", "mean@1", "pass@4", "maj@4"]

@@ -127,7 +127,7 @@ def refused(*parts: str) -> Iterator[None]:
 
 
 def test_every_request_returns_with_its_key_and_its_fields_are_sent(server: Server) -> None:
-    requests = [ask(f"question {i}", f"{i}", temperature=0.5, max_tokens=7, seed=i) for i in range(20)]
+    requests = [ask(f"question {i}", f"{i}", temperature=0.5, max_tokens=7, seed=i, top_p=0.9) for i in range(20)]
     results = {result.key: result for result in ChatClient(server.url).generate(requests)}
     assert {key: result.text for key, result in results.items()} == {f"{i}": f"echo question {i}" for i in range(20)}
     assert results["3"].finish_reason == "stop"
@@ -140,7 +140,59 @@ def test_every_request_returns_with_its_key_and_its_fields_are_sent(server: Serv
         "temperature": 0.5,
         "max_tokens": 7,
         "seed": 4,
+        "top_p": 0.9,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says", "options"),
+    [
+        (
+            400,
+            {"error": {"message": "Unrecognized request argument supplied: top_k", "param": None}},
+            "refuses top_k = -1 (400 Unrecognized request argument supplied: top_k)",
+            "--omit top_k --omit min_p --omit repetition_penalty",
+        ),
+        (
+            400,
+            {"error": {"message": "Only the default (1) value is supported.", "param": "temperature"}},
+            "refuses temperature = 0.5 (400 Only the default (1) value is supported.)",
+            "--omit temperature",
+        ),
+        (
+            422,
+            {"detail": [{"loc": ["body", "min_p"], "msg": "Extra inputs are not permitted", "input": {"top_p": 1}}]},
+            "refuses min_p = 0.0 (422 ",
+            "--omit min_p --omit top_k --omit repetition_penalty",
+        ),
+        (400, b"seed is not supported", "refuses seed = 3 (400 seed is not supported)", "--omit seed"),
+        (400, {"error": "repetition_penalty: 1.0"}, "refuses repetition_penalty = 1.0", "--omit repetition_penalty"),
+    ],
+)
+def test_a_refused_sampling_value_is_named_with_its_option(
+    server: Server, status: int, error: Any, says: str, options: str
+) -> None:
+    server.answers = [answer(status, error)]
+    with refused(says, options):
+        list(ChatClient(server.url, concurrency=1).generate([ask(temperature=0.5, seed=3)]))
+
+
+def test_other_refusals_name_no_sampling_value(server: Server) -> None:
+    server.answers = [answer(400, {"error": {"message": "the prompt is longer than the model's context"}})]
+    with refused("answers 400 to /chat/completions: the prompt is longer"):
+        list(ChatClient(server.url, concurrency=1).generate([ask()]))
+
+
+def test_omitted_sampling_values_are_not_sent(server: Server) -> None:
+    list(ChatClient(server.url, omit=("top_k", "seed", "max_tokens")).generate([ask(seed=3)]))
+    (body,) = server.bodies
+    assert body.keys().isdisjoint({"top_k", "seed", "max_tokens"})
+    assert body.keys() >= {"temperature", "top_p", "min_p", "repetition_penalty"}
 
 
 def test_no_seed_sends_none_and_no_requests_give_no_results(server: Server) -> None:

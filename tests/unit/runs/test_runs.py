@@ -24,7 +24,11 @@ def runs(tmp_path: Path) -> Path:
             folder.event("started")
             folder.append_metrics({"step": 0, "eval/pass@1": 0.25})
             folder.append_metrics({"step": 3, "reward/mean": 0.5})
-            report = {"headline": "pass@1 25.0%", "pass": {"pass@1": {"mean": 0.25}}}
+            report = {
+                "headline": "pass@1 25.0%",
+                "pass": {"pass@1": {"mean": 0.25}},
+                "mean": {"mean@4": {"mean": 0.25}},
+            }
             (folder.evaluations / "step-000000.json").write_text(json.dumps(report))
             for event in ends:
                 folder.event(event, step=3)
@@ -35,7 +39,7 @@ def runs(tmp_path: Path) -> Path:
 def test_a_run_is_told_at_a_glance(runs: Path) -> None:
     run = run_at(runs / "a")
     assert (run.name, run.recipe, run.state, run.step, run.steps, run.reward) == ("a", "dapo", "finished", 3, 70, 0.5)
-    assert (run.evaluated, run.pass_at_1, run.checkpoint) == (0, 0.25, None)
+    assert (run.evaluated, run.pass_at_1, run.mean_at_1, run.checkpoint) == (0, 0.25, 0.25, None)
 
 
 def test_how_a_run_ended_is_told_by_its_last_attempt(runs: Path) -> None:
@@ -143,3 +147,15 @@ def test_a_run_is_shown_with_its_curve_its_time_and_its_last_samples(
         "generate": {"seconds": 1.0, "tokens_per_s": 1000.0},
     }
     assert [one["prompt_id"] for one in found["samples"]] == ["a:train:4"]
+
+
+def test_where_scores_are_graded_the_mean_is_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = {"pass": {"pass@1": {"mean": 1.0}}, "mean": {"mean@1": {"mean": 0.125}}}
+    (runs / "a" / "evaluations" / "step-000003.json").write_text(json.dumps(report))
+    assert main(["runs", "list", str(runs)]) == 0
+    printed = capsys.readouterr().out
+    assert "mean@1" in printed
+    assert "0.125" in printed
+    assert main(["runs", "list", str(runs), "--json"]) == 0
+    (run,) = [run for run in json.loads(capsys.readouterr().out) if run["name"] == "a"]
+    assert (run["pass_at_1"], run["mean_at_1"]) == (1.0, 0.125)

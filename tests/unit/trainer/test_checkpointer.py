@@ -105,13 +105,34 @@ def test_a_checkpoint_is_committed_once_every_rank_has_written_its_part(
     checkpointer.finish()
 
 
+@pytest.mark.parametrize(
+    ("best_by", "best"), [("mean@1", "step-000002"), ("pass@1", "step-000001"), ("maj@4", "step-000003")]
+)
+def test_the_best_checkpoint_is_kept_by_the_measure_that_is_asked_for(
+    best_by: str, best: str, folder: RunFolder, workers: Writers, notes: list[str]
+) -> None:
+    checkpoints = Checkpoints(folder.checkpoints, keep=1, keep_best=1)
+    checkpointer = Checkpointer(checkpoints, folder, workers, None, notes.append, best_by=best_by)  # type: ignore[arg-type]
+    measured = {
+        1: {"pass@1": 1.0, "mean@1": 0.1, "maj@4": 0.2},
+        2: {"pass@1": 0.9, "mean@1": 0.3, "maj@4": 0.3},
+        3: {"pass@1": 0.9, "mean@1": 0.2, "maj@4": 0.4},
+        4: {"pass@1": 0.5, "mean@1": 0.0, "maj@4": 0.1},
+    }
+    for step, metrics in measured.items():
+        checkpointer.begin(step, state(step), [])
+        checkpointer.evaluated(step, metrics)
+    checkpointer.finish()
+    assert kept(folder) == sorted(["latest", best, "step-000004"])
+
+
 def test_the_next_checkpoint_waits_for_the_one_before_it(
     checkpointer: Checkpointer, folder: RunFolder, workers: Writers
 ) -> None:
     workers.busy = True
     for step in (1, 2):
         checkpointer.begin(step, state(step), [])
-        checkpointer.evaluated(step, {"pass@1": 1.0 - step / 10})
+        checkpointer.evaluated(step, {"pass@1": 1.0, "mean@1": 1.0 - step / 10})
     assert kept(folder) == [".step-000002.partial", "latest", "step-000001"]
     checkpointer.finish()
     assert kept(folder) == ["latest", "step-000001", "step-000002"]  # the newest, and the best

@@ -1,0 +1,67 @@
+"""Refuses a model whose files have a head of their own although its config says that the head is the embedding.
+
+Merging an adapter on embedding or head leaves such files. Here such a head would be dropped in training, engine and
+export alike, so that no check between them could show it; transformers and newer releases of vLLM use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ModelError
+from rlcli.model.io.bin_file import mapped_tensors
+
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+"""How the names of the two end, whatever stands before them in a model that sees pictures."""
+ROWS = 4096
+"""Rows that are compared at once: large vocabularies take gigabytes."""
+
+
+def check_tied_head(path: str, config: Any, files: Sequence[Path]) -> None:
+    """Raise `ModelError` if `files`, of the model at `path`, hold a head that is not the embedding, although `config`
+    ties them. Reads both if there is a head at all."""
+    if not config.tie_word_embeddings:
+        return
+    with ExitStack() as stack:
+        head, embedding = (_found(files, ending, stack) for ending in (HEAD, EMBEDDING))
+        if head is None or embedding is None or _are_equal(head, embedding):
+            return
+    raise ModelError(
+        f"{path}: its files have a {HEAD} that is not its embedding, and config.json says tie_word_embeddings = true",
+        'set "tie_word_embeddings": false in config.json to use that head, or take it out of the files',
+    )
+
+
+def _found(files: Sequence[Path], ending: str, stack: ExitStack) -> Any:
+    """The tensor whose name has this ending, or a slice that can be read in parts; None if there is none."""
+    for file in files:
+        if file.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            opened: Any = stack.enter_context(safe_open(file, framework="pt"))
+            for name in opened.keys():  # noqa: SIM118
+                if _ends(name, ending):
+                    return opened.get_slice(name)
+        else:
+            for name, tensor in mapped_tensors(file):
+                if _ends(name, ending):
+                    return tensor
+    return None
+
+
+def _ends(name: str, ending: str) -> bool:
+    return name == ending or name.endswith(f".{ending}")
+
+
+def _are_equal(head: Any, embedding: Any) -> bool:
+    """Of two tensors, or slices of files, `[vocabulary, hidden]`."""
+    import torch
+
+    sizes = [tuple(one.shape) if isinstance(one, torch.Tensor) else tuple(one.get_shape()) for one in (head, embedding)]
+    if sizes[0] != sizes[1]:
+        return False
+    parts = (slice(start, start + ROWS) for start in range(0, sizes[0][0], ROWS))
+    return all(torch.equal(head[part].float(), embedding[part].float()) for part in parts)
