@@ -13,6 +13,7 @@ from typing import Any
 from rlcli.data.samples import sample_files
 from rlcli.evaluation.store import read_samples
 from rlcli.scoring.processes.pool import ScoringPool, in_order
+from rlcli.scoring.trial import check_first
 from rlcli.types import UNVERIFIED, USAGE, Outcome, Prompt, Verdict, VerifyRequest
 
 COLUMNS = (
@@ -124,18 +125,24 @@ def rescore(
     """Score the samples with `verifier`, or with that of their row in `prompts`, by id.
 
     thinking: the run's prompts ended within an open <think>. The tokens are not saved: a verifier that counts them gets
-    as many as there were, but not their ids.
+    as many as there were, but not their ids. Raises `VerifierError` if the verifier crashes on the first samples.
     """
     result = Rescored()
     single = [one for one in samples if (one.fields["turns"] or 1) == 1]
     result.several_turns = len(samples) - len(single)
     result.unknown = sum(one.fields["prompt_id"] not in prompts for one in single)
 
+    def expression_and_verdict(one: Stored) -> tuple[str, Future[Verdict]]:
+        prompt = prompts.get(one.fields["prompt_id"])
+        expression = prompt.verifier if prompt else verifier
+        return expression, pool.submit(expression, _request(one, prompt, thinking))
+
     def submit(numbered: tuple[int, Stored]) -> Future[Verdict]:
         done, one = numbered
         on_progress("rescore", done, len(single))
-        prompt = prompts.get(one.fields["prompt_id"])
-        return pool.submit(prompt.verifier if prompt else verifier, _request(one, prompt, thinking))
+        return expression_and_verdict(one)[1]
+
+    check_first(single, lambda one: f"step {one.step}, {one.fields['prompt_id']}", expression_and_verdict)
 
     verdicts: Iterator[tuple[tuple[int, Stored], Verdict]] = in_order(enumerate(single), submit)
     for (_, stored), verdict in verdicts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +53,8 @@ def run_verifier(
     from rlcli.sandbox import backend_name
     from rlcli.scoring.expression import parse
     from rlcli.scoring.registry import target
-    from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
+    from rlcli.scoring.rows import STANDARD, RowFile, Summary, as_fields, verify_rows, writing
+    from rlcli.scoring.trial import ROWS, check_first
     from rlcli.serving.here import scoring_here
 
     if as_json and output == STANDARD:
@@ -63,18 +65,20 @@ def run_verifier(
     composition = parse(name).located()
     for term in composition.terms:
         target(term.ref)  # an unknown name, before a large file is read
-    rows, skipped = read_rows(source, skip_bad)
+    rows = RowFile(source, skip_bad)
     summary = Summary()
-    with (
-        scoring_here([str(composition)], processes, deadline, sandbox, console.note) as (pool, backend),
-        writing(output) if output else nullcontext() as write,
-        console.progress() as on_progress,
-    ):
-        for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
-            summary.add(verdict)
-            if write:
-                write(as_fields(row, verdict))
-    totals = _as_dict(summary, skipped)
+    with scoring_here([str(composition)], processes, deadline, sandbox, console.note) as (pool, backend):
+        check_first(
+            list(islice(rows, ROWS)),
+            lambda row: f"the one with the ground truth {row.request.ground_truth!r:.80}",
+            lambda row: (str(composition), pool.submit(str(composition), row.request)),
+        )
+        with writing(output) if output else nullcontext() as write, console.progress() as on_progress:
+            for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
+                summary.add(verdict)
+                if write:
+                    write(as_fields(row, verdict))
+    totals = _as_dict(summary, rows.skipped)
     if as_json:
         asked = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
         console.emit_json({**asked, **totals})

@@ -183,6 +183,7 @@ class ScoringWorker:
             replies = json.loads(reply)
         except ValueError as error:
             replies = {"crash": f"{type(error).__name__}: {error}"}
+        self._fork_server.print_tracebacks(replies if isinstance(replies, list) else [replies])
         if not isinstance(replies, list) or len(replies) != count:
             return _Tried([_read(replies, latency_s)], whole=False)
         waits = any(wait_s for _, wait_s in self._known[line.key].own_limits)
