@@ -30,24 +30,32 @@ def write_splits(
 
     record: the output of `provenance`. output_format: "verl" (see `schema`) or "trl" (see `_flat_tables`).
     """
-    try:
-        return _write(out, splits, record, output_format, None)
-    except UnfitStruct:  # seen only once its rows are written
-        return _write(out, splits, record, output_format, json_type())
+    files = {out / f"{split}.parquet": prompts for split, prompts in splits.items()}
+    records = {out / f"{split}.parquet": {**record, "split": split} for split in splits}
+    write_files(files, records, output_format)
+    return dict(zip(splits, files, strict=True))
 
 
-def _write(
-    out: Path, splits: Mapping[str, Sequence[Prompt]], record: Mapping[str, Any], output_format: str, extra_info: Any
-) -> dict[str, Path]:
-    """extra_info: the type of that column; None: what fits."""
-    if not all(map(len, splits.values())):
+def write_files(
+    files: Mapping[Path, Sequence[Prompt]],
+    records: Mapping[Path, Mapping[str, Any]] | None = None,
+    output_format: str = "verl",
+) -> None:
+    """Write prompts to parquet files: all of them, or none and a `DataError`. records: of each file, if there are any."""
+    if not all(map(len, files.values())):
         raise DataError("no rows to write", "check the source and the counts")
-    parts: dict[Path, Iterator[Any]] = {}
-    for split, prompts in splits.items():
-        tables = _flat_tables(prompts) if output_format == "trl" else _tables(prompts, extra_info)
-        parts[out / f"{split}.parquet"] = _stamped(tables, {**record, "split": split})
-    write_parts(parts)
-    return dict(zip(splits, parts, strict=True))
+
+    def parts(extra_info: Any) -> dict[Path, Iterator[Any]]:
+        found = {}
+        for path, prompts in files.items():
+            tables = _flat_tables(prompts) if output_format == "trl" else _tables(prompts, extra_info)
+            found[path] = _stamped(tables, records[path]) if records else tables
+        return found
+
+    try:
+        write_parts(parts(None))
+    except UnfitStruct:  # seen only once its rows are written
+        write_parts(parts(json_type()))
 
 
 def _stamped(tables: Iterable[Any], record: Mapping[str, Any]) -> Iterator[Any]:

@@ -5,7 +5,7 @@
 | `data_source`  | string                        | the dataset's name, e.g. its hub id                     |
 | `prompt`       | list<struct<role, content>>   | the chat messages                                       |
 | `ability`      | string                        | e.g. `math`                                             |
-| `reward_model` | struct<style, ground_truth>   | `style` is the verifier's name (verl's files say `rule`)|
+| `reward_model` | struct<style, ground_truth>   | `style` is the verifier's name, or `rule`, as in verl's |
 | `extra_info`   | struct                        | split, index and all else the converter keeps      |
 | `images`       | list<struct<bytes, path>>     | encoded pictures; only if some row has any               |
 
@@ -31,6 +31,8 @@ from rlcli.types import Message, Prompt
 IMAGE_ROWS = 32
 """Of a row group, if they have pictures: megabytes each, and to show one of them a page reads its group."""
 JSON_FIELD = "rlcli_json"
+NO_VERIFIER = "rule"
+"""The style of a row that names no verifier, as in verl's files."""
 
 
 class UnfitStruct(Exception):
@@ -68,7 +70,7 @@ def prompt_row(prompt: Prompt) -> dict[str, Any]:
     return row(
         data_source=prompt.data_source,
         messages=prompt.messages,
-        verifier=prompt.verifier,
+        verifier=prompt.verifier or NO_VERIFIER,
         ground_truth=prompt.ground_truth,
         ability=prompt.ability,
         extra_info=prompt.extra_info,
