@@ -117,15 +117,16 @@ class StoredRows(Sequence[Row]):
         for start, end in self.runs():
             yield list(self._read(start, end))
 
-    def runs(self, most_rows: int = CHUNK_ROWS, most_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
-        """Ranges of positions whose rows are within both bounds, or a single row."""
+    def runs(self, most_rows: int = 0) -> Iterator[tuple[int, int]]:
+        """Ranges of positions of at most so many rows (0: `CHUNK_ROWS`) and `CHUNK_BYTES`, or of a single row."""
+        most_rows = most_rows or CHUNK_ROWS
         starts = np.frombuffer(self._store.starts, np.int64)
         for start in range(0, len(self), most_rows):
             places = self._places[start : start + most_rows]
             total = np.cumsum(starts[places + 1] - starts[places])
             low, before = 0, 0
             while low < len(places):
-                high = max(low + 1, int(total.searchsorted(before + most_bytes, side="right")))
+                high = max(low + 1, int(total.searchsorted(before + CHUNK_BYTES, side="right")))
                 yield start + low, start + high
                 low, before = high, int(total[high - 1])
 

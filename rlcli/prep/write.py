@@ -41,7 +41,7 @@ def write_files(
     records: Mapping[Path, Mapping[str, Any]] | None = None,
     output_format: str = "verl",
 ) -> None:
-    """Write prompts to parquet files: all of them, or none and a `DataError`. records: of each file, if there are any."""
+    """Write prompts to parquet files: all, or none and a `DataError`. records: of each file, if there are any."""
     if not all(map(len, files.values())):
         raise DataError("no rows to write", "check the source and the counts")
 

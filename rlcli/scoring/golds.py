@@ -15,6 +15,8 @@ from rlcli.types import Outcome, Verdict, VerifyRequest
 TRIED, STATED = "tried", "stated"
 """Prefixes of a verdict's detail: either the verifier's module has written the response that must score (`gold`), or
 the ground truth itself was tried, which only shows whether the verifier crashes."""
+NO_GOLD = ", its gold: "
+"""In such a detail, before the reason why the module's `gold` cannot write a response for the row."""
 
 
 def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
@@ -27,7 +29,7 @@ def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
         try:
             completion, how = gold(request), STATED
         except Exception as error:  # the row has no answer to state; whether the verifier can score it, it shows itself
-            why = f", its gold: {describe(error)}"
+            why = f"{NO_GOLD}{describe(error)}"
     # There is no tokenizer here: verifiers that count tokens get one token per word.
     ids = tuple(range(len(completion.split())))
     stating = replace(request, completion=completion, completion_ids=ids, finish_reason="stop")

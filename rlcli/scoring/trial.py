@@ -17,7 +17,7 @@ from rlcli.errors import DataError, VerifierError
 from rlcli.scoring.combine import SKIPS
 from rlcli.scoring.crash import without_response
 from rlcli.scoring.expression import Composition, Term, parse
-from rlcli.scoring.golds import STATED, TRIED, gold_expression
+from rlcli.scoring.golds import NO_GOLD, STATED, TRIED, gold_expression
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import target
 from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict, VerifyRequest
@@ -170,7 +170,7 @@ def _check_plain(
 
 
 def _check_empty(term: Term, row: str, verdict: Verdict) -> None:
-    if verdict.outcome in UNVERIFIED or _rejects(verdict):
+    if verdict.outcome in UNVERIFIED or _rejects(verdict) or NO_GOLD in verdict.detail:
         raise DataError(
             f"data: the ground truth of {row} is empty, and the verifier '{term.verifier}' needs one "
             f"({verdict.outcome}: {without_response(verdict.detail.removeprefix(f'{STATED}: '))})",

@@ -85,10 +85,10 @@ def test_trls_function_reads_tokens_and_takes_options_that_have_a_default(pool: 
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("accuracy_reward", "asks for a column 'solution'; there is: data_source, ground_truth, index"),
-        ("reward_nan", "score is nan"),
-        ("reward_short", "returned 2 verdicts for 1 requests"),
-        ("reward_typo", "given text, AttributeError: 'str' object has no attribute 'contents'; given messages, Attri"),
+        ("accuracy_reward", "column 'solution', which the rows lack (they have data_source, ground_truth, index)"),
+        ("reward_nan", "returned nan, expected a finite number for each completion"),
+        ("reward_short", "returned a list of 2, expected a list of 1 number"),
+        ("reward_typo", "AttributeError: 'str' object has no attribute 'contents'"),
     ],
 )
 def test_trls_function_that_fails_is_a_crash(pool: ScoringPool, function: str, says: str) -> None:

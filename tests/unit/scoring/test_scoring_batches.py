@@ -55,7 +55,7 @@ def test_a_batch_verifier_may_pass_rows_and_may_await(pool: ScoringPool) -> None
         ("batch", "raise", Outcome.CRASH, "LookupError: no such thing"),
         ("batch", "exit", Outcome.CRASH, "exit status 3"),
         ("batch", "hang", Outcome.WRONG, OVERRAN),
-        ("batch", "short", Outcome.CRASH, "it returned 0 verdicts for 1 requests"),
+        ("batch", "short", Outcome.CRASH, "returned a list of 0, expected a list of 1 verdict or number"),
         ("awaited", "raise", Outcome.CRASH, "LookupError: no such thing"),
         ("awaited", "exit", Outcome.CRASH, "SystemExit: 4"),
         ("awaited", "hang", Outcome.WRONG, OVERRAN),
