@@ -90,8 +90,9 @@ def audit(
         sent = key_notes(pool.loaded)
     if not run.seconds:
         raise DataError(
-            f"data: {data}: no row has a right answer to try",
-            "give rows an extra_info.response, or the verifier a gold",
+            f"data: {data}: no row has a right answer to try"
+            + (f"; the verifier crashes on some responses: {run.crash}" if run.crash else ""),
+            "fix the verifier" if run.crash else "give rows an extra_info.response, or the verifier a gold",
         )
     with ScoringPool(1, options.deadline_s, expressions, options.sandbox) as another:
         determinism = run.again(another)
@@ -145,7 +146,8 @@ class _Asked:
 
 @dataclass
 class _Audit:
-    """A running audit. rights: by row, the right response from which its probes are made."""
+    """A running audit. rights: by row, the right response from which its probes are made. crash: the first that was met
+    while the forms of an answer were tried."""
 
     rows: Sequence[Prompt]
     subjects: Sequence[Subject]
@@ -160,6 +162,7 @@ class _Audit:
     sample: list[tuple[_Asked, Verdict]] = field(default_factory=list)
     untried: list[int] = field(default_factory=list)
     timeouts: Counter[tuple[Group, str]] = field(default_factory=Counter)
+    crash: str = ""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.options.seed)
@@ -289,7 +292,10 @@ class _Audit:
                 yield probe
 
     def _verify(self, pairs: Sequence[tuple[str, VerifyRequest]]) -> list[Verdict]:
-        return [future.result() for future in [self.pool.submit(name, request) for name, request in pairs]]
+        verdicts = [future.result() for future in [self.pool.submit(name, request) for name, request in pairs]]
+        crashed = (verdict.detail for verdict in verdicts if verdict.outcome is Outcome.CRASH)
+        self.crash = self.crash or next(crashed, "")
+        return verdicts
 
     def _verdicts(
         self, asked: Iterable[_Asked], what: str, total: int, pool: ScoringPool | None = None

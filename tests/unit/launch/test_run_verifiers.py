@@ -224,11 +224,8 @@ def tried(verifier: str, rows: list[Prompt], *, converses: bool = False) -> list
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (
-            "raise KeyError('level')",
-            r"on row toy:0, .*: KeyError: 'level' \(.*mine\.py, line 2, in f\); the response: '1'",
-        ),
-        ("return 1.0 / (request.completion == '1')", "on row toy:0: ZeroDivisionError.*the response: 'I do not know.'"),
+        ("raise KeyError('level')", r"KeyError: 'level' \(.*mine\.py, line 2, in f\); the response: '1'"),
+        ("return 1.0 / (request.completion == '1')", "ZeroDivisionError.*; the response: 'I do not know.'"),
         ("pass", "returned None, expected a Verdict or a number"),
         ("return 'good'", "returned 'good', expected a Verdict or a number"),
         ("return float('nan')", "returned nan, expected a finite number"),
@@ -237,8 +234,9 @@ def tried(verifier: str, rows: list[Prompt], *, converses: bool = False) -> list
 def test_a_verifier_that_fails_is_found_before_the_run(tmp_path: Path, body: str, says: str) -> None:
     (tmp_path / "mine.py").write_text(f"def f(request):\n    {body}\n")
     name = f"{tmp_path}/mine.py:f"
-    with pytest.raises(VerifierError, match=rf"the verifier '{name}' fails \(crash\) {says}|{says}"):
+    with pytest.raises(VerifierError, match=says) as error:
         tried(name, rows(name, name))
+    assert str(error.value).startswith(f"the verifier '{name}' fails (crash) on row toy:0")
     (note,) = tried(name, rows(name), converses=True)
     assert note.endswith("(tried without its environment)")
 

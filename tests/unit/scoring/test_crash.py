@@ -1,7 +1,8 @@
-"""What is reported of a verifier that crashes: the user's file and line, the response, what was returned and expected."""
+"""What is reported of a verifier that crashes: the user's file and line, the response, and a wrong result."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pool(file: Path) -> ScoringPool:
+def pool(file: Path) -> Iterator[ScoringPool]:
     with ScoringPool(1, 5.0) as pool:
         yield pool
 
