@@ -181,7 +181,7 @@ def test_rows_of_a_run_that_does_not_come_to_be_are_removed(tmp_path: Path) -> N
     with pytest.raises(DataError), stored_rows({"train": ROWS}, run, force=False):
         raise DataError("no model")
     assert list(tmp_path.iterdir()) == []
-    with stored_rows({"train": ROWS}, run, force=False) as paths, stored_in_run(digits, run, force=False):
+    with stored_rows({"train": ROWS}, run, force=False), stored_in_run(digits, run, force=False):
         pass
     assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["code", "data"]
 
