@@ -12,7 +12,7 @@ from rlcli.launch.planning.summary import setting_of_run
 from rlcli.launch.preflight import Prepared
 from rlcli.planner.asynchrony.advice import advice
 from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.scoring.trial import Answers, check_answers
+from rlcli.scoring.trial import Answers, asks_server, check_answers
 from rlcli.types import Prompt
 
 
@@ -35,8 +35,9 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
     if prepared.verifiers and not config.data.response:
         with ScoringPool(1, config.verifier.deadline_s, sandbox=prepared.sandbox) as pool:
             for answers in found:
-                # The first rows were tried by `check_verifiers`; an empty answer may be further down.
-                check_answers(Answers(empty=answers.empty), pool, on_note)
+                # `check_verifiers` has tried the other verifiers; an empty answer may be further down.
+                first = {verifier: rows for verifier, rows in answers.first.items() if asks_server(verifier)}
+                check_answers(Answers(first, answers.empty), pool, on_note)
 
 
 def check_not_empty(rows: Iterable[Prompt], on_note: Callable[[str], None]) -> Answers:

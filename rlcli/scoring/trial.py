@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import TypeVar
 
@@ -52,11 +52,19 @@ class Answers:
 
 
 def first_answers(rows: Iterable[Prompt]) -> Answers:
-    """The rows to try, of the first `LOOKED_AT` rows alone."""
+    """The rows to try, of the first `LOOKED_AT` rows alone, but for verifiers that ask a server: each question costs,
+    and their module has asked whether the server is there."""
     found = Answers()
     for place, prompt in enumerate(islice(rows, LOOKED_AT)):
-        found.add(prompt, place, partial("row {}".format, prompt.id))
+        if not asks_server(prompt.verifier):
+            found.add(prompt, place, partial("row {}".format, prompt.id))
     return found
+
+
+@cache
+def asks_server(verifier: str) -> bool:
+    """Whether a verifier of the expression sends responses to a server."""
+    return any("url" in term.options for term in parse(verifier).terms)
 
 
 def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], None]) -> None:
@@ -84,7 +92,7 @@ def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], 
     plain = {
         verifier: [pool.submit(verifier, _without_answer(prompt)) for prompt in rows]
         for verifier, rows in first.items()
-        if not any(_untried(term) or "url" in term.options for term in compositions[verifier].terms)
+        if not asks_server(verifier) and not any(map(_untried, compositions[verifier].terms))
     }
     for verifier, futures in stated.items():
         _check_golds(terms[verifier], first[verifier], futures, on_note)
