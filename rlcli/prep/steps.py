@@ -143,7 +143,7 @@ def held_out(rows: Rows, size: float, seed: int) -> Outcome:
             "leave it out" + (", or take the train split alone: --split train" if train is not None else ""),
         )
     wanted = max(1, round(size * len(train))) if size < 1 else int(size)
-    drawn = np.frombuffer(b"".join(_key(row.prompt, str(seed))[:8] for row in train), np.uint64)
+    drawn = np.frombuffer(array("Q", (int.from_bytes(_key(row.prompt, str(seed))[:8]) for row in train)), np.uint64)
     keys, counts = np.unique(drawn, return_counts=True)
     groups = max(1, int(np.cumsum(counts).searchsorted(wanted, side="right")))
     if wanted >= len(train) or groups >= len(keys):

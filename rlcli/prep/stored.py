@@ -7,11 +7,13 @@ import pickle
 import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
 import numpy as np
 
+from rlcli.errors import DataError
 from rlcli.types import Prompt
 
 TRAIN, TEST = "train", "test"
@@ -48,16 +50,29 @@ class RowStore:
         prompt = row.prompt
         self.has_images = self.has_images or bool(prompt.images)
         content = pickle.dumps((row.where, *(getattr(prompt, name) for name in _FIELDS)), pickle.HIGHEST_PROTOCOL)
-        self._file.write(content)
+        with _writing():
+            self._file.write(content)
         self.starts.append(self.starts[-1] + len(content))
         return len(self) - 1
 
     def read(self, first: int, last: int) -> list[Row]:
         """The rows from place `first` to before place `last`."""
-        self._file.flush()
+        with _writing():
+            self._file.flush()
         start, end = self.starts[first], self.starts[last]
         content = memoryview(_read_all(self._file.fileno(), end - start, start))
         return [_row(content[self.starts[i] - start : self.starts[i + 1] - start]) for i in range(first, last)]
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"the rows cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}",
+            "set TMPDIR to a folder with free space",
+        ) from error
 
 
 def _read_all(file: int, count: int, start: int) -> bytes:

@@ -80,9 +80,11 @@ def place_of(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without the lines of rlcli, as Python prints it."""
+    """The traceback without the lines of rlcli, as Python prints it; empty if it has no others."""
     summary = traceback.TracebackException.from_exception(error)
     kept = [_root(frame) not in OURS for frame, _ in _frames(error)]
+    if not any(kept):
+        return ""
     summary.stack = traceback.StackSummary.from_list(
         [line for line, is_users in zip(summary.stack, kept, strict=True) if is_users]
     )

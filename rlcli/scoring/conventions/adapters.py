@@ -24,7 +24,9 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Real
+from types import CodeType
 from typing import Any
 
 from rlcli.scoring.combine import Verified
@@ -143,8 +145,11 @@ def _returns_values(function: Callable[..., Any]) -> bool:
     """Whether the code of a function has a `return` with a value other than the literal None; True if that cannot be
     known."""
     code = code_of(function)
-    if code is None:
-        return True
+    return code is None or _has_value(code)
+
+
+@cache
+def _has_value(code: CodeType) -> bool:
     before = None
     for step in dis.get_instructions(code):
         if step.opname == "RETURN_CONST" and step.argval is not None:

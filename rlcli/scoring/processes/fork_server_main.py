@@ -220,8 +220,8 @@ def _reply(verified: Verified, completion: str) -> bytes:
 def _crash(error: BaseException, completion: str | None) -> bytes:
     """completion: None for an error about several requests, which are then verified one by one."""
     reply = {"crash": describe(error, completion)}
-    if os.environ.get(DEBUG) and completion is not None:
-        reply["traceback"] = user_traceback(error)
+    if os.environ.get(DEBUG) and completion is not None and (text := user_traceback(error)):
+        reply["traceback"] = text
     return json.dumps(reply).encode()
 
 
