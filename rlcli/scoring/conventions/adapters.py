@@ -150,12 +150,15 @@ def _returns_values(function: Callable[..., Any]) -> bool:
 
 @cache
 def _has_value(code: CodeType) -> bool:
-    before = None
+    before: dis.Instruction | None = None
     for step in dis.get_instructions(code):
         if step.opname == "RETURN_CONST" and step.argval is not None:
             return True
-        if step.opname == "RETURN_VALUE" and (before is None or (before.opname, before.argval) != ("LOAD_CONST", None)):
-            return True
+        if step.opname == "RETURN_VALUE":
+            # A jump to it comes from a conditional expression.
+            is_none = before is not None and (before.opname, before.argval) == ("LOAD_CONST", None)
+            if step.is_jump_target or not is_none:
+                return True
         before = step
     return False
 

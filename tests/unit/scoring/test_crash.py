@@ -125,7 +125,7 @@ def line_of(text: str) -> int:
             "def native_no_return",
         ),
         ("native_nan", "returned nan, expected a finite number", "def native_nan"),
-        ("verls", "returned None, expected a number", "def verls"),
+        ("verls", "returned None, expected a number or a dict with 'score'", "def verls"),
     ],
 )
 def test_a_wrong_result_is_named_with_what_was_expected_and_the_function(
