@@ -17,7 +17,7 @@ from rlcli.errors import DataError, VerifierError
 from rlcli.scoring.combine import SKIPS
 from rlcli.scoring.crash import without_response
 from rlcli.scoring.expression import Composition, Term, parse
-from rlcli.scoring.golds import NO_GOLD, STATED, TRIED, gold_expression
+from rlcli.scoring.golds import NO_GOLD, STATED, gold_expression
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import target
 from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict, VerifyRequest
@@ -97,7 +97,7 @@ def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], 
     for verifier, futures in stated.items():
         _check_golds(terms[verifier], first[verifier], futures, on_note)
     for verifier, futures in plain.items():
-        skipped = all(future.result().detail == TRIED for future in stated[verifier])
+        skipped = all(SKIPS in future.result().detail for future in stated[verifier])
         _check_plain(compositions[verifier], first[verifier], futures, skipped, on_note)
     for verifier, (row, prompt) in answers.empty.items():
         if verifier in terms:

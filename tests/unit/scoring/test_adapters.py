@@ -52,7 +52,7 @@ def test_verls_dict_gives_parts_answer_and_whether_it_is_right(pool: ScoringPool
     assert said(ask(pool, "compute_score_judged")) == (0.5, Outcome.OK)
     broken = ask(pool, "compute_score_broken")
     assert broken.outcome is Outcome.CRASH
-    assert "a dict without 'score'" in broken.detail
+    assert "returned {'reward': 1.0}, expected a dict with 'score'" in broken.detail
 
 
 def test_trls_function_is_given_text_and_only_what_it_asks_for(pool: ScoringPool) -> None:
