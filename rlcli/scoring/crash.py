@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import os
 import traceback
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ OURS = ("rlcli", "rlcli_verifiers", "rlcli_environments")
 """Packages whose lines tell a user nothing."""
 FILE_MODULE = "rlcli_verifier_"
 """Prefix of the module name of a user's file, see `load.find`."""
-ERROR_CHARS, SHOWN_CHARS, TRACEBACK_CHARS = 700, 120, 8000
-"""Maximum lengths of an error's text, of a response and of a traceback."""
+ERROR_CHARS, CODE_CHARS, SHOWN_CHARS, TRACEBACK_CHARS = 700, 100, 120, 8000
+"""Maximum lengths of an error's text, of a line of code, of a response and of a traceback."""
 BEFORE_RESPONSE = "; the response: "
 _RESPONSE = "rlcli_response"
 
@@ -63,8 +64,8 @@ def shortened(text: str) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The file and the line of the user's code that raised the error, or of the function whose result it is about;
-    empty for code of rlcli."""
+    """The file, the line and the text of the user's code that raised the error, or the file and the line of the
+    function whose result it is about; empty for code of rlcli."""
     if isinstance(error, BadResult):
         code = code_of(error.function)
         ours = getattr(inspect.unwrap(error.function), "__module__", None) or ""
@@ -76,7 +77,9 @@ def place_of(error: BaseException) -> str:
     if not own:
         return ""
     frame, line = own[-1]
-    return f"{_shown(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+    code = linecache.getline(frame.f_code.co_filename, line).strip()
+    place = f"{_shown(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+    return f"{place}: {code[:CODE_CHARS]}" if code else place
 
 
 def user_traceback(error: BaseException) -> str:

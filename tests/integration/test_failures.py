@@ -212,7 +212,7 @@ def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, 
     assert all("ValueError" in detail for detail in pq.read_table(saved)["detail"].to_pylist())
 
 
-def test_a_verifier_that_always_fails_ends_the_command_before_anything_loads(
+def test_a_verifier_that_always_fails_ends_the_command_at_once(
     cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
     words = ("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "2", *SMALL)

@@ -325,7 +325,7 @@ def test_a_file_of_which_no_row_is_verified_fails(rows: Path, capsys: pytest.Cap
     verifier.write_text("def verify(request):\n    raise ValueError('boom')\n")
     words = ("verifiers", "run", f"{verifier}:verify", "--input", str(rows), "--output", str(scored))
     said = error_of(capsys, *words)
-    assert f"ValueError: boom ({verifier}, line 2, in verify); the response: " in said
+    assert f"ValueError: boom ({verifier}, line 2, in verify: raise ValueError('boom')); the response: " in said
     assert not scored.exists()
     rows.write_text(rows.read_text() + '{"completion": "", "ground_truth": "0"}\n')
     half = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1 / int(ground_truth)\n"

@@ -224,7 +224,7 @@ def tried(verifier: str, rows: list[Prompt], *, converses: bool = False) -> list
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("raise KeyError('level')", r"KeyError: 'level' \(.*mine\.py, line 2, in f\); the response: '1'"),
+        ("raise KeyError('level')", r"KeyError: 'level' \(.*mine\.py, line 2, in f: raise .*\); the response: '1'"),
         ("return 1.0 / (request.completion == '1')", "ZeroDivisionError.*; the response: 'I do not know.'"),
         ("pass", "returned None, expected a Verdict or a number"),
         ("return 'good'", "returned 'good', expected a Verdict or a number"),

@@ -155,7 +155,8 @@ def test_the_error_of_the_shape_that_a_function_reads_is_reported(
 def test_the_innermost_line_of_the_users_folder_is_named(pool: ScoringPool, file: Path, function: str) -> None:
     verdict = pool.submit(f"{file}:{function}", VerifyRequest(RESPONSE, "42")).result()
     helper = file.with_name("mine_helper.py")
-    assert verdict.detail == f"IndexError: list index out of range ({helper}, line 2, in second){SHOWN}"
+    code = "return text.split()[1:][3]"
+    assert verdict.detail == f"IndexError: list index out of range ({helper}, line 2, in second: {code}){SHOWN}"
 
 
 def test_a_process_that_dies_is_reported_with_the_response(pool: ScoringPool, file: Path) -> None:

@@ -106,7 +106,9 @@ def test_an_abstaining_term_is_left_out_and_all_abstaining_is_no_answer(pool: Sc
 def test_what_a_term_raises_or_how_long_it_takes_is_the_whole_sums(pool: ScoringPool) -> None:
     crash = ask(pool, f"gsm8k + 0.1 * {NAME}unreadable", "#### 42", truth="42")
     assert (crash.score, crash.outcome) == (0.0, Outcome.CRASH)
-    assert crash.detail == "ValueError: the ground truth '42' is no number"
+    assert crash.detail.startswith("ValueError: the ground truth '42' is no number (")
+    assert ", in unreadable: raise ValueError(" in crash.detail
+    assert crash.detail.endswith("; the response: '#### 42'")
     right, hung = ask_all(pool, f"gsm8k + 0.1 * {NAME}awaited", ["#### 42", "hang"])
     assert (right.score, hung.outcome) == (1.1, Outcome.WRONG)
 
