@@ -29,6 +29,9 @@ STANDARD = "-"
 
 REQUIRED = {"completion": "the response, as text", "ground_truth": "the right answer, as text"}
 
+OURS = (*REQUIRED, "prompt", "data_source", "extra_info", "finish_reason", "thinking")
+"""Fields of a row with a meaning of their own; a verifier finds the others in `extra_info`, as those of a dataset."""
+
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -76,7 +79,7 @@ class RowFile:
 
     A row is an object with `completion` and `ground_truth`, and may have `prompt` (text or chat messages),
     `data_source`, `extra_info`, `finish_reason` ("stop" or "length") and `thinking` (true: the prompt ended within an
-    open <think>); all other fields are kept. Empty lines are skipped.
+    open <think>); all other fields are kept, and a verifier finds them in `extra_info`. Empty lines are skipped.
     Raises `DataError` with file, line and hint, unless `skip_bad`; always for a file that cannot be read or has no row.
     """
 
@@ -218,7 +221,8 @@ def _row(line: bytes) -> Row:
         if not isinstance(fields.get(name), str):
             found = f"is {_kind(fields[name])}" if name in fields else "is missing"
             raise ValueError(f"'{name}', {what}, {found}")
-    source, extra = _optional(fields, "data_source", str, ""), _optional(fields, "extra_info", dict, {})
+    columns = {name: value for name, value in fields.items() if name not in OURS}
+    source, extra = _optional(fields, "data_source", str, ""), columns | _optional(fields, "extra_info", dict, {})
     reason, thinking = _optional(fields, "finish_reason", str, ""), _optional(fields, "thinking", bool, False)
     request = VerifyRequest(
         fields["completion"],

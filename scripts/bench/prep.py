@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench/prep.py [--rows 100000 400000] [--options='--dedup'] [--json prep.json]
 
 Rows are short sums with an answer and two more columns, of about 170 bytes each. Each number of rows is prepared by a
-process of its own; memory is the most that was resident in it at once (VmHWM), "a row" what the largest number of rows
+process of its own; memory is the most that was resident in it at once, "a row" what the largest number of rows
 takes more than the smallest, by row.
 """
 

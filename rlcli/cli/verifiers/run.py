@@ -40,7 +40,8 @@ def run_verifier(
     """Score responses: each row keeps its fields and gains score, outcome, extracted and seconds.
 
     A row is {"completion": "…", "ground_truth": "…"} and may have prompt, data_source,
-    extra_info, finish_reason ("stop", "length") and thinking (true: the prompt opened a <think>).
+    extra_info, finish_reason ("stop", "length") and thinking (true: the prompt opened a <think>);
+    a verifier finds its other fields in extra_info, and a TRL function as columns.
 
     Examples:
 

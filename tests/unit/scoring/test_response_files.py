@@ -76,3 +76,10 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_fix(
 
 def test_a_mark_of_utf8_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     assert [row.fields for row in RowFile(write(tmp_path / "rows.jsonl", LINE.encode("utf-8-sig")))] == [ROW]
+
+
+def test_further_fields_are_columns_for_the_verifier(tmp_path: Path) -> None:
+    row = {**ROW, "answer": 4, "level": "a", "extra_info": {"level": "b"}}
+    (found,) = RowFile(write(tmp_path / "rows.jsonl", json.dumps(row).encode()))
+    assert found.fields == row
+    assert found.request.extra_info == {"answer": 4, "level": "b"}
