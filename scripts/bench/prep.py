@@ -39,7 +39,7 @@ def prepared(source: Path, out: Path, options: list[str]) -> dict[str, float]:
     """Seconds and bytes of memory of one command."""
     words = ["prep", "jsonl", "--source", str(source), "--columns", "prompt=question", "--out", str(out), *options]
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "rlcli.cli.main", *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-P", "-m", "rlcli.cli.main", *words], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, "the command has failed"

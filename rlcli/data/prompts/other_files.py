@@ -26,12 +26,18 @@ def is_other_file(path: Path) -> bool:
     return path.name.endswith(ENDINGS)
 
 
-def unprepared(path: Path, columns: Iterable[str] | None = None) -> DataError:
-    """The error for a file or a folder of rows that are not prepared. columns: those of its rows, if they are known."""
-    kind = "a folder of raw rows" if path.is_dir() else "not a parquet file that rlcli prep has made"
+def unprepared(path: Path, problem: str = "", columns: Iterable[str] = ()) -> DataError:
+    """The error for a file or a folder of rows that are not prepared. problem, columns: of its rows, if they are
+    known."""
+    kind = "is a folder of raw rows" if path.is_dir() else "is not a parquet file that rlcli prep has made"
     out = f"data/{_stem(path)}"
     command = f"rlcli prep jsonl --source {shlex.quote(str(path))}{_mapping(columns or _columns(path))} --out {out}"
-    return DataError(f"data: {path} is {kind}", f"make one of it: {command}, then give {out}")
+    return DataError(f"data: {path} {problem or kind}", f"make rows of it: {command}, then give {out}")
+
+
+def raw_rows(columns: Iterable[str]) -> bool:
+    """Whether columns are those of rows that `rlcli prep jsonl` makes prompts of, by their names."""
+    return bool({*PROMPTS} & {*columns}) and "reward_model" not in columns
 
 
 def missing(path: Path) -> DataError:

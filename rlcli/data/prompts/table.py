@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, image_counts, is_text_type, mapped
-from rlcli.data.prompts.other_files import PROMPTS, has_other_files, is_other_file, missing, unprepared
+from rlcli.data.prompts.other_files import has_other_files, is_other_file, missing, raw_rows, unprepared
 from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
 from rlcli.errors import ConfigError, DataError
 from rlcli.images.rows import BadImage, content_text, marked, pictures
@@ -95,10 +95,13 @@ def _read(file: Path) -> Any:
         with pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER) as parquet:
             columns: list[str] = parquet.schema_arrow.names
             lacking = [name for name in REQUIRED if name not in columns]
-            if len(lacking) > 1 and set(columns) & {*PROMPTS}:
-                raise unprepared(file, columns)
             if lacking:
-                raise DataError(f"data: {file} has no column '{lacking[0]}' (it has {', '.join(columns)})", hint)
+                problem = f"has no column '{lacking[0]}' (it has {', '.join(columns)})"
+                raise (
+                    unprepared(file, problem, columns)
+                    if raw_rows(columns)
+                    else DataError(f"data: {file} {problem}", hint)
+                )
             images = image_column(parquet.schema_arrow)
             wanted = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
             if not parquet.metadata.num_rows:

@@ -39,9 +39,9 @@ def test_the_command_for_a_file_makes_rows_of_it(name: str, capsys: pytest.Captu
         Path(name).write_bytes(csv if name.endswith("csv") else gzip.compress(lines) if "gz" in name else lines)
     said = refused(name)
     command = f"rlcli prep jsonl --source {name} --columns prompt=question,answer=target --out data/sums"
-    assert said == (
-        f"data: {name} is not a parquet file that rlcli prep has made; make one of it: {command}, then give data/sums"
-    )
+    kind = "is not a parquet file that rlcli prep has made"
+    kind = "has no column 'data_source' (it has question, target, level)" if name == "sums.parquet" else kind
+    assert said == f"data: {name} {kind}; make rows of it: {command}, then give data/sums"
     assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
     assert [row.ground_truth for row in read_prompts("data/sums", "train", "gsm8k")] == ["1", "2", "3"]
 
