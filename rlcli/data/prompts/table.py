@@ -97,11 +97,9 @@ def _read(file: Path) -> Any:
             lacking = [name for name in REQUIRED if name not in columns]
             if lacking:
                 problem = f"has no column '{lacking[0]}' (it has {', '.join(columns)})"
-                raise (
-                    unprepared(file, problem, columns)
-                    if raw_rows(columns)
-                    else DataError(f"data: {file} {problem}", hint)
-                )
+                if raw_rows(columns):
+                    raise unprepared(file, problem, columns)
+                raise DataError(f"data: {file} {problem}", hint)
             images = image_column(parquet.schema_arrow)
             wanted = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
             if not parquet.metadata.num_rows:
