@@ -125,30 +125,52 @@ def rescore(
     """Score the samples with `verifier`, or with that of their row in `prompts`, by id.
 
     thinking: the run's prompts ended within an open <think>. The tokens are not saved: a verifier that counts them gets
-    as many as there were, but not their ids. Raises `VerifierError` if the verifier crashes on the first samples.
+    as many as there were, but not their ids.
     """
     result = Rescored()
-    single = [one for one in samples if (one.fields["turns"] or 1) == 1]
+    single = _of_one_turn(samples)
     result.several_turns = len(samples) - len(single)
     result.unknown = sum(one.fields["prompt_id"] not in prompts for one in single)
-
-    def expression_and_verdict(one: Stored) -> tuple[str, Future[Verdict]]:
-        prompt = prompts.get(one.fields["prompt_id"])
-        expression = prompt.verifier if prompt else verifier
-        return expression, pool.submit(expression, _request(one, prompt, thinking))
 
     def submit(numbered: tuple[int, Stored]) -> Future[Verdict]:
         done, one = numbered
         on_progress("rescore", done, len(single))
-        return expression_and_verdict(one)[1]
-
-    check_first(single, lambda one: f"step {one.step}, {one.fields['prompt_id']}", expression_and_verdict)
+        return _submitted(one, prompts, verifier, pool, thinking)[1]
 
     verdicts: Iterator[tuple[tuple[int, Stored], Verdict]] = in_order(enumerate(single), submit)
     for (_, stored), verdict in verdicts:
         result.add(stored, verdict)
         on_verdict(stored, verdict)
     return result
+
+
+def try_verifier(
+    samples: Sequence[Stored],
+    prompts: Mapping[str, Prompt],
+    verifier: str,
+    pool: ScoringPool,
+    *,
+    thinking: bool = False,
+) -> None:
+    """Raise `VerifierError` if the verifier crashes on the first samples, before anything is written. As `rescore`."""
+    check_first(
+        _of_one_turn(samples),
+        lambda one: f"that of step {one.step} to {one.fields['prompt_id']}",
+        lambda one: _submitted(one, prompts, verifier, pool, thinking),
+    )
+
+
+def _of_one_turn(samples: Sequence[Stored]) -> list[Stored]:
+    return [one for one in samples if (one.fields["turns"] or 1) == 1]
+
+
+def _submitted(
+    stored: Stored, prompts: Mapping[str, Prompt], verifier: str, pool: ScoringPool, thinking: bool
+) -> tuple[str, Future[Verdict]]:
+    """The expression that scores a sample, and its verdict."""
+    prompt = prompts.get(stored.fields["prompt_id"])
+    expression = prompt.verifier if prompt else verifier
+    return expression, pool.submit(expression, _request(stored, prompt, thinking))
 
 
 def _request(stored: Stored, prompt: Prompt | None, thinking: bool) -> VerifyRequest:
