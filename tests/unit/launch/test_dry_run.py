@@ -266,3 +266,25 @@ def test_a_dry_run_tries_them_all(model: Path, tmp_path: Path, capsys: pytest.Ca
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert any("evaluation.every = 5 has no effect" in note for note in notes)
     assert any("rejects the answers of 1 of the first 2 rows" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "command", [["train", "grpo", "--out", "run"], ["train", "grpo", "--dry-run"], ["eval", "--out", "evals"]]
+)
+def test_a_verifier_that_crashes_ends_each_command_before_the_model_loads(
+    command: list[str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlcli.launch.preflight._check_place", lambda model, note: pytest.fail("it comes later"))
+    (tmp_path / "mine.py").write_text("def correct(completions, **columns):\n    [float(c) for c in completions]\n")
+    words = [*command, "--model", str(model), "--data", str(data(tmp_path, "2", "3")), "--verifier", "mine.py:correct"]
+    before = set(tmp_path.rglob("*"))
+    assert main([*words, "--set", "cluster.device=cpu"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "mine.py:correct' fails (crash) on row toy:t" in said
+    assert "returned None, expected a list of 1 number (mine.py, line 1, correct); the response: '2'" in said
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
