@@ -91,7 +91,8 @@ def _dicts(rows: Any) -> Iterable[Mapping[str, Any]]:
         return (row.to_dict() for _, row in rows.iterrows())
     if "Image(" in str(getattr(rows, "features", "")):  # `datasets` would decode pictures; as Arrow, they stay encoded
         return (row.to_pylist()[0] for row in rows.with_format("arrow"))
-    return iter(rows)
+    listed: Iterable[Mapping[str, Any]] = rows
+    return listed
 
 
 def _write(prepared: Mapping[str, Sequence[Any]], files: Mapping[str, Path]) -> None:

@@ -77,9 +77,9 @@ def place_of(error: BaseException) -> str:
     if not own:
         return ""
     frame, line = own[-1]
-    code = linecache.getline(frame.f_code.co_filename, line).strip()
+    text = linecache.getline(frame.f_code.co_filename, line).strip()
     place = f"{_shown(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
-    return f"{place}: {code[:CODE_CHARS]}" if code else place
+    return f"{place}: {text[:CODE_CHARS]}" if text else place
 
 
 def user_traceback(error: BaseException) -> str:

@@ -138,7 +138,7 @@ def _verified(function: Callable[..., Any], result: Any) -> Verified:
         raise BadResult(function, f"returned {shown(result)}, expected a Verdict or a number")
     elif not _returns_values(function):  # else None means that it does not apply to this row
         raise BadResult(function, "returned None, expected a Verdict or a number (it has no `return` with a value)")
-    return result
+    return result if isinstance(result, Verdict) else None
 
 
 def _returns_values(function: Callable[..., Any]) -> bool:
@@ -164,7 +164,8 @@ def _has_value(code: CodeType) -> bool:
 
 
 def _check_finite(function: Callable[..., Any], verdict: Verdict) -> None:
-    for name, number in {"score": verdict.score, **verdict.parts}.items():
+    numbers: dict[str, Any] = {"score": verdict.score, **verdict.parts}
+    for name, number in numbers.items():
         if isinstance(number, Real) and not math.isfinite(number):
             raise BadResult(function, f"returned a Verdict whose {name} is {number}, expected a finite number")
 
