@@ -208,7 +208,7 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise DataError(f"{file}: {not_utf8(error)}", "then give that file") from error
+        raise DataError(f"{file} cannot be read: {not_utf8(error)}", "then give that file") from error
     # pyarrow's errors are ValueErrors; gzip raises EOFError for a truncated file, zlib.error for a damaged one.
     except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {_brief(error)}", "check that the file is complete") from error
