@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+DEBUG = "RLCLI_DEBUG"
+"""Environment variable, set by --debug: print the traceback of a verifier that fails too."""
+
 
 class RlcliError(Exception):
     """A failure that the user can fix: printed as one line, without a traceback, with exit code 2.

@@ -9,10 +9,12 @@ came from elsewhere, such as a run's, may not.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
 import re
+import shlex
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -59,6 +61,17 @@ class _Lines(Protocol):
     """A binary file, or one that is decompressed while it is read."""
 
     def readline(self, size: int = -1, /) -> bytes: ...
+
+
+_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Beginnings of texts in other encodings than UTF-8; the first that matches."""
+SURE_BYTES = 4
+"""Bytes at the beginning of a text that tell its encoding."""
 
 
 class UnfitFile(RlcliError):
@@ -175,6 +188,36 @@ def bounded_lines(file: _Lines, name: str | Path, longest: int = LINE_BYTES, mos
         if most and total > most:
             raise _too_large(name, total, most)
         yield line
+
+
+def check_encoding(beginning: bytes, name: str | Path) -> None:
+    """Raise `UnfitFile` for a text in UTF-16 or UTF-32, by its first `SURE_BYTES`: no line of it would be one of UTF-8.
+
+    >>> check_encoding(b'{"prompt"', "rows.jsonl")
+    """
+    found = next((encoding for mark, encoding in _MARKS.items() if beginning.startswith(mark)), "")
+    if not found and b"\0" in beginning[:2]:  # without a mark: every second byte of a text in English is 0
+        found = "UTF-16BE" if beginning[:1] == b"\0" else "UTF-16LE"
+    if found:
+        raise UnfitFile(name, f"is text in {found}, not in UTF-8", f"convert it: {_conversion(found, name)}")
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What is wrong with a line of another encoding, and the fix.
+
+    >>> try: b"caf\xe9".decode()
+    ... except UnicodeDecodeError as error: not_utf8(error)
+    'it is not UTF-8 (byte 0xe9 at 3); if the file is in Latin-1, convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW'
+    """
+    byte = f"byte 0x{error.object[error.start]:02x} at {error.start}"
+    return f"it is not UTF-8 ({byte}); if the file is in Latin-1, convert it: {_conversion('LATIN1', '')}"
+
+
+def _conversion(encoding: str, name: str | Path) -> str:
+    """The command that converts a file to UTF-8."""
+    path = Path(name)
+    files = f"{shlex.quote(str(name))} > {shlex.quote(f'utf8-{path.name}')}" if str(name) else "OLD > NEW"
+    return f"iconv -f {encoding} -t UTF-8 {files}"
 
 
 def json_objects(path: Path, *, most: int = LINES_BYTES, links: bool = False) -> Iterator[dict[str, Any]]:

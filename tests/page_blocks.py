@@ -16,7 +16,7 @@ LANGUAGES = {"bash", "json", "mermaid", "python", "text", "toml"}
 FILES = {
     "docs/environments.md": ("guess.py", "shop.py", "dots.py"),
     "docs/gateway.md": ("agent.py",),
-    "docs/your_own_algorithm.md": ("mine.py", "test_mine.py"),
+    "docs/your_own_algorithm.md": ("mine.py", "bounded.py", "test_mine.py"),
     "docs/your_own_verifier.md": ("last_word.py",),
     "README.md": ("last_word.py",),
     "data_prep/README.md": ("capitals.py",),

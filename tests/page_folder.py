@@ -137,9 +137,12 @@ def _zip(path: Path, text: str) -> None:
 
 def _files(root: Path) -> None:
     (root / "my_rewards.py").write_text(REWARDS)
-    row = {"question": "What is 6 × 7?", "target": "42", "completion": "It is 42"}
-    row |= {"prompt": row["question"], "ground_truth": row["target"]}
-    (root / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    rows = []
+    for number in range(7, 27):
+        asked, truth = f"What is 6 × {number}?", str(6 * number)
+        row = {"question": asked, "target": truth, "level": number % 3, "completion": f"It is {truth}"}
+        rows.append(row | {"prompt": asked, "ground_truth": truth})
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     row = {"question": "How many?", "target": "3", "files": ["raw/geometry3k/figure.png"] * 2}
     (root / "pictures.jsonl").write_text(json.dumps(row) + "\n")
     (root / "grpo.yaml").write_bytes((FOREIGN / "trl_grpo.yaml").read_bytes())

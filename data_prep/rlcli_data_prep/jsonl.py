@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from rlcli_data_prep.images import images_of
 from rlcli_data_prep.sources import ENDINGS, read_splits, text
 
 OPTIONS = {
-    "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt,answer=answer); "
-    "ground_truth also means the answer, images the pictures; any other name goes into extra_info, response "
-    "for a worked answer",
-    "verifier": "what scores the rows: a name or an expression; required",
+    "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt, and answer=answer, or "
+    "else ground_truth); ground_truth also means the answer, images the pictures; any other name goes into extra_info, "
+    "response for a worked answer; its other columns are kept there under their own names",
+    "verifier": "what scores the rows: a name or an expression (none: named when training, --verifier)",
     "instruction": "text to append to each question, such as the answer format that the verifier reads (none)",
     "data_source": "the rows' name in metrics (the source's own)",
     "ability": "the rows' kind of task (general)",
@@ -33,19 +33,29 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The question (text or chat messages), the ground truth (text or number, else its JSON), pictures if `columns`
-    names them, and in `extra_info` the other columns of `columns`, under our name."""
+    """The question (text or chat messages), the ground truth (text or number, else its JSON; empty if there is neither
+    a column for it nor a verifier), and pictures if `columns` names them.
+
+    `extra_info` has the other columns of `columns`, under our name, and those of the source, under its own: a reward
+    function that was written for the source finds them.
+    """
     columns = dict(options.columns)
-    messages = chat(row, _there(row, columns.pop("prompt", "prompt"), "prompt"))
+    question = _there(row, columns.pop("prompt", "prompt"), "prompt")
+    messages = chat(row, question)
     if options.instruction:
         last = messages[-1]
         messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
     images: tuple[bytes, ...] = ()
-    if there := columns.pop("images", ""):
-        images = images_of(row, options, _there(row, there, "images"))
+    picture = columns.pop("images", "")
+    if picture:
+        images = images_of(row, options, _there(row, picture, "images"))
         messages = marked(messages, len(images))
     # `answer` or `ground_truth` names the answer; with both, `answer` is one more column for extra_info.
-    truth = _truth(row, _there(row, columns.pop("ground_truth", "") or columns.pop("answer", "answer"), "answer"))
+    answer = columns.pop("ground_truth", "") or columns.pop("answer", "")
+    column = answer or _answer_of(row)
+    # Without a verifier that reads an answer there may be none: a reward function reads the columns that it needs.
+    has_answer = answer or options.verifier or column in row
+    truth = _truth(row, _there(row, column, "answer")) if has_answer else ""
     return Prompt(
         id="",
         messages=messages,
@@ -53,21 +63,33 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
         ability=options.ability or "general",
         verifier=options.verifier or "",
         ground_truth=truth,
-        extra_info={name: _json(row, column) for name, column in columns.items()},
+        extra_info=_kept(row, {question, picture}) | {name: _json(row, column) for name, column in columns.items()},
         images=images,
     )
 
 
 def check(options: ConvertOptions) -> None:
-    """Raise `ConfigError` if the source or the verifier is not given: neither can be guessed."""
-    for flag, value, example in (
-        ("--source", options.source, "--source rows.jsonl"),
-        ("--verifier", options.verifier, "--verifier math"),
-    ):
-        if not value:
-            raise ConfigError(
-                f"{flag} is not given", f"for example: {example}; rlcli verifiers list shows the verifiers"
-            )
+    """Raise `ConfigError` if the source is not given: it cannot be guessed."""
+    if not options.source:
+        raise ConfigError("--source is not given", "for example: --source rows.jsonl")
+
+
+def _answer_of(row: Mapping[str, Any]) -> str:
+    """The column of the answer, if none is named."""
+    return "ground_truth" if "answer" not in row and "ground_truth" in row else "answer"
+
+
+def _kept(row: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
+    """The columns of the source but those in `read`, without values that JSON has none for, such as bytes or times."""
+    return {str(name): value for name, value in row.items() if name not in read and _is_json(value)}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def chat(row: Mapping[str, Any], column: str) -> tuple[Message, ...]:
@@ -107,12 +129,8 @@ def _truth(row: Mapping[str, Any], column: str) -> str:
 def _json(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
         raise DataError(f"no column '{column}' (the row has {', '.join(map(str, row))})", "fix --columns or that row")
-    try:
-        json.dumps(row[column], allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        raise DataError(
-            f"'{column}' holds no JSON value: {row[column]!r:.80}", "leave it out, or fix that row"
-        ) from None
+    if not _is_json(row[column]):
+        raise DataError(f"'{column}' holds no JSON value: {row[column]!r:.80}", "leave it out, or fix that row")
     return row[column]
 
 

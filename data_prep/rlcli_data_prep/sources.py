@@ -16,10 +16,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from rlcli.errors import DataError
-from rlcli.reading import DATA_BYTES, DATA_LINE_BYTES, bounded_lines, check_regular
+from rlcli.reading import (
+    DATA_BYTES,
+    DATA_LINE_BYTES,
+    SURE_BYTES,
+    bounded_lines,
+    check_encoding,
+    check_regular,
+    not_utf8,
+)
 from rlcli.types import ConvertOptions, RawRow
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
@@ -199,14 +207,23 @@ def _reachable(hub_id: str) -> Iterator[None]:
 def _readable(file: Path) -> Iterator[None]:
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} cannot be read: {not_utf8(error)}", "then give that file") from error
     # pyarrow's errors are ValueErrors; gzip raises EOFError for a truncated file, zlib.error for a damaged one.
     except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {_brief(error)}", "check that the file is complete") from error
 
 
 def _open(file: Path) -> BinaryIO:
+    """A file of text, which is not in an encoding other than UTF-8 by its beginning."""
     check_regular(file, links=True)
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+    opened: Any = gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # noqa: SIM115 - the caller closes it
+    try:
+        check_encoding(opened.peek(SURE_BYTES)[:SURE_BYTES], file)
+    except BaseException:
+        opened.close()
+        raise
+    return cast(BinaryIO, opened)
 
 
 def _lines(file: Path) -> Iterator[tuple[Any, str]]:
@@ -264,7 +281,12 @@ def _parquet(file: Path) -> Iterator[tuple[Any, str]]:
 def _parsed(content: bytes) -> Any:
     """The parsed JSON, or the error."""
     try:
-        return json.loads(content.decode())
+        return json.loads(content.decode().rstrip())
+    except UnicodeDecodeError as error:
+        return ValueError(not_utf8(error))
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        return ValueError(f"not JSON: {error.msg:.100} ({line}character {error.colno})")
     except ValueError as error:
         return ValueError(f"not JSON: {error!s:.120}")
     except RecursionError:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.run import Run
+from rlcli.api.train import Rows
 
 Place = str | Path
 
 
 def evaluate(
     model: Place | Run | None = None,
-    data: Place | Sequence[Place] | None = None,
+    data: Place | Sequence[Place] | Rows | None = None,
     *,
     endpoint: str | None = None,
     samples: int = 1,
@@ -39,17 +40,17 @@ def evaluate(
         report = rlcli.evaluate("runs/grpo-1", "data/gsm8k", samples=4)
         report["pass"]["pass@4"]["mean"]
 
-    model: a folder or hub id, a run or its folder. data: a path, or several. Each parameter is the command's option of
-    that name; `rlcli eval -h` describes them. verifier: what the command takes, or a function as for `rlcli.train`.
-    settings: dotted key → value. The samples are kept only with `out`: parquet files there. Raises an `RlcliError` that
-    names the fix.
+    model: a folder or hub id, a run or its folder. data: a path, or several, or rows as for `rlcli.train`. Each
+    parameter is the command's option of that name; `rlcli eval -h` describes them. verifier: what the command takes, or
+    a function as for `rlcli.train`. settings: dotted key → value. The samples are kept only with `out`: parquet files
+    there. Raises an `RlcliError` that names the fix.
     """
     from rlcli.api.command import call, option, settings_words
 
-    with _expression(verifier, out) as text:
+    with _paths(data, out) as paths, _expression(verifier, out) as text:
         given: dict[str, object] = {
             "model": model.path if isinstance(model, Run) else model,
-            "data": data,
+            "data": paths,
             "endpoint": endpoint,
             "samples": samples,
             "temperature": temperature,
@@ -68,6 +69,21 @@ def evaluate(
         }
         words = [word for name, value in given.items() for word in option(name, value)]
         return call("eval", [*words, *settings_words(settings)])
+
+
+@contextmanager
+def _paths(data: Any, out: Place | None) -> Iterator[Any]:
+    """The data as the command takes them; rows are stored with the samples, or for the time of this call."""
+    from rlcli.api.rows import is_rows, stored_evaluation_rows
+
+    if not is_rows(data):
+        yield data
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as room,
+        stored_evaluation_rows(data, Path(out or room)) as path,
+    ):
+        yield path
 
 
 @contextmanager

@@ -12,14 +12,16 @@ from rlcli.errors import ConfigError
 
 Place = str | Path
 Data = Place | Mapping[Place, float] | Sequence[Place]
+Rows = Any
+"""Rows in memory: a `datasets.Dataset`, a pandas frame, or a list of dicts."""
 
 
 def train(
     recipe: str | Path | None = None,
     *,
     model: Place | Run | None = None,
-    data: Data | None = None,
-    eval_data: Place | Sequence[Place] | None = None,
+    data: Data | Rows | None = None,
+    eval_data: Place | Sequence[Place] | Rows | None = None,
     verifier: str | Callable[..., Any] | None = None,
     environment: str | None = None,
     out: Place | None = None,
@@ -40,21 +42,22 @@ def train(
 
         run = rlcli.train("grpo", model="tiny", data="sums", steps=20, settings={"train.lr": 1e-4})
 
-    Each parameter is the command's option of that name; `rlcli train -h` describes them. data: a path, several, or path
-    → weight. verifier: what the command takes, or a function from a request to a `Verdict`, a number, True or False;
-    its source is stored in the run's folder, so it may use only its own names, builtins and imported modules. settings:
-    dotted key → value, for any key of the configuration.
+    Each parameter is the command's option of that name; `rlcli train -h` describes them. data: a path, several, path →
+    weight, or rows: a `datasets.Dataset`, a pandas frame or a list of dicts, with a column `prompt` and, if there is
+    one, `answer`; they are stored in the run's folder, with all their columns. eval_data: the same, without weights.
+    verifier: what the command takes, or a function from a request to a `Verdict`, a number, True or False; its source
+    is stored in the run's folder, so it may use only its own names, builtins and imported modules. settings: dotted
+    key → value, for any key of the configuration.
 
     The command runs as a child process and prints its progress here. Ctrl-C stops the run after its current step, and
     then raises KeyboardInterrupt; `rlcli.train(resume=…)` continues. Raises an `RlcliError` that names the fix:
     `RunFailed` for a run that failed after it had started.
     """
     from rlcli.api.command import call, option, settings_words
+    from rlcli.api.rows import is_rows
 
-    words = [*([str(recipe)] if recipe is not None else []), *_data(data), *settings_words(settings)]
     given: dict[str, object] = {
         "model": _path(model),
-        "eval_data": eval_data,
         "environment": environment,
         "resume": _path(resume),
         "accept_changes": accept_changes,
@@ -70,12 +73,27 @@ def train(
     }
     if callable(verifier) and resume is not None:
         raise ConfigError(f"resume = {resume}: the run has its verifier", "leave verifier out")
-    if callable(verifier) and out is None:
+    rows = {name: some for name, some in {"train": data, "test": eval_data}.items() if is_rows(some)}
+    if rows and resume is not None:
+        raise ConfigError(f"resume = {resume}: the run has its data", "leave data and eval_data out")
+    if (callable(verifier) or rows) and out is None:
         out = _free_folder(recipe)
-    with _expression(verifier, out, force) as text:
-        given |= {"out": out, "verifier": text}
+    with _stored(rows, out, force) as paths, _expression(verifier, out, force) as text:
+        words = [*([str(recipe)] if recipe is not None else []), *_data(paths.get("train", data))]
+        words += settings_words(settings)
+        given |= {"out": out, "verifier": text, "eval_data": paths.get("test", eval_data)}
         result = call("train", [*words, *(word for name, value in given.items() for word in option(name, value))])
     return Run(result["out"])
+
+
+def _stored(rows: Mapping[str, Rows], out: Place | None, force: bool) -> AbstractContextManager[dict[str, str]]:
+    """The paths of rows in memory, which are stored in the run's folder `out`."""
+    if not rows:
+        return nullcontext({})
+    from rlcli.api.rows import stored_rows
+
+    assert out is not None, "the folder of stored rows is known"
+    return stored_rows(rows, Path(out), force)
 
 
 def _expression(

@@ -27,17 +27,24 @@ def stored_in_run(function: Function, run: Path, force: bool) -> Iterator[str]:
     folder would raise, before anything is written.
     """
     source = source_of(function)
-    RunFolder.check(run, force)
-    made = [folder for folder in (run, *run.parents) if not folder.exists()]
-    run.mkdir(parents=True, exist_ok=True)
-    (run / LOCK).touch()  # the folder is a run's: it holds a file
+    made = make_run_folder(run, force)
     file, is_new = _write(source, function.__name__, run.absolute() / CODE)
     try:
         yield _expression(file, function)
     except BaseException:
         if is_new and str(file) not in str(config_of(run).get("verifier", {}).get("name", "")):
-            _remove(file, run / CODE, made)
+            remove_stored(file, run / CODE, made)
         raise
+
+
+def make_run_folder(run: Path, force: bool) -> list[Path]:
+    """Make the folder of a run that is to start, and return the folders that were made for it. Raises what a run in
+    that folder would raise, before anything is written."""
+    RunFolder.check(run, force)
+    made = [folder for folder in (run, *run.parents) if not folder.exists()]
+    run.mkdir(parents=True, exist_ok=True)
+    (run / LOCK).touch()  # the folder is a run's: it holds a file
+    return made
 
 
 @contextmanager
@@ -51,7 +58,7 @@ def stored_in_evaluation(function: Function, folder: Path) -> Iterator[str]:
         yield _expression(file, function)
     except BaseException:
         if is_new:
-            _remove(file, folder / CODE, made)
+            remove_stored(file, folder / CODE, made)
         raise
 
 
@@ -75,13 +82,14 @@ def _expression(file: Path, function: Function) -> str:
     return Term(f"{file}:{function.__name__}").verifier
 
 
-def _remove(file: Path, code: Path, made: list[Path]) -> None:
-    """Remove a stored function, and the folders that were made for it, unless something else is in them."""
+def remove_stored(file: Path, room: Path, made: list[Path]) -> None:
+    """Remove a stored file, its folder in that of a run, and the folders that were made for the run, unless something
+    else is in them."""
     with suppress(OSError):
-        file.unlink()
-        code.rmdir()
-        left = {one.name for one in code.parent.iterdir()}
+        file.unlink(missing_ok=True)
+        room.rmdir()
+        left = {one.name for one in room.parent.iterdir()}
         if made and left <= {LOCK}:
-            (code.parent / LOCK).unlink(missing_ok=True)
+            (room.parent / LOCK).unlink(missing_ok=True)
             for folder in made:
                 folder.rmdir()

@@ -20,6 +20,7 @@ from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, VerifierError
 from rlcli.images.described import described
 from rlcli.scoring.checking import check_loaded, key_notes
+from rlcli.scoring.crash import without_response
 from rlcli.scoring.expression import parse
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.processes.worker import OVERRAN
@@ -40,6 +41,11 @@ MAX_LONG_PROBES = 50
 
 MOST_TIMEOUTS = 10
 """Maximum number of timeouts of a kind before it is skipped: it has failed, and the rest would take hours."""
+
+CRASHING_ROWS = 4
+"""Rows of a verifier on which it is tried before all else."""
+WITHOUT_ANSWER = ("?", "I do not know.")
+"""Responses that no verifier accepts."""
 
 RESPONSE = "the row's response"
 STATEMENT = "the answer stated"
@@ -78,13 +84,15 @@ def audit(
     with ScoringPool(options.processes, options.deadline_s, expressions, options.sandbox) as pool:
         check_loaded(pool.loaded, options.deadline_s, options.sandbox, "--deadline")
         run = _Audit(rows, subjects, pool, options, on_progress)
+        run.refuse_crashing()
         run.gold()
         run.mutated()
         sent = key_notes(pool.loaded)
     if not run.seconds:
         raise DataError(
-            f"data: {data}: no row has a right answer to try",
-            "give rows an extra_info.response, or the verifier a gold",
+            f"data: {data}: no row has a right answer to try"
+            + (f"; the verifier crashes on some responses: {run.crash}" if run.crash else ""),
+            "fix the verifier" if run.crash else "give rows an extra_info.response, or the verifier a gold",
         )
     with ScoringPool(1, options.deadline_s, expressions, options.sandbox) as another:
         determinism = run.again(another)
@@ -138,7 +146,8 @@ class _Asked:
 
 @dataclass
 class _Audit:
-    """A running audit. rights: by row, the right response from which its probes are made."""
+    """A running audit. rights: by row, the right response from which its probes are made. crash: the first that was met
+    while the forms of an answer were tried."""
 
     rows: Sequence[Prompt]
     subjects: Sequence[Subject]
@@ -153,10 +162,33 @@ class _Audit:
     sample: list[tuple[_Asked, Verdict]] = field(default_factory=list)
     untried: list[int] = field(default_factory=list)
     timeouts: Counter[tuple[Group, str]] = field(default_factory=Counter)
+    crash: str = ""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.options.seed)
         self.requests = [row.request() for row in self.rows]
+
+    def refuse_crashing(self) -> None:
+        """Raise `VerifierError` if a verifier crashes on its first rows, whatever the response: nothing could be tried.
+
+        One that crashes in the same way on the first row alone cannot read that row, which `gold` reports.
+        """
+        places: dict[str, list[int]] = {}
+        for number, one in enumerate(self.subjects):
+            if len(some := places.setdefault(one.expression, [])) < CRASHING_ROWS:
+                some.append(number)
+        for expression, numbers in places.items():
+            requests = [
+                replace(self.requests[number], completion=text)
+                for number in numbers
+                for text in (self.requests[number].ground_truth, *WITHOUT_ANSWER)
+            ]
+            verdicts = self._verify([(expression, request) for request in requests])
+            if all(verdict.outcome is Outcome.CRASH for verdict in verdicts):
+                of_all = "every row" if len(numbers) == len(self.rows) else f"the first {len(numbers)} rows"
+                raise VerifierError(
+                    f"{expression} fails on {of_all}, whatever the response: {verdicts[0].detail}", "fix it"
+                )
 
     def gold(self) -> None:
         """Try the right answers of every row."""
@@ -260,7 +292,10 @@ class _Audit:
                 yield probe
 
     def _verify(self, pairs: Sequence[tuple[str, VerifyRequest]]) -> list[Verdict]:
-        return [future.result() for future in [self.pool.submit(name, request) for name, request in pairs]]
+        verdicts = [future.result() for future in [self.pool.submit(name, request) for name, request in pairs]]
+        crashed = (verdict.detail for verdict in verdicts if verdict.outcome is Outcome.CRASH)
+        self.crash = self.crash or next(crashed, "")
+        return verdicts
 
     def _verdicts(
         self, asked: Iterable[_Asked], what: str, total: int, pool: ScoringPool | None = None
@@ -297,8 +332,12 @@ class _Audit:
         """Rows whose verification crashes in the same way for any response: the row is the cause."""
         for number, detail in sorted(failed.items()):
             one, request = self.subjects[number], self.requests[number]
-            pairs = [(one.expression, replace(request, completion=text)) for text in ("?", "I do not know.")]
-            if any(verdict.detail != detail or verdict.outcome is not Outcome.CRASH for verdict in self._verify(pairs)):
+            pairs = [(one.expression, replace(request, completion=text)) for text in WITHOUT_ANSWER]
+            same = without_response(detail)
+            if any(
+                without_response(verdict.detail) != same or verdict.outcome is not Outcome.CRASH
+                for verdict in self._verify(pairs)
+            ):
                 continue
             if len(failed) == len(self.rows) > 1:
                 raise VerifierError(f"{one.expression} fails on every row, whatever the response: {detail}", "fix it")

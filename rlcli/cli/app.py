@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -21,7 +21,7 @@ from rlcli import __version__
 from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, error_file, is_supervised
 from rlcli.cli.bash_words import rejoined_words
 from rlcli.cli.group import Root, command_line
-from rlcli.errors import RlcliError, RunFailed
+from rlcli.errors import DEBUG, RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
 from rlcli.importing import keep_current_folder_out
 from rlcli.redact import printable, redact_output, redacted
@@ -55,7 +55,9 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Allowed anywhere on the line.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks, of verifiers too. Allowed anywhere on the line.")
+    ] = False,
 ) -> None:
     """Train reasoning models by reinforcement learning with verifiable rewards."""
 
@@ -77,7 +79,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = _format_warning
     try:
         # Not standalone: Typer would print its errors in boxes, and import rich for them.
-        with rejoined_words():
+        with rejoined_words(), _debugging(debug):
             done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else int(left.code is not None)
@@ -97,6 +99,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if done == INTERRUPTED and not is_supervised():
         _print("interrupted")
     return done if isinstance(done, int) else 0
+
+
+@contextlib.contextmanager
+def _debugging(debug: bool) -> Iterator[None]:
+    """Ask this process and those that it starts for tracebacks, if `debug`."""
+    if not debug:
+        yield
+        return
+    before = os.environ.get(DEBUG)
+    os.environ[DEBUG] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[DEBUG]
 
 
 def _report(error: Exception) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from rlcli.data.samples import sample_files
 from rlcli.evaluation.store import read_samples
 from rlcli.scoring.processes.pool import ScoringPool, in_order
+from rlcli.scoring.trial import check_first
 from rlcli.types import UNVERIFIED, USAGE, Outcome, Prompt, Verdict, VerifyRequest
 
 COLUMNS = (
@@ -127,21 +128,49 @@ def rescore(
     as many as there were, but not their ids.
     """
     result = Rescored()
-    single = [one for one in samples if (one.fields["turns"] or 1) == 1]
+    single = _of_one_turn(samples)
     result.several_turns = len(samples) - len(single)
     result.unknown = sum(one.fields["prompt_id"] not in prompts for one in single)
 
     def submit(numbered: tuple[int, Stored]) -> Future[Verdict]:
         done, one = numbered
         on_progress("rescore", done, len(single))
-        prompt = prompts.get(one.fields["prompt_id"])
-        return pool.submit(prompt.verifier if prompt else verifier, _request(one, prompt, thinking))
+        return _submitted(one, prompts, verifier, pool, thinking)[1]
 
     verdicts: Iterator[tuple[tuple[int, Stored], Verdict]] = in_order(enumerate(single), submit)
     for (_, stored), verdict in verdicts:
         result.add(stored, verdict)
         on_verdict(stored, verdict)
     return result
+
+
+def try_verifier(
+    samples: Sequence[Stored],
+    prompts: Mapping[str, Prompt],
+    verifier: str,
+    pool: ScoringPool,
+    *,
+    thinking: bool = False,
+) -> None:
+    """Raise `VerifierError` if the verifier crashes on the first samples, before anything is written. As `rescore`."""
+    check_first(
+        _of_one_turn(samples),
+        lambda one: f"that of step {one.step} to {one.fields['prompt_id']}",
+        lambda one: _submitted(one, prompts, verifier, pool, thinking),
+    )
+
+
+def _of_one_turn(samples: Sequence[Stored]) -> list[Stored]:
+    return [one for one in samples if (one.fields["turns"] or 1) == 1]
+
+
+def _submitted(
+    stored: Stored, prompts: Mapping[str, Prompt], verifier: str, pool: ScoringPool, thinking: bool
+) -> tuple[str, Future[Verdict]]:
+    """The expression that scores a sample, and its verdict."""
+    prompt = prompts.get(stored.fields["prompt_id"])
+    expression = prompt.verifier if prompt else verifier
+    return expression, pool.submit(expression, _request(stored, prompt, thinking))
 
 
 def _request(stored: Stored, prompt: Prompt | None, thinking: bool) -> VerifyRequest:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlcli.attempt import is_restart
 from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
@@ -168,7 +169,14 @@ def _scoring(
 ) -> tuple[RunConfig, tuple[str, ...], str]:
     """The configuration with the sandbox that was found, the verifiers of these rows, and that sandbox, or empty if
     they need none. Raises what `check_verifiers` and `check_rivals` do."""
-    verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier, on_note)
+    verifiers, sandbox = check_verifiers(
+        JoinedPrompts([train_rows, test_rows]),
+        config.verifier,
+        on_note,
+        # A first attempt has tried them; with given responses nothing is rewarded.
+        tried=() if is_restart() or config.data.response else (train_rows, test_rows),
+        converses=bool(config.environment.name),
+    )
     _note_engine_key(config, on_note)
     _check_rivals(config, train_rows, test_rows)
     if sandbox:  # workers use the one found here or none, never another one silently

@@ -1,42 +1,58 @@
-"""Loads a run's verifiers once before the model, so that a missing plugin or option is an early error."""
+"""Loads a run's verifiers once before the model, and tries them, so that what is wrong with them is an early error."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from rlcli.config.schema import VerifierSection
 from rlcli.data.prompts.table import verifiers_of
-from rlcli.errors import ConfigError, UnknownName, VerifierError
+from rlcli.errors import ConfigError, DataError, UnknownName, VerifierError
 from rlcli.sandbox import backend_name
 from rlcli.scoring.checking import check_loaded, key_notes
 from rlcli.scoring.expression import Composition, parse, rivals_of
-from rlcli.scoring.processes.fork_server import ForkServer
+from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import target
+from rlcli.scoring.trial import check_answers, first_answers
 from rlcli.types import Prompt
 
 
 def check_verifiers(
-    rows: Sequence[Prompt], section: VerifierSection, on_note: Callable[[str], None] = lambda text: None
+    rows: Sequence[Prompt],
+    section: VerifierSection,
+    on_note: Callable[[str], None] = lambda text: None,
+    *,
+    tried: Sequence[Sequence[Prompt]] = (),
+    converses: bool = False,
 ) -> tuple[tuple[str, ...], str]:
-    """Load the verifiers that the rows name, in a separate process since plugin code never runs here, and open the
-    sandbox if one of them runs programs.
+    """Load the verifiers that the rows name, in a separate process since plugin code never runs here, open the sandbox
+    if one of them runs programs, and try them on the first rows of each of `tried` (`scoring.trial`).
+
+    converses: responses are conversations with an environment, which the rows that are tried lack: what fails then is
+    only noted.
 
     Returns the expressions, each once, and the name of the sandbox's backend, tested here; empty if none needs it.
     on_note: told which key goes to which address.
-    Raises `VerifierError` for a verifier that is unknown or does not load, `ConfigError` for an option that it does
-    not take or a `timeout_s` beyond its deadline, and `SetupError` if the sandbox does not work.
+    Raises `VerifierError` for a verifier that is unknown, does not load or crashes, `ConfigError` for an option that it
+    does not take or a `timeout_s` beyond its deadline, `SetupError` if the sandbox does not work, and `DataError` for
+    answers that their verifier rejects.
     """
     first = verifiers_of(rows)
     compositions = {expression: parse(expression) for expression in sorted(first)}
     for expression, composition in compositions.items():
         _check_names(composition, first[expression] if parse(section.name).names_rows_own else "")
     backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
-    with contextlib.closing(ForkServer(backend)) as fork_server:
-        loaded = {name: fork_server.load(composition) for name, composition in compositions.items()}
-    for note in key_notes(loaded):
-        on_note(note)
-    return tuple(compositions), check_loaded(loaded, section.deadline_s, backend, "verifier.deadline_s")
+    with ScoringPool(1, section.deadline_s, tuple(compositions), backend) as pool:
+        for note in key_notes(pool.loaded):
+            on_note(note)
+        sandbox = check_loaded(pool.loaded, section.deadline_s, backend, "verifier.deadline_s")
+        for some in tried:
+            try:
+                check_answers(first_answers(some), pool, on_note)
+            except (DataError, VerifierError) as error:
+                if not converses:
+                    raise
+                on_note(f"{error.message} (tried without its environment)")
+    return tuple(compositions), sandbox
 
 
 def check_rivals(expressions: Iterable[str], samples: str, count: int, oversample: float = 1.0) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 
 from rlcli.errors import DataError
-from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Row, Rows
+from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Rows
 from rlcli.prep.steps import Outcome as StepOutcome
+from rlcli.prep.stored import Row, StoredRows
 from rlcli.scoring.expression import parse
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Outcome, Verdict
 
 DEADLINE_S = 10.0
-AT_ONCE = 10_000
-"""Maximum verifications that wait for a process at once, to bound their memory."""
 
 
 def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
@@ -26,45 +28,73 @@ def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
     code in a file. Raises `DataError` for the first row that fails, unless `skip_bad`; `UnknownName` for an unknown
     verifier.
     """
-    every = [row for some in rows.values() for row in some]
-    golds = {name: _has_gold(name) for name in sorted({row.prompt.verifier for row in every})}
-    bad: dict[int, DataError] = {}
-    with_gold = [row for row in every if golds[row.prompt.verifier]]
-    for row, problem in zip(with_gold, _problems(with_gold, on_progress), strict=True):
-        if problem:
-            why = f"the verifier '{row.prompt.verifier}' rejects the row's own answer {row.prompt.ground_truth!r:.80}"
-            bad[id(row)] = DataError(f"{row.where}: {why}: {problem}", "fix that row of the source")
-    if bad and not skip_bad:
-        first = next(iter(bad.values()))
-        more = f" (and {len(bad) - 1} more rows)" if len(bad) > 1 else ""
-        raise DataError(first.message + more, f"{first.hint}, leave such rows out with --skip-bad, or use --no-check")
-    unchecked = Counter(row.prompt.verifier for row in every if not golds[row.prompt.verifier])
-    notes = [error.message for error in list(bad.values())[:EXAMPLES]]
-    notes += [f"{count} rows of the verifier '{name}' are not checked here" for name, count in unchecked.items()]
-    kept = {split: [row for row in some if id(row) not in bad] for split, some in rows.items()}
-    return StepOutcome(kept, {"answer refused": len(bad)}, notes)
+    golds: dict[str, bool] = {}
+    counts: Counter[str] = Counter()
+    for row in _all(rows):
+        verifier = row.prompt.verifier
+        counts[verifier] += 1
+        if verifier not in golds:
+            golds[verifier] = _has_gold(verifier)
+    notes: list[str] = []
+    hint, refused = "fix that row of the source", 0
+    kept: Rows = {}
+    total = sum(counts[verifier] for verifier, has_gold in golds.items() if has_gold)
+    with _problems([verifier for verifier, has_gold in golds.items() if has_gold], total, on_progress) as problems:
+        for split, some in rows.items():
+            places = array("q")
+            for place, (row, problem) in enumerate(problems(some)):
+                if not problem:
+                    places.append(place)
+                    continue
+                refused += 1
+                if len(notes) < EXAMPLES:
+                    why = f"the verifier '{row.prompt.verifier}' rejects the row's own answer"
+                    notes.append(f"{row.where}: {why} {row.prompt.ground_truth!r:.80}: {problem}")
+            kept[split] = some.take(places)
+    if refused and not skip_bad:
+        more = f" (and {refused - 1} more rows)" if refused > 1 else ""
+        raise DataError(notes[0] + more, f"{hint}, leave such rows out with --skip-bad, or use --no-check")
+    notes += [
+        f"{count} rows of the verifier '{name}' are not checked here" if name else f"{count} rows name no verifier"
+        for name, count in counts.items()
+        if not golds[name]
+    ]
+    return StepOutcome(kept, {"answer refused": refused}, notes)
 
 
-def _problems(rows: Sequence[Row], on_progress: OnProgress) -> list[str]:
-    """For each row, why its answer is refused; empty if it is accepted. `gold` runs in the scoring processes too: what
-    a row makes of it must not hold up the command."""
+@contextmanager
+def _problems(
+    verifiers: Sequence[str], total: int, on_progress: OnProgress
+) -> Iterator[Callable[[StoredRows], Iterator[tuple[Row, str]]]]:
+    """A function that gives each row with why its answer is refused; empty if it is accepted or cannot be checked.
+    verifiers: those that can be. total: of their rows. `gold` runs in the scoring processes too: what a row makes of it
+    must not hold up the command."""
     from rlcli.scoring.golds import gold_expression
-    from rlcli.scoring.processes.pool import ScoringPool
+    from rlcli.scoring.processes.pool import ScoringPool, in_order
 
-    if not rows:
-        return []
-    problems: list[str] = []
-    first = {name: parse(name).terms[0] for name in sorted({row.prompt.verifier for row in rows})}
+    if not verifiers:
+        yield lambda rows: ((row, "") for row in rows)
+        return
+    first = {name: parse(name).terms[0] for name in sorted(verifiers)}
     expressions = {name: gold_expression(VERIFIERS.target(term.ref), term) for name, term in first.items()}
+    accepted: Future[Verdict] = Future()
+    accepted.set_result(Verdict(1.0, Outcome.OK))
+    done = 0
     with ScoringPool(len(os.sched_getaffinity(0)), DEADLINE_S, sorted(set(expressions.values()))) as pool:
-        for start in range(0, len(rows), AT_ONCE):
-            some = rows[start : start + AT_ONCE]
-            waiting = [pool.submit(expressions[row.prompt.verifier], row.prompt.request()) for row in some]
-            for future in waiting:
-                problems.append(_problem(future.result()))
-                if len(problems) % REPORT_EVERY == 0:
-                    on_progress("check answers", len(problems), len(rows))
-    return problems
+
+        def submit(row: Row) -> Future[Verdict]:
+            expression = expressions.get(row.prompt.verifier)
+            return pool.submit(expression, row.prompt.request()) if expression else accepted
+
+        def problems(rows: StoredRows) -> Iterator[tuple[Row, str]]:
+            nonlocal done
+            for row, verdict in in_order(rows, submit):
+                done += row.prompt.verifier in expressions
+                if done % REPORT_EVERY == 0:
+                    on_progress("check answers", done, total)
+                yield row, _problem(verdict)
+
+        yield problems
 
 
 def _problem(verdict: Verdict) -> str:
@@ -77,8 +107,14 @@ def _problem(verdict: Verdict) -> str:
     return f"{verdict.outcome}" + (f", {verdict.detail}" if verdict.detail else "")
 
 
+def _all(rows: Rows) -> Iterator[Row]:
+    return (row for some in rows.values() for row in some)
+
+
 def _has_gold(expression: str) -> bool:
     """Whether the module of the expression's first verifier, which scores the answer, writes responses to check."""
+    if not expression:  # it is named when training
+        return False
     ref = parse(expression).terms[0].ref
     if ":" in ref:
         return False

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from rlcli.errors import DataError
 from rlcli.images.decoding import decode
 from rlcli.images.rows import BadImage
 from rlcli.prep import steps
 from rlcli.prep.decontaminate import NGRAM, SHARE
-from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Outcome, Row, Rows
+from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Outcome, Rows
+from rlcli.prep.stored import Row, RowStore, StoredPrompts, StoredRows
 from rlcli.registry import Registry
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 
@@ -29,7 +32,8 @@ class Plan:
     max_tokens: bound on its tokens, as `tokenizer` (a folder or hub id) and its chat template make them. dedup: keep
     the first of equal prompts. against: evaluation sets (parquet files, or folders with test.parquet) that no train row
     may match; ngram, share: the threshold (see `decontaminate`). shuffle: seed. limit: rows per split. check: verify
-    each row's own answer. skip_bad: leave out a row that is malformed or whose answer fails the check.
+    each row's own answer. skip_bad: leave out a row that is malformed or whose answer fails the check. test_size: rows
+    of train to hold out as the test split, a number or a share below 1; test_seed: chooses them.
     """
 
     split: str | None = None
@@ -45,6 +49,8 @@ class Plan:
     limit: int | None = None
     check: bool = True
     skip_bad: bool = False
+    test_size: float | None = None
+    test_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Step:
 class Prepared:
     """The prompts of each split, what each step did, and where the raw rows came from (see `RawRow.origin`)."""
 
-    splits: dict[str, list[Prompt]]
+    splits: dict[str, StoredPrompts]
     steps: list[Step]
     origins: list[str]
 
@@ -103,7 +109,7 @@ def prepare(
                 )
     if note := steps.repeats(rows):
         done.append(Step("repeats", {split: len(some) for split, some in rows.items()}, note=note))
-    return Prepared({split: [row.prompt for row in some] for split, some in rows.items()}, done, origins)
+    return Prepared({split: StoredPrompts(some) for split, some in rows.items()}, done, origins)
 
 
 def located(where: str, error: Exception) -> DataError:
@@ -126,6 +132,8 @@ def _steps(plan: Plan, on_progress: OnProgress) -> Iterable[tuple[str, Callable[
     if plan.against:
         decontaminated = partial(steps.decontaminated, against=plan.against, n=plan.ngram, share=plan.share)
         yield "decontaminate", partial(decontaminated, on_progress=on_progress)
+    if plan.test_size is not None:
+        yield "hold out", partial(steps.held_out, size=plan.test_size, seed=plan.test_seed)
     if plan.shuffle is not None:
         yield "shuffle", partial(steps.shuffled, seed=plan.shuffle)
     if plan.limit is not None:
@@ -146,34 +154,58 @@ def _convert(
         raise DataError(
             f"--split = {plan.split}: {converter.name} has only {', '.join(raw)}", "give that, or another --source"
         )
-    rows, read, origins, bad = Rows(), dict[str, int](), dict[str, None](), list[DataError]()
-    removed = Counter[str]()
+    reading, rows = _Reading(converter, options, plan.skip_bad), Rows()
     for split in [plan.split] if plan.split is not None else raw:
-        converted = rows[split] = []
-        for index, one in enumerate(raw[split]):
-            read[split] = index + 1
-            origins[one.origin] = None
-            try:
-                converted.append(Row(_prompt(converter, one, options, split, index), one.where))
-            except BadImage as error:  # datasets of the web have some, which are no reason to stop
-                bad.append(DataError(f"{one.where}: {error}", "fix that row of the source"))
-                removed["bad image"] += 1
-            except DataError as error:
-                if not plan.skip_bad:
-                    raise DataError(error.message, f"{error.hint}, or leave such rows out with --skip-bad") from error
-                bad.append(error)
-                removed["malformed"] += 1
-            if read[split] % REPORT_EVERY == 0:
-                on_progress(f"read {split}", read[split], None)
-        if not converted:
-            what = "have bad images" if removed["bad image"] == len(bad) else "are malformed"
-            why = f"all {len(bad)} rows {what}, the first: {bad[0].message}" if bad else "it is empty"
-            raise DataError(f"{converter.name}: no row of the {split} split: {why}", "check the source")
-    done = [Step("read", read)]
-    if bad:
+        rows[split] = reading.split(split, raw[split], on_progress)
+    done = [Step("read", reading.read)]
+    if reading.removed:
         left = {split: len(some) for split, some in rows.items()}
-        done.append(Step("convert", left, dict(removed), [error.message for error in bad[:EXAMPLES]]))
-    return rows, done, [origin for origin in origins if origin]
+        done.append(Step("convert", left, dict(reading.removed), reading.examples))
+    return rows, done, [origin for origin in reading.origins if origin]
+
+
+class _Reading:
+    """Converts raw rows into a store of them. read: raw rows of each split. removed: how many were left out, by reason,
+    with examples."""
+
+    def __init__(self, converter: Converter, options: ConvertOptions, skip_bad: bool) -> None:
+        self._converter, self._options, self._skip_bad = converter, options, skip_bad
+        self._store = RowStore()
+        self.read: dict[str, int] = {}
+        self.origins: dict[str, None] = {}
+        self.removed: Counter[str] = Counter()
+        self.examples: list[str] = []
+
+    def split(self, split: str, raw: Iterable[RawRow], on_progress: OnProgress) -> StoredRows:
+        """The rows of a split. Raises `DataError` if there are none."""
+        first = len(self._store)
+        for index, one in enumerate(raw):
+            self.read[split] = index + 1
+            self.origins[one.origin] = None
+            self._convert(one, split, index)
+            if self.read[split] % REPORT_EVERY == 0:
+                on_progress(f"read {split}", self.read[split], None)
+        if len(self._store) == first:
+            count = self.removed.total()
+            what = "have bad images" if self.removed["bad image"] == count else "are malformed"
+            why = f"all {count} rows {what}, the first: {self.examples[0]}" if count else "it is empty"
+            raise DataError(f"{self._converter.name}: no row of the {split} split: {why}", "check the source")
+        return StoredRows(self._store, np.arange(first, len(self._store)))
+
+    def _convert(self, one: RawRow, split: str, index: int) -> None:
+        try:
+            self._store.add(Row(_prompt(self._converter, one, self._options, split, index), one.where))
+        except BadImage as error:  # datasets of the web have some, which are no reason to stop
+            self._leave_out("bad image", f"{one.where}: {error}")
+        except DataError as error:
+            if not self._skip_bad:
+                raise DataError(error.message, f"{error.hint}, or leave such rows out with --skip-bad") from error
+            self._leave_out("malformed", error.message)
+
+    def _leave_out(self, why: str, message: str) -> None:
+        self.removed[why] += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(message)
 
 
 def _prompt(converter: Converter, raw: RawRow, options: ConvertOptions, split: str, index: int) -> Prompt:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from rlcli.errors import DataError
+import numpy as np
+
+from rlcli.errors import ConfigError, DataError
 from rlcli.images.decoding import size_of
 from rlcli.prep.decontaminate import EvaluationSet, normalised, question, tokens_of
+from rlcli.prep.stored import TEST, TRAIN, Row, StoredRows
 from rlcli.types import IMAGE, Prompt
 
 if TYPE_CHECKING:
     from rlcli.images.rule import ImageRule
 
-TRAIN, TEST = "train", "test"
 EXAMPLES = 3
 REPORT_EVERY = 1000
 OnProgress = Callable[[str, int, int | None], None]
 """Name of the step, rows done, and total rows if known."""
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A prompt and the location of its raw row."""
-
-    prompt: Prompt
-    where: str
-
-
-Rows = dict[str, list[Row]]
+Rows = dict[str, StoredRows]
 """Split → its rows."""
 
 
@@ -48,8 +43,12 @@ class Outcome:
 
 def by_chars(rows: Rows, low: int | None, high: int | None) -> Outcome:
     """Keep rows whose messages have from `low` to `high` characters in total."""
-    lengths = [sum(len(message["content"]) for message in row.prompt.messages) for row in _all(rows)]
+    lengths = {split: array("q", map(_characters, some)) for split, some in rows.items()}
     return _between(rows, lengths, low or 0, float("inf") if high is None else high)
+
+
+def _characters(row: Row) -> int:
+    return sum(len(message["content"]) for message in row.prompt.messages)
 
 
 def by_tokens(rows: Rows, most: int, tokenizer: str, on_progress: OnProgress) -> Outcome:
@@ -58,57 +57,117 @@ def by_tokens(rows: Rows, most: int, tokenizer: str, on_progress: OnProgress) ->
     from rlcli.data.prompts.prompts import load_tokenizer, prompt_lengths
     from rlcli.model.io.facts import image_rule
 
-    def on_tokens(done: int, total: int) -> None:
-        on_progress("tokenize", done, total)
+    has_pictures = any(some.has_images for some in rows.values())
+    rule, loaded = image_rule(tokenizer) if has_pictures else None, load_tokenizer(tokenizer)
+    total, before = sum(map(len, rows.values())), 0
+    counted = _PictureTokens(rule, tokenizer)
+    lengths: dict[str, array[int]] = {}
+    for split, some in rows.items():
+        lengths[split] = array("q")
+        for chunk in some.chunks():
+            prompts = [row.prompt for row in chunk]
+            lengths[split].extend(prompt_lengths(prompts, loaded, _after(before, total, on_progress), rule))
+            counted.add(prompts)
+            before += len(prompts)
+    return replace(_between(rows, lengths, 0, most), note=counted.note() if has_pictures else "")
 
-    prompts = [row.prompt for row in _all(rows)]
-    pictures = [image for prompt in prompts for image in prompt.images]
-    rule = image_rule(tokenizer) if pictures else None
-    lengths = prompt_lengths(prompts, load_tokenizer(tokenizer), on_tokens, rule)
-    return replace(_between(rows, lengths, 0, most), note=_counted(pictures, rule, tokenizer) if pictures else "")
+
+def _after(before: int, total: int, on_progress: OnProgress) -> Callable[[int, int], None]:
+    """The progress of a chunk, in that of all rows."""
+    return lambda done, of_chunk: on_progress("tokenize", before + done, total)
 
 
-def _counted(pictures: Sequence[bytes], rule: ImageRule | None, tokenizer: str) -> str:
-    """How the tokens of pictures were counted."""
-    if rule is None:
-        return (
-            f"{len(pictures)} pictures counted as the text {IMAGE}: {tokenizer} is no model that sees them; with one "
-            "that does (--tokenizer), each has the tokens of its size"
-        )
-    each = [rule.tokens(*rule.fitted(*size_of(picture))) for picture in pictures]
-    return f"{len(each)} pictures counted as {min(each)} to {max(each)} tokens each, {sum(each)} in all"
+class _PictureTokens:
+    """Counts the tokens of pictures. rule: how the model sees them; None: it sees none."""
+
+    def __init__(self, rule: ImageRule | None, tokenizer: str) -> None:
+        self._rule, self._tokenizer = rule, tokenizer
+        self._pictures, self._tokens, self._least, self._most = 0, 0, 0, 0
+
+    def add(self, prompts: Sequence[Prompt]) -> None:
+        for picture in (picture for prompt in prompts for picture in prompt.images):
+            self._pictures += 1
+            if self._rule is not None:
+                count = self._rule.tokens(*self._rule.fitted(*size_of(picture)))
+                self._tokens += count
+                self._least, self._most = min(self._least or count, count), max(self._most, count)
+
+    def note(self) -> str:
+        """How they were counted."""
+        if self._rule is None:
+            return (
+                f"{self._pictures} pictures counted as the text {IMAGE}: {self._tokenizer} is no model that sees them; "
+                "with one that does (--tokenizer), each has the tokens of its size"
+            )
+        return f"{self._pictures} pictures counted as {self._least} to {self._most} tokens each, {self._tokens} in all"
 
 
 def without_duplicates(rows: Rows) -> Outcome:
-    """Keep the first of equal prompts; a prompt that is also in another split is removed from train."""
-    seen: dict[str, tuple[str, Row]] = {}
-    dropped: set[int] = set()
+    """Keep the first of equal prompts; a prompt that is also in another split is removed from train. Memory holds about
+    200 bytes of each prompt."""
+    seen: dict[bytes, tuple[str, int]] = {}
+    kept: Rows = {}
     removed: Counter[str] = Counter()
     examples: list[str] = []
     for split in sorted(rows, key=lambda split: split == TRAIN):
-        for row in rows[split]:
-            where, first = seen.setdefault(normalised(question(row.prompt)), (split, row))
-            if first is row:
+        places = array("q")
+        for place, row in enumerate(rows[split]):
+            where, other = seen.setdefault(_key(row.prompt), (split, place))
+            if (where, other) == (split, place):
+                places.append(place)
                 continue
-            dropped.add(id(row))
+            first = rows[where][other]
             why = "repeated" if where == split else "in another split"
-            other = first.prompt.ground_truth != row.prompt.ground_truth
-            removed[f"{why} with another answer" if other else why] += 1
+            differs = first.prompt.ground_truth != row.prompt.ground_truth
+            removed[f"{why} with another answer" if differs else why] += 1
             if len(examples) < EXAMPLES:
                 examples.append(f"{row.where} repeats {first.where}")
-    return Outcome(_kept(rows, lambda row: id(row) not in dropped), dict(removed), examples)
+        kept[split] = rows[split].take(places)
+    return Outcome({split: kept[split] for split in rows}, dict(removed), examples)
+
+
+def _key(prompt: Prompt, seed: str = "") -> bytes:
+    """16 bytes, equal for equal prompts."""
+    text = normalised(question(prompt)).encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=16, key=seed.encode()).digest()
+
+
+def held_out(rows: Rows, size: float, seed: int) -> Outcome:
+    """Take rows of train as the test split: so many, or for a `size` below 1 that share. Equal prompts stay together,
+    so none is in both. Which ones depends on the seed and on their own text alone, so that further rows move few."""
+    train = rows.get(TRAIN)
+    if train is None or TEST in rows:
+        count = f"a test split of {len(rows[TEST])} rows" if TEST in rows else f"no train split ({', '.join(rows)})"
+        raise ConfigError(
+            f"--test-size = {size:g}: the source has {count}",
+            "leave it out" + (", or take the train split alone: --split train" if train is not None else ""),
+        )
+    wanted = max(1, round(size * len(train))) if size < 1 else int(size)
+    drawn = np.frombuffer(array("Q", (int.from_bytes(_key(row.prompt, str(seed))[:8]) for row in train)), np.uint64)
+    keys, counts = np.unique(drawn, return_counts=True)
+    groups = max(1, int(np.cumsum(counts).searchsorted(wanted, side="right")))
+    if wanted >= len(train) or groups >= len(keys):
+        raise ConfigError(
+            f"--test-size = {size:g} leaves nothing to train on: there are {len(train)} rows of {len(keys)} different "
+            "prompts",
+            "give a smaller one",
+        )
+    is_test = drawn <= keys[groups - 1]
+    tests = train.take(np.flatnonzero(is_test)).as_test()
+    kept = train.take(np.flatnonzero(~is_test))
+    return Outcome({TRAIN: kept, TEST: tests}, {}, [], f"{len(tests)} rows are the test split (seed {seed})")
 
 
 def repeats(rows: Rows) -> str:
     """One line on the train rows that are also rows of another split, and on the rows of other splits that repeat one
     another; empty if there are none. Nothing is removed."""
     notes = []
-    train = [normalised(question(row.prompt)) for row in rows.get(TRAIN, [])]
+    train = rows.get(TRAIN, ())
     for split, some in rows.items():
         if split == TRAIN:
             continue
         asked = {normalised(question(row.prompt)) for row in some}
-        if shared := sum(text in asked for text in train):
+        if shared := sum(normalised(question(row.prompt)) in asked for row in train):
             notes.append(f"{shared} of {len(train)} train rows ask what a {split} row asks (--dedup takes them out)")
         problems = len({row.prompt.problem() for row in some})
         if problems < len(some):
@@ -127,7 +186,7 @@ def decontaminated(rows: Rows, against: Sequence[str], n: int, share: float, on_
     for path in against:
         asked = read_prompts(path, TEST, verifier="unread")  # the verifier does not matter here
         sets[path] = EvaluationSet([question(prompt) for prompt in asked], n)
-    kept: list[Row] = []
+    kept = array("q")
     removed: Counter[str] = Counter()
     touched: dict[str, set[int]] = {path: set() for path in sets}
     examples: list[str] = []
@@ -135,7 +194,7 @@ def decontaminated(rows: Rows, against: Sequence[str], n: int, share: float, on_
         found = [(match, path) for path, asked in sets.items() if (match := asked.match(tokens))]
         match, path = max(found, key=lambda one: one[0].share, default=(None, ""))
         if match is None or match.share < share:
-            kept.append(row)
+            kept.append(number)
         else:
             removed[path] += 1
             touched[path].add(match.index)
@@ -144,12 +203,14 @@ def decontaminated(rows: Rows, against: Sequence[str], n: int, share: float, on_
         if number % REPORT_EVERY == 0:
             on_progress("decontaminate", number, len(train))
     reasons = {f"near {len(touched[path])} rows of {path}": removed[path] for path in sets}
-    return Outcome(rows | {TRAIN: kept}, reasons, examples)
+    return Outcome(rows | {TRAIN: train.take(kept)}, reasons, examples)
 
 
 def shuffled(rows: Rows, seed: int) -> Outcome:
     """Shuffle each split; the order depends on the seed and the split's name."""
-    mixed = {split: random.Random(f"{seed}:{split}").sample(some, len(some)) for split, some in rows.items()}
+    mixed = {}
+    for split, some in rows.items():
+        mixed[split] = some.take(random.Random(f"{seed}:{split}").sample(range(len(some)), len(some)))
     return Outcome(mixed, {}, [])
 
 
@@ -159,16 +220,13 @@ def limited(rows: Rows, limit: int) -> Outcome:
     return Outcome({split: some[:limit] for split, some in rows.items()}, {"over the limit": over}, [])
 
 
-def _between(rows: Rows, lengths: Sequence[int], low: int, high: float) -> Outcome:
-    """Keep rows whose length, in the order of `_all`, is from `low` to `high`."""
-    lengths_of = {id(row): length for row, length in zip(_all(rows), lengths, strict=True)}
-    removed = {"shorter": sum(length < low for length in lengths), "longer": sum(length > high for length in lengths)}
-    return Outcome(_kept(rows, lambda row: low <= lengths_of[id(row)] <= high), removed, [])
-
-
-def _kept(rows: Rows, keep: Callable[[Row], bool]) -> Rows:
-    return {split: [row for row in some if keep(row)] for split, some in rows.items()}
-
-
-def _all(rows: Rows) -> Iterable[Row]:
-    return (row for some in rows.values() for row in some)
+def _between(rows: Rows, lengths: Mapping[str, Sequence[int]], low: int, high: float) -> Outcome:
+    """Keep rows whose length is from `low` to `high`."""
+    shorter = {split: np.asarray(some) < low for split, some in lengths.items()}
+    longer = {split: np.asarray(some) > high for split, some in lengths.items()}
+    removed = {
+        "shorter": sum(int(some.sum()) for some in shorter.values()),
+        "longer": sum(int(some.sum()) for some in longer.values()),
+    }
+    kept = {split: some.take(np.flatnonzero(~(shorter[split] | longer[split]))) for split, some in rows.items()}
+    return Outcome(kept, removed, [])

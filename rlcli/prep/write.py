@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcli.data.prompts.provenance import stamped
-from rlcli.data.prompts.schema import image_column, prompt_row, rows_table, write_tables
+from rlcli.data.prompts.schema import (
+    UnfitStruct,
+    extra_info_type,
+    image_column,
+    json_type,
+    prompt_row,
+    rows_table,
+    write_parts,
+)
+from rlcli.errors import DataError
 from rlcli.images.rows import content_parts
+from rlcli.prep.stored import are_chunked, chunks_of, have_images
 from rlcli.types import Prompt
 
 
@@ -18,43 +28,102 @@ def write_splits(
 ) -> dict[str, Path]:
     """Write `<split>.parquet` of each split to the folder `out`: all of them, or none and a `DataError`.
 
-    record: the output of `provenance`. output_format: "verl" (see `schema`) or "trl" (see `_flat_table`).
+    record: the output of `provenance`. output_format: "verl" (see `schema`) or "trl" (see `_flat_tables`).
     """
-    tables = {}
-    for split, prompts in splits.items():
-        table = _flat_table(prompts) if output_format == "trl" else rows_table([prompt_row(one) for one in prompts])
-        tables[out / f"{split}.parquet"] = stamped(table, {**record, "split": split})
-    write_tables(tables)
-    return dict(zip(splits, tables, strict=True))
+    files = {out / f"{split}.parquet": prompts for split, prompts in splits.items()}
+    records = {out / f"{split}.parquet": {**record, "split": split} for split in splits}
+    write_files(files, records, output_format)
+    return dict(zip(splits, files, strict=True))
 
 
-def _flat_table(prompts: Sequence[Prompt]) -> Any:
+def write_files(
+    files: Mapping[Path, Sequence[Prompt]],
+    records: Mapping[Path, Mapping[str, Any]] | None = None,
+    output_format: str = "verl",
+) -> None:
+    """Write prompts to parquet files: all, or none and a `DataError`. records: of each file, if there are any."""
+    if not all(map(len, files.values())):
+        raise DataError("no rows to write", "check the source and the counts")
+
+    def parts(extra_info: Any) -> dict[Path, Iterator[Any]]:
+        found = {}
+        for path, prompts in files.items():
+            tables = _flat_tables(prompts) if output_format == "trl" else _tables(prompts, extra_info)
+            found[path] = _stamped(tables, records[path]) if records else tables
+        return found
+
+    try:
+        write_parts(parts(None))
+    except UnfitStruct:  # seen only once its rows are written
+        write_parts(parts(json_type()))
+
+
+def _stamped(tables: Iterable[Any], record: Mapping[str, Any]) -> Iterator[Any]:
+    return (stamped(table, record) for table in tables)
+
+
+def _tables(prompts: Sequence[Prompt], extra_info: Any) -> Iterator[Any]:
+    """The tables of a file as verl reads it."""
+    kind, images = extra_info, have_images(prompts)
+    if kind is None and are_chunked(prompts):
+        kind = extra_info_type([dict(prompt.extra_info) for prompt in chunk] for chunk in chunks_of(prompts))
+    for chunk in chunks_of(prompts):
+        yield rows_table([prompt_row(prompt) for prompt in chunk], kind, images)
+
+
+def _flat_tables(prompts: Sequence[Prompt]) -> Iterator[Any]:
     """Flat columns as TRL's trainers read them, which pass all but `prompt` to the reward functions by name.
 
-    A pyarrow table of `prompt` (messages), `solution` (the answer; in mathematics between $ signs, where TRL's
-    accuracy_reward finds it), `answer` (unchanged), `data_source`, `verifier`, and the scalar fields of `extra_info`.
+    Tables of `prompt` (messages), `solution` (the answer; in mathematics between $ signs, where TRL's accuracy_reward
+    finds it), `answer` (unchanged), `data_source`, `verifier`, and the scalar fields of `extra_info`.
 
     A field of `extra_info` with the name of another column becomes `extra_NAME`. If there are pictures, they are the
     column `images`, and a message's content is a list of parts.
     """
     import pyarrow as pa
 
-    has_images = any(prompt.images for prompt in prompts)
+    has_images = have_images(prompts)
     part = pa.struct([("type", pa.string()), ("text", pa.string())])
     message = pa.struct([("role", pa.string()), ("content", pa.list_(part) if has_images else pa.string())])
-    columns: dict[str, Any] = {
-        "prompt": pa.array([_messages(prompt, has_images) for prompt in prompts], type=pa.list_(message)),
-        "solution": [_solution(prompt) for prompt in prompts],
-        "answer": [prompt.ground_truth for prompt in prompts],
-        "data_source": [prompt.data_source for prompt in prompts],
-        "verifier": [prompt.verifier for prompt in prompts],
-    }
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.extra_info)
-    for name in names:
-        values = [prompt.extra_info.get(name) for prompt in prompts]
-        if all(value is None or isinstance(value, str | bool | int | float) for value in values):
-            columns[f"extra_{name}" if name in columns else name] = _one_type(values)
-    return _with_images(columns, prompts) if has_images else pa.table(columns)
+    types = _flat_types(prompts)
+    for chunk in chunks_of(prompts):
+        columns: dict[str, Any] = {
+            "prompt": pa.array([_messages(prompt, has_images) for prompt in chunk], type=pa.list_(message)),
+            "solution": [_solution(prompt) for prompt in chunk],
+            "answer": [prompt.ground_truth for prompt in chunk],
+            "data_source": [prompt.data_source for prompt in chunk],
+            "verifier": [prompt.verifier for prompt in chunk],
+        }
+        for name, kind in types.items():
+            values = [prompt.extra_info.get(name) for prompt in chunk]
+            columns[f"extra_{name}" if name in columns else name] = _typed(values, kind)
+        yield _with_images(columns, chunk) if has_images else pa.table(columns)
+
+
+def _flat_types(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Each field of `extra_info` that is a scalar in all rows → its Arrow type: text, if no other fits all values."""
+    import pyarrow as pa
+
+    kinds: dict[str, set[type]] = {}
+    for prompt in prompts:
+        for name, value in prompt.extra_info.items():
+            found = kinds.setdefault(name, set())
+            if value is not None:
+                found.add(str if type(value) is int and not -(1 << 63) <= value < 1 << 63 else type(value))
+    arrow = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    types: dict[str, Any] = {}
+    for name, found in kinds.items():
+        if all(kind in arrow for kind in found):
+            types[name] = arrow[next(iter(found))] if len(found) == 1 else pa.string() if found else pa.null()
+    return types
+
+
+def _typed(values: list[Any], kind: Any) -> Any:
+    import pyarrow as pa
+
+    if kind == pa.string():
+        values = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pa.array(values, type=kind)
 
 
 def _messages(prompt: Prompt, as_parts: bool) -> list[dict[str, Any]]:
@@ -79,16 +148,3 @@ def _with_images(columns: dict[str, Any], prompts: Sequence[Prompt]) -> Any:
 def _solution(prompt: Prompt) -> str:
     answer = prompt.ground_truth
     return answer if prompt.ability != "math" or "$" in answer or "\\boxed" in answer else f"${answer}$"
-
-
-def _one_type(values: list[Any]) -> Any:
-    import pyarrow as pa
-
-    kinds = {type(value) for value in values if value is not None}
-    try:
-        if len(kinds) <= 1:
-            return pa.array(values)
-    except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
-        pass
-    texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
-    return pa.array(texts, type=pa.string())

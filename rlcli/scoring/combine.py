@@ -9,6 +9,8 @@ from rlcli.types import UNVERIFIED, USAGE, Outcome, Verdict
 
 Verified = Verdict | BaseException | None
 """The result of one verifier on one request: its verdict, the exception it raised, or None if it skips the row."""
+SKIPS = "no verifier of "
+"""Prefix of the detail of a verdict on a row that every verifier skips."""
 
 
 def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequence[Verified]) -> Verified:
@@ -33,7 +35,7 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
         return TypeError(f"the verifier returned {odd!r:.200}, not a Verdict or a number")
     there = [(name, one) for name, one in zip(weights or [""], verified, strict=True) if isinstance(one, Verdict)]
     if not there:
-        return Verdict(0.0, Outcome.NO_ANSWER, detail=f"no verifier of {expression} applies to this row")
+        return Verdict(0.0, Outcome.NO_ANSWER, detail=f"{SKIPS}{expression} applies to this row")
     _, first = there[0]
     if weights is None:
         return first

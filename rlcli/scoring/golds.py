@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from rlcli.scoring.crash import describe, with_response
 from rlcli.scoring.expression import Composition, Term
 from rlcli.scoring.load import Part, Scorer, find, load
 from rlcli.types import Outcome, Verdict, VerifyRequest
@@ -14,22 +15,33 @@ from rlcli.types import Outcome, Verdict, VerifyRequest
 TRIED, STATED = "tried", "stated"
 """Prefixes of a verdict's detail: either the verifier's module has written the response that must score (`gold`), or
 the ground truth itself was tried, which only shows whether the verifier crashes."""
+NO_GOLD = ", its gold: "
+"""In such a detail, before the reason why the module's `gold` cannot write a response for the row."""
 
 
 def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
     """The verdict of the verifier at `target` (`module:attribute` or `/path/file.py:attribute`) on the row's reference
     answer. options: the verifier's, as JSON. Raises what it raises."""
     gold, scorer = _loaded(target, options)
-    completion = gold(request) if gold else request.ground_truth
+    completion, how = request.ground_truth, TRIED
+    why = ""
+    if gold:
+        try:
+            completion, how = gold(request), STATED
+        except Exception as error:  # the row has no answer to state; whether the verifier can score it, it shows itself
+            why = f"{NO_GOLD}{describe(error)}"
     # There is no tokenizer here: verifiers that count tokens get one token per word.
     ids = tuple(range(len(completion.split())))
-    (found,) = scorer.verify([replace(request, completion=completion, completion_ids=ids, finish_reason="stop")])
+    stating = replace(request, completion=completion, completion_ids=ids, finish_reason="stop")
+    try:
+        (found,) = scorer.verify([stating])
+    except BaseException as error:
+        raise with_response(error, completion) from None
     if isinstance(found, BaseException):
-        raise found
+        raise with_response(found, completion)
     if found is None:
         return Verdict(0.0, Outcome.WRONG, detail=TRIED)
-    how = STATED if gold else TRIED
-    return replace(found, detail=f"{how}: {found.outcome}" + (f", {found.detail}" if found.detail else ""))
+    return replace(found, detail=f"{how}: {found.outcome}" + (f", {found.detail}" if found.detail else "") + why)
 
 
 def gold_expression(target: str, term: Term) -> str:

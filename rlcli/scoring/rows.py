@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
+import shutil
 import sys
+import tempfile
+import zlib
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ from typing import Any, BinaryIO
 
 from rlcli.errors import DataError
 from rlcli.files import replacing
-from rlcli.reading import DATA_LINE_BYTES, bounded_lines
+from rlcli.reading import DATA_LINE_BYTES, SURE_BYTES, bounded_lines, check_encoding, not_utf8
 from rlcli.redact import printable_json
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.types import UNVERIFIED, Message, Verdict, VerifyRequest
@@ -25,6 +28,9 @@ STANDARD = "-"
 """The path for standard input or output."""
 
 REQUIRED = {"completion": "the response, as text", "ground_truth": "the right answer, as text"}
+
+OURS = (*REQUIRED, "prompt", "data_source", "extra_info", "finish_reason", "thinking")
+"""Fields of a row with a meaning of their own; a verifier finds the others in `extra_info`, as those of a dataset."""
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -46,7 +52,7 @@ class Summary:
     score: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
     parts: dict[str, tuple[float, int]] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
+    seconds: array[float] = field(default_factory=lambda: array("d"))
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -67,31 +73,60 @@ class Summary:
             self.failures.append(verdict.detail)
 
 
-def read_rows(path: str, skip_bad: bool = False) -> tuple[list[Row], int]:
-    """The rows of a JSON Lines file (`-`: standard input; .gz: unpacked), and how many bad lines were skipped.
+class RowFile:
+    """The rows of a JSON Lines file (`-`: standard input; .gz: unpacked), parsed anew in each iteration: memory holds
+    one of them. skipped: how many bad lines are left out.
 
     A row is an object with `completion` and `ground_truth`, and may have `prompt` (text or chat messages),
     `data_source`, `extra_info`, `finish_reason` ("stop" or "length") and `thinking` (true: the prompt ended within an
-    open <think>); all other fields are kept. Empty lines are skipped.
+    open <think>); all other fields are kept, and a verifier finds them in `extra_info`. Empty lines are skipped.
     Raises `DataError` with file, line and hint, unless `skip_bad`; always for a file that cannot be read or has no row.
     """
-    rows, skipped = [], 0
-    for number, line in _lines(path):
-        try:
-            rows.append(_row(line))
-        except ValueError as error:
-            if not skip_bad:
-                raise DataError(
-                    f"{_name(path)}, line {number}: {error}", "fix that line, or skip such lines with --skip-bad"
-                ) from error
-            skipped += 1
-    if not rows:
-        raise DataError(f"{_name(path)} has no row to verify", "give one JSON object per line")
-    return rows, skipped
+
+    def __init__(self, path: str, skip_bad: bool = False) -> None:
+        self._path, self._skip_bad = path, skip_bad
+        self._standard: BinaryIO | None = None
+        if path == STANDARD:  # it can be read only once
+            self._standard = tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as this object
+            shutil.copyfileobj(sys.stdin.buffer, self._standard)
+        self.skipped = 0
+        self._rows = sum(1 for _ in self._parsed(self._count_skipped))
+        if not self._rows:
+            raise DataError(f"{_name(path)} has no row to verify", "give one JSON object per line")
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[Row]:
+        return self._parsed(lambda: None)
+
+    def _count_skipped(self) -> None:
+        self.skipped += 1
+
+    def _parsed(self, on_skipped: Callable[[], None]) -> Iterator[Row]:
+        for number, line in _lines(self._path, self._standard):
+            try:
+                yield _row(line)
+            except ValueError as error:
+                if not self._skip_bad:
+                    raise DataError(
+                        f"{_name(self._path)}, line {number}: {error}",
+                        "fix that line, or skip such lines with --skip-bad",
+                    ) from error
+                on_skipped()
+
+
+def read_rows(path: str, skip_bad: bool = False) -> tuple[list[Row], int]:
+    """The rows of a file that fits in memory, and how many bad lines were skipped. Raises like `RowFile`."""
+    rows = RowFile(path, skip_bad)
+    return list(rows), rows.skipped
 
 
 def verify_rows(
-    verifier: str, rows: Sequence[Row], pool: ScoringPool, on_progress: OnProgress = lambda what, done, total: None
+    verifier: str,
+    rows: Collection[Row] | RowFile,
+    pool: ScoringPool,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> Iterator[tuple[Row, Verdict]]:
     """The verdict on each row, in the order of the rows."""
 
@@ -145,32 +180,39 @@ def _write(stream: BinaryIO | gzip.GzipFile, fields: Mapping[str, Any]) -> None:
     stream.write(printable_json(json.dumps(fields, ensure_ascii=False)).encode() + b"\n")
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """The non-empty lines, counted from 1."""
+def _lines(path: str, standard: BinaryIO | None) -> Iterator[tuple[int, bytes]]:
+    """The non-empty lines, counted from 1. standard: what was read from standard input, if `path` names it."""
     try:
-        with _open(path) as stream:
+        with _open(path, standard) as stream:
+            check_encoding(stream.peek(SURE_BYTES)[:SURE_BYTES], _name(path))
             for number, line in enumerate(bounded_lines(stream, _name(path), DATA_LINE_BYTES), start=1):
                 if line.strip():
                     yield number, line
-    except (OSError, EOFError) as error:  # a .gz that is truncated, or not a .gz
+    except (OSError, EOFError, zlib.error) as error:  # a .gz that is truncated, or not a .gz
         why = getattr(error, "strerror", None) or error
         raise DataError(f"cannot read {_name(path)}: {why}", "give a JSON Lines file (.jsonl or .jsonl.gz)") from error
 
 
-def _open(path: str) -> Any:
-    if path == STANDARD:
-        return io.BytesIO(sys.stdin.buffer.read())
-    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")
+@contextmanager
+def _open(path: str, standard: BinaryIO | None) -> Iterator[Any]:
+    if standard is not None:
+        standard.seek(0)
+        yield standard
+        return
+    with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as stream:
+        yield stream
 
 
 def _row(line: bytes) -> Row:
     """Raises `ValueError` that describes the error in the line."""
     try:
-        fields = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
+        fields = json.loads(line.decode("utf-8-sig").rstrip(), parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8 (at byte {error.start})") from error
+        raise ValueError(not_utf8(error)) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} (character {error.colno})") from error
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -179,7 +221,8 @@ def _row(line: bytes) -> Row:
         if not isinstance(fields.get(name), str):
             found = f"is {_kind(fields[name])}" if name in fields else "is missing"
             raise ValueError(f"'{name}', {what}, {found}")
-    source, extra = _optional(fields, "data_source", str, ""), _optional(fields, "extra_info", dict, {})
+    columns = {name: value for name, value in fields.items() if name not in OURS}
+    source, extra = _optional(fields, "data_source", str, ""), columns | _optional(fields, "extra_info", dict, {})
     reason, thinking = _optional(fields, "finish_reason", str, ""), _optional(fields, "thinking", bool, False)
     request = VerifyRequest(
         fields["completion"],

@@ -202,7 +202,7 @@ def test_two_signals_end_a_run_at_once_and_damage_nothing(tiny: Path, sums: Path
 def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     done = cli(
         *("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "2", *SMALL),
-        *("--set", "verifier.name=test-crash", "--set", "rollout.engine=transformers"),
+        *("--set", "verifier.name=test-crash-later", "--set", "rollout.engine=transformers"),
         expect=1,
     )
     assert "16 of 16 verifications crashed" in done.stderr
@@ -210,6 +210,16 @@ def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, 
     assert "verifier.max_crash_rate" in done.stderr
     (saved,) = (tmp_path / "run" / "samples").glob("step-000001/rank-*.parquet")
     assert all("ValueError" in detail for detail in pq.read_table(saved)["detail"].to_pylist())
+
+
+def test_a_verifier_that_always_fails_ends_the_command_at_once(
+    cli: Cli, tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    words = ("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "2", *SMALL)
+    done = cli(*words, "--set", "verifier.name=test-crash", expect=2)
+    assert "the verifier 'test-crash' fails (crash) on row" in done.stderr
+    assert "ValueError: cannot read" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long

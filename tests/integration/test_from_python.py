@@ -74,7 +74,8 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"Run('{run.path}'): finished, step 15 of 15" in printed
     assert "no such file or folder: nowhere" in printed
     assert 0.0 <= names["report"]["mean"]["mean@2"]["mean"] <= 1.0
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits", "near"]
+    assert (tmp_path / "runs" / "near" / "data" / "train.parquet").is_file()
 
 
 @pytest.mark.long

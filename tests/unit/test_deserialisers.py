@@ -42,6 +42,7 @@ ALLOWED = {
         "torch.load": "with weights_only",
     },
     "rlcli/model/io/bin_file.py": {"torch.load": "with weights_only"},
+    "rlcli/prep/stored.py": {"pickle.loads": "from a file without a name that this process has written"},
     "rlcli/rollout/vllm_engine.py": {
         ".all_gather_object": "between the ranks of a run",
         ".broadcast_object": "between the ranks of a run",

@@ -76,7 +76,9 @@ Format = Annotated[str, of_output("--format", help="verl: for rlcli and verl. tr
 Source = Annotated[str | None, of_source(help="Hub id, or local folder or file.")]
 Subset = Annotated[str | None, of_source(help="A named part of the source.")]
 Columns = Annotated[list[str] | None, of_source(metavar="OURS=THEIRS,…", help="Which columns of the source to read.")]
-Verifier = Annotated[str | None, of_source(help="Verifier of every row.")]
+Verifier = Annotated[
+    str | None, of_source(help="Verifier of every row; of jsonl and hf, unset: named when training (--verifier).")
+]
 DataSource = Annotated[str | None, of_source(help="The dataset's name in every row.")]
 Ability = Annotated[str | None, of_source(help="The ability in every row.")]
 Instruction = Annotated[str | None, of_source(help="Text that is added to each question.")]
@@ -107,6 +109,11 @@ NgramShare = Annotated[
         help="Leave a row out if it has this share of an evaluation prompt's n-grams, or more (0.5).",
     ),
 ]
+TestSize = Annotated[
+    str | None,
+    of_rows(metavar="N|SHARE", help="Hold out this many rows of train (200), or this share (0.1), as the test split."),
+]
+TestSeed = Annotated[int, of_rows(metavar="SEED", help="Chooses them.")]
 Shuffle = Annotated[int | None, of_rows(metavar="SEED", help="Shuffle each split.")]
 Limit = Annotated[int | None, of_rows(min=1, help="At most N rows a split.")]
 NoCheck = Annotated[bool, of_rows("--no-check", help="Do not verify each row's own answer.")]
@@ -143,6 +150,8 @@ def prep(
     decontaminate: Decontaminate = None,
     ngram: Ngram = None,
     ngram_share: NgramShare = None,
+    test_size: TestSize = None,
+    test_seed: TestSeed = 0,
     shuffle: Shuffle = None,
     limit: Limit = None,
     no_check: NoCheck = False,
@@ -157,7 +166,7 @@ def prep(
 
       rlcli prep arithmetic --difficulty 2 --seed 1
 
-      rlcli prep jsonl --source mine.jsonl --columns prompt=question,ground_truth=answer --verifier math
+      rlcli prep jsonl --source mine.jsonl --columns prompt=question --verifier math --test-size 0.1 --out data/mine
 
       rlcli prep math --dedup --decontaminate data/math500 --shuffle 0 --limit 4096
     """
@@ -173,6 +182,7 @@ def prep(
     plan = replace(plan, max_tokens=max_prompt_tokens, tokenizer=tokenizer)
     against = tuple(path for paths in decontaminate or [] for path in paths.split(",") if path)
     plan = replace(plan, against=against, ngram=ngram or NGRAM, share=ngram_share or SHARE)
+    plan = replace(plan, test_size=None if test_size is None else _test_size(test_size), test_seed=test_seed)
     _refuse(plan, ngram is not None or ngram_share is not None, output_format)
     _make(name, out or Path("data") / name, options, plan, output_format, as_json)
 
@@ -189,6 +199,21 @@ def _columns(given: list[str]) -> dict[str, str]:
             raise ConfigError(f"--columns: '{pair}' is not OURS=THEIRS", "write for instance: prompt=question")
         columns[ours.strip()] = theirs.strip()
     return columns
+
+
+def _test_size(text: str) -> float:
+    """A number of rows, 1 or more, or a share of them, below 1.
+
+    >>> _test_size("200"), _test_size("0.1")
+    (200.0, 0.1)
+    """
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not (0 < size < 1 or (size >= 1 and size.is_integer())):
+        raise ConfigError(f"--test-size = {text} is no number of rows", "give a number, as 200, or a share, as 0.1")
+    return size
 
 
 def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
@@ -208,6 +233,8 @@ def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
         raise ConfigError(
             "--ngram and --ngram-share need --decontaminate", "give it an evaluation set, or leave them out"
         )
+    if plan.test_seed and plan.test_size is None:
+        raise ConfigError(f"--test-seed = {plan.test_seed} needs --test-size", "give it, or leave --test-seed out")
     if plan.against and plan.split not in (None, "train"):
         raise ConfigError(
             f"--decontaminate takes rows out of train, and --split = {plan.split}", "leave one of them out"
@@ -281,7 +308,7 @@ def _refuse_verifier(verifier: str) -> None:
             raise ConfigError(
                 f"--verifier = {verifier}: rows may name installed verifiers only, with the options that these allow, "
                 f"and {error.message}",
-                f"name one that rows may name here, and when training --verifier {shlex.quote(verifier)}",
+                f"leave it out here, or name one that rows may name; when training: --verifier {shlex.quote(verifier)}",
             ) from error
 
 
@@ -316,7 +343,11 @@ def _show(example: Prompt) -> None:
         console.plain(f"  {message['role']}: " + printable(message["content"]).replace("\n", "\n    "))
     truth = printable(example.ground_truth)
     shown = truth if len(truth) <= 200 else truth[:200] + "…"
-    console.plain(f"  ground truth: {shown} (verifier {example.verifier})")
+    if example.verifier:
+        console.plain(f"  ground truth: {shown} (verifier {example.verifier})")
+        return
+    console.plain(f"  ground truth: {shown or 'none; name its column, if there is one: --columns answer=THEIRS'}")
+    console.plain("the rows name no verifier: name it when training, --verifier NAME or --verifier FILE.py:FUNCTION")
 
 
 def flag(option: str) -> str:

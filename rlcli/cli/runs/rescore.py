@@ -61,7 +61,7 @@ def rescore(
       rlcli rescore gsm8k --verifier last_word.py:verify --step 40 --out rescored.jsonl
     """
     from rlcli.config.changes import read_run_config
-    from rlcli.evaluation.rescore import rescore
+    from rlcli.evaluation.rescore import rescore, try_verifier
     from rlcli.launch.resume import find_run
     from rlcli.scoring.expression import parse
     from rlcli.scoring.rows import writing
@@ -79,20 +79,18 @@ def rescore(
     prompts, note = _prompts(config, folder, str(composition), evaluations)
     thinking, template_note = _thinking(config, folder)
     expressions = _expressions(composition, samples, prompts, note)
-    with (
-        scoring_here(expressions, processes, deadline, sandbox, console.note) as (pool, _),
-        writing(str(target)) if target else nullcontext() as write,
-        console.progress() as on_progress,
-    ):
-        result = rescore(
-            samples,
-            prompts,
-            str(composition),
-            pool,
-            thinking=thinking,
-            on_verdict=lambda stored, verdict: write(_fields(stored, verdict)) if write else None,
-            on_progress=on_progress,
-        )
+    with scoring_here(expressions, processes, deadline, sandbox, console.note) as (pool, _):
+        try_verifier(samples, prompts, str(composition), pool, thinking=thinking)
+        with writing(str(target)) if target else nullcontext() as write, console.progress() as on_progress:
+            result = rescore(
+                samples,
+                prompts,
+                str(composition),
+                pool,
+                thinking=thinking,
+                on_verdict=lambda stored, verdict: write(_fields(stored, verdict)) if write else None,
+                on_progress=on_progress,
+            )
     notes = [text for text in (note, template_note) if text]
     if as_json:
         console.emit_json({"run": folder, "verifier": str(composition), **_as_dict(result), "notes": notes})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -19,6 +20,7 @@ from rlcli.files import cache_folder
 if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
     from rlcli.quickstart.warm_start import Lessons
+    from rlcli.types import Prompt
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 MAX_SEED = (1 << 32) - 1
@@ -215,6 +217,7 @@ def _prepare_data(task: TaskName, folder: Path, seed: int) -> Path | None:
 
     if task == "guess":
         return None
+    splits: Mapping[str, Sequence[Prompt]]
     if task == "tools":
         splits = products(seed)
     elif task == "shapes":

@@ -105,6 +105,8 @@ def _print_judge(report: JudgeReport) -> None:
     from rlcli.redact import printable
 
     console.plain(f"audit of {report.verifier} on {report.data}: {report.rows:,} rows in {report.seconds:.1f} s")
+    verdict = f"FAIL: {'; '.join(report.faults)}" if report.faults else "PASS"
+    console.plain(verdict)
     rows = [
         (
             kind.name,
@@ -127,7 +129,7 @@ def _print_judge(report: JudgeReport) -> None:
         console.plain(
             f"agreement with the labels {report.agreement:.1%}, change by padding {report.length_shift:+.2f}{order}"
         )
-    console.plain(f"FAIL: {'; '.join(report.faults)}" if report.faults else "PASS")
+    console.plain(verdict)  # again: the first may have scrolled away
 
 
 def _print(report: Report) -> None:
@@ -136,6 +138,9 @@ def _print(report: Report) -> None:
         f"audit of {report.verifier} on {report.data}: {report.rows:,}{of_all} rows, {report.verifications:,} "
         f"verifications in {report.seconds:.1f} s ({report.per_second:,.0f}/s)"
     )
+    noted = f" (warnings: {len(report.warnings)})" if report.warnings else ""
+    verdict = f"PASS{noted}" if report.passed else f"FAIL: {'; '.join(report.faults)}"
+    console.plain(verdict)
     _print_tallies(report.tallies)
     if report.surprises:
         _print_surprises(report.surprises)
@@ -146,8 +151,7 @@ def _print(report: Report) -> None:
     )
     for line in [*(f"note: {note}" for note in report.notes), *(f"warning: {warning}" for warning in report.warnings)]:
         console.plain(line)
-    noted = f" (warnings: {len(report.warnings)})" if report.warnings else ""
-    console.plain(f"PASS{noted}" if report.passed else f"FAIL: {'; '.join(report.faults)}")
+    console.plain(verdict)  # again: the first may have scrolled away
 
 
 def _print_tallies(tallies: tuple[Tally, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,8 @@ def run_verifier(
     """Score responses: each row keeps its fields and gains score, outcome, extracted and seconds.
 
     A row is {"completion": "…", "ground_truth": "…"} and may have prompt, data_source,
-    extra_info, finish_reason ("stop", "length") and thinking (true: the prompt opened a <think>).
+    extra_info, finish_reason ("stop", "length") and thinking (true: the prompt opened a <think>);
+    a verifier finds its other fields in extra_info, and a TRL function as columns.
 
     Examples:
 
@@ -52,7 +54,8 @@ def run_verifier(
     from rlcli.sandbox import backend_name
     from rlcli.scoring.expression import parse
     from rlcli.scoring.registry import target
-    from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
+    from rlcli.scoring.rows import STANDARD, RowFile, Summary, as_fields, verify_rows, writing
+    from rlcli.scoring.trial import ROWS, check_first
     from rlcli.serving.here import scoring_here
 
     if as_json and output == STANDARD:
@@ -63,18 +66,20 @@ def run_verifier(
     composition = parse(name).located()
     for term in composition.terms:
         target(term.ref)  # an unknown name, before a large file is read
-    rows, skipped = read_rows(source, skip_bad)
+    rows = RowFile(source, skip_bad)
     summary = Summary()
-    with (
-        scoring_here([str(composition)], processes, deadline, sandbox, console.note) as (pool, backend),
-        writing(output) if output else nullcontext() as write,
-        console.progress() as on_progress,
-    ):
-        for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
-            summary.add(verdict)
-            if write:
-                write(as_fields(row, verdict))
-    totals = _as_dict(summary, skipped)
+    with scoring_here([str(composition)], processes, deadline, sandbox, console.note) as (pool, backend):
+        check_first(
+            list(islice(rows, ROWS)),
+            lambda row: f"the one with the ground truth {row.request.ground_truth!r:.80}",
+            lambda row: (str(composition), pool.submit(str(composition), row.request)),
+        )
+        with writing(output) if output else nullcontext() as write, console.progress() as on_progress:
+            for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
+                summary.add(verdict)
+                if write:
+                    write(as_fields(row, verdict))
+    totals = _as_dict(summary, rows.skipped)
     if as_json:
         asked = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
         console.emit_json({**asked, **totals})

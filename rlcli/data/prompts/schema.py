@@ -5,7 +5,7 @@
 | `data_source`  | string                        | the dataset's name, e.g. its hub id                     |
 | `prompt`       | list<struct<role, content>>   | the chat messages                                       |
 | `ability`      | string                        | e.g. `math`                                             |
-| `reward_model` | struct<style, ground_truth>   | `style` is the verifier's name (verl's files say `rule`)|
+| `reward_model` | struct<style, ground_truth>   | `style` is the verifier's name, or `rule`, as in verl's |
 | `extra_info`   | struct                        | split, index and all else the converter keeps      |
 | `images`       | list<struct<bytes, path>>     | encoded pictures; only if some row has any               |
 
@@ -19,6 +19,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ from rlcli.types import Message, Prompt
 IMAGE_ROWS = 32
 """Of a row group, if they have pictures: megabytes each, and to show one of them a page reads its group."""
 JSON_FIELD = "rlcli_json"
+NO_VERIFIER = "rule"
+"""The style of a row that names no verifier, as in verl's files."""
+
+
+class UnfitStruct(Exception):
+    """Values of `extra_info` that would not read back exactly from the type that the column has."""
 
 
 def row(
@@ -63,7 +70,7 @@ def prompt_row(prompt: Prompt) -> dict[str, Any]:
     return row(
         data_source=prompt.data_source,
         messages=prompt.messages,
-        verifier=prompt.verifier,
+        verifier=prompt.verifier or NO_VERIFIER,
         ground_truth=prompt.ground_truth,
         ability=prompt.ability,
         extra_info=prompt.extra_info,
@@ -88,23 +95,43 @@ def write_prompts(path: str | Path, prompts: Iterable[Prompt]) -> int:
 
 def write_tables(tables: Mapping[Path, Any]) -> None:
     """Write each pyarrow table to its parquet file, atomically: all of them or, with a `DataError`, none."""
-    import pyarrow.parquet
-
     if not all(map(len, tables.values())):
         raise DataError("no rows to write", "check the source and the counts")
-    paths = list(tables)
+    write_parts({path: [table] for path, table in tables.items()})
+
+
+def write_parts(parts: Mapping[Path, Iterable[Any]]) -> None:
+    """Write the pyarrow tables of each parquet file one after another: all files or, with a `DataError`, none. The
+    tables of a file have one schema, and there is at least one."""
+    paths = list(parts)
+    made = [folder for path in paths for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_all(paths) as beside:
-            for file, table in zip(beside, tables.values(), strict=True):
-                few = {"row_group_size": IMAGE_ROWS} if "images" in table.column_names else {}
-                pyarrow.parquet.write_table(table, file, **few)
+            for file, tables in zip(beside, parts.values(), strict=True):
+                _write_file(file, tables)
+    except (DataError, UnfitStruct):  # of a row, which is read only now
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
     except OSError as error:
         raise DataError(
             f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}",
             "give a writable folder with free space",
         ) from error
+
+
+def _write_file(file: Path, tables: Iterable[Any]) -> None:
+    import pyarrow.parquet
+
+    rest = iter(tables)
+    first = next(rest)
+    few = {"row_group_size": IMAGE_ROWS} if "images" in first.column_names else {}
+    with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
+        for table in chain([first], rest):
+            writer.write_table(table, **few)
 
 
 def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -116,8 +143,12 @@ def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(stored)
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """`rows`, as `row` makes them, as a pyarrow table. Raises `DataError` like `write_rows`."""
+def rows_table(rows: Sequence[Mapping[str, Any]], extra_info: Any = None, has_images: bool = False) -> Any:
+    """`rows`, as `row` makes them, as a pyarrow table. Raises `DataError` like `write_rows`.
+
+    Of rows that are a part of a file, extra_info: the type of that column in all parts, or `UnfitStruct` if a value of
+    theirs does not fit; has_images: whether any part has pictures.
+    """
     import pyarrow as pa
 
     text = pa.string()
@@ -129,8 +160,8 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
         "reward_model": pa.struct([("style", text), ("ground_truth", text)]),
     }
     columns = {name: _column(name, [row[name] for row in rows], kind) for name, kind in types.items()}
-    columns["extra_info"] = extra_info_column([row["extra_info"] for row in rows])
-    if any(row.get("images") for row in rows):
+    columns["extra_info"] = extra_info_column([row["extra_info"] for row in rows], extra_info)
+    if has_images or any(row.get("images") for row in rows):
         columns["images"] = image_column([row.get("images", ()) for row in rows])
     return pa.table(columns)
 
@@ -173,8 +204,34 @@ def _column(name: str, values: list[Any], kind: Any) -> Any:
     raise DataError(f"row {number}: column '{name}' holds {value!r:.200}, which is not {kind}", "fix the converter")
 
 
-def extra_info_column(values: list[dict[str, Any]]) -> Any:
-    """`values` as a struct column that reads back exactly, with JSON text inside if a plain struct would lose data."""
+def extra_info_type(parts: Iterable[list[dict[str, Any]]]) -> Any:
+    """The type of the column `extra_info` for rows that are written in parts: a struct that fits all, or that of JSON
+    text."""
+    import pyarrow as pa
+
+    kind = None
+    for values in parts:
+        if any(JSON_FIELD in value for value in values):
+            return json_type()
+        try:
+            found = pa.array(values).type
+            both = [pa.schema([("extra_info", one)]) for one in (kind or found, found)]
+            kind = pa.unify_schemas(both, promote_options="default").field(0).type
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return json_type()
+    return kind
+
+
+def json_type() -> Any:
+    """The type of the column `extra_info` if it is JSON text."""
+    import pyarrow as pa
+
+    return pa.struct([(JSON_FIELD, pa.string())])
+
+
+def extra_info_column(values: list[dict[str, Any]], kind: Any = None) -> Any:
+    """`values` as a struct column that reads back exactly, with JSON text inside if a plain struct would lose data.
+    kind: the column's type, if it is known. Raises `UnfitStruct`."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -184,13 +241,15 @@ def extra_info_column(values: list[dict[str, Any]]) -> Any:
             texts.append(json.dumps(value, sort_keys=True, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise DataError(f"row {number}: extra_info is not JSON: {error}", "fix the converter") from error
-    if not any(JSON_FIELD in value for value in values):
+    if kind != json_type() and not any(JSON_FIELD in value for value in values):
         try:
-            array = pa.array(values)
+            array = pa.array(values, type=kind)
             # Parquet refuses some types that Arrow has (a struct without fields), so the trial writes a file.
             pyarrow.parquet.write_table(pa.table({"extra_info": array}), io.BytesIO())
             if [json.dumps(value, sort_keys=True) for value in array.to_pylist()] == texts:
                 return array
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass
+    if kind not in (None, json_type()):
+        raise UnfitStruct
     return pa.array([{JSON_FIELD: text} for text in texts])

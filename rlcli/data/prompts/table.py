@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, image_counts, is_text_type, mapped
+from rlcli.data.prompts.other_files import has_other_files, is_other_file, missing, raw_rows, unprepared
 from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
 from rlcli.errors import ConfigError, DataError
 from rlcli.images.rows import BadImage, content_text, marked, pictures
@@ -65,11 +66,15 @@ def read_prompts(path: str | Path, split: str, verifier: str = "auto", label: st
 def find_file(path: Path, split: str) -> Path:
     """The parquet file of a split: `path` itself, or `<split>.parquet` in that folder. Raises `DataError`."""
     if path.is_file():
+        if is_other_file(path):
+            raise unprepared(path)
         return path
     if not path.exists():
-        raise DataError(f"data: no such file or folder: {path}", f"make it with: rlcli prep NAME --out {path}")
+        raise missing(path)
     file = path / f"{split}.parquet"
     if not file.is_file():
+        if not any(path.glob("*.parquet")) and has_other_files(path):
+            raise unprepared(path)
         files = sorted(other.name for other in path.glob("*.parquet") if other.is_file())
         there = "a folder of that name" if file.is_dir() else ", ".join(files) or "no parquet file"
         raise DataError(
@@ -89,9 +94,12 @@ def _read(file: Path) -> Any:
         # Buffered: otherwise a column's part of a row group, which may have gigabytes, would be read at once.
         with pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER) as parquet:
             columns: list[str] = parquet.schema_arrow.names
-            missing = [name for name in REQUIRED if name not in columns]
-            if missing:
-                raise DataError(f"data: {file} has no column '{missing[0]}' (it has {', '.join(columns)})", hint)
+            lacking = [name for name in REQUIRED if name not in columns]
+            if lacking:
+                problem = f"has no column '{lacking[0]}' (it has {', '.join(columns)})"
+                if raw_rows(columns):
+                    raise unprepared(file, problem, columns)
+                raise DataError(f"data: {file} {problem}", hint)
             images = image_column(parquet.schema_arrow)
             wanted = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
             if not parquet.metadata.num_rows:
@@ -341,7 +349,7 @@ class PromptTable(Sequence[Prompt]):
         if not isinstance(style, str) or _is_verls(style):
             raise bad(
                 f"'reward_model.style' is {style!r}, which names no verifier",
-                "give one with: --verifier NAME (rlcli verifiers list shows the names)",
+                "give one with: --verifier NAME (rlcli verifiers list shows the names), or --verifier FILE.py:FUNCTION",
             )
         try:
             expression = self._of_style(style)

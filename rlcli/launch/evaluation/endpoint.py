@@ -36,7 +36,7 @@ def served_name(client: ChatClient) -> str:
 
 def scoring(config: RunConfig, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> Callable[[], ScoringPool]:
     """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
-    verifiers, sandbox = check_verifiers(prompts, config.verifier, on_note)
+    verifiers, sandbox = check_verifiers(prompts, config.verifier, on_note, tried=[prompts])
     refuse_rivals(verifiers, "--endpoint")
     processes = config.verifier.processes or len(os.sched_getaffinity(0))
     sandbox = sandbox or config.verifier.sandbox

@@ -19,16 +19,32 @@ function that fails on text, or whose annotation names messages, gets `[{"role":
 
 from __future__ import annotations
 
+import dis
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Real
+from types import CodeType
 from typing import Any
 
 from rlcli.scoring.combine import Verified
-from rlcli.scoring.conventions.calls import NAMED, Loaded, Parameters, gathered, is_async, lacking_of, one_each, run
+from rlcli.scoring.conventions.calls import (
+    NAMED,
+    BadResult,
+    Loaded,
+    Parameters,
+    code_of,
+    gathered,
+    is_async,
+    lacking_of,
+    one_each,
+    run,
+    shown,
+)
 from rlcli.scoring.conventions.foreign import PRIME, TRL, VERL, prime, rubric, trl, trl_inputs, verdict_of, verl
-from rlcli.types import VerifyRequest
+from rlcli.types import Verdict, VerifyRequest
 
 CONVENTIONS = (
     "verify(request, *, option=…) or verify(requests, *, option=…); "
@@ -93,7 +109,7 @@ def _native(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     if is_async(function):
 
         async def one(request: VerifyRequest) -> Verified:
-            return _verified(await function(request, **options))
+            return _verified(function, await function(request, **options))
 
         return gathered(one, many=True)
 
@@ -105,21 +121,67 @@ def _native(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
 
 def _attempt(function: Callable[..., Any], request: VerifyRequest, options: Mapping[str, Any]) -> Verified:
     try:
-        return _verified(function(request, **options))
+        return _verified(function, function(request, **options))
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: any exception is a crash
         return error
 
 
-def _verified(result: Any) -> Verified:
-    """A number, also numpy's, as a verdict; anything else as it is."""
+def _verified(function: Callable[..., Any], result: Any) -> Verified:
+    """A number, also numpy's, as a verdict; a verdict and None as they are. Raises `BadResult` for anything else, and
+    for a score that is not finite."""
     is_numpys = type(result).__module__ == "numpy" and getattr(result, "ndim", 1) == 0
-    return verdict_of(result) if isinstance(result, Real) or is_numpys else result
+    if isinstance(result, Real) or is_numpys:
+        return verdict_of(function, result)
+    if isinstance(result, Verdict):
+        _check_finite(function, result)
+    elif result is not None:
+        raise BadResult(function, f"returned {shown(result)}, expected a Verdict or a number")
+    elif not _returns_values(function):  # else None means that it does not apply to this row
+        raise BadResult(function, "returned None, expected a Verdict or a number (it has no `return` with a value)")
+    return result if isinstance(result, Verdict) else None
+
+
+def _returns_values(function: Callable[..., Any]) -> bool:
+    """Whether the code of a function has a `return` with a value other than the literal None; True if that cannot be
+    known."""
+    code = code_of(function)
+    return code is None or _has_value(code)
+
+
+@cache
+def _has_value(code: CodeType) -> bool:
+    before: dis.Instruction | None = None
+    for step in dis.get_instructions(code):
+        if step.opname == "RETURN_CONST" and step.argval is not None:
+            return True
+        if step.opname == "RETURN_VALUE":
+            # A jump to it comes from a conditional expression.
+            is_none = before is not None and (before.opname, before.argval) == ("LOAD_CONST", None)
+            if step.is_jump_target or not is_none:
+                return True
+        before = step
+    return False
+
+
+def _check_finite(function: Callable[..., Any], verdict: Verdict) -> None:
+    numbers: dict[str, Any] = {"score": verdict.score, **verdict.parts}
+    for name, number in numbers.items():
+        if isinstance(number, Real) and not math.isfinite(number):
+            raise BadResult(function, f"returned a Verdict whose {name} is {number}, expected a finite number")
 
 
 def _native_batch(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     def verify(requests: Sequence[VerifyRequest]) -> Sequence[Verified]:
         result = function(list(requests), **options)
-        results = one_each(run(result) if inspect.isawaitable(result) else result, requests)
-        return [_verified(one) for one in results]
+        results = run(result) if inspect.isawaitable(result) else result
+        return [_each(function, one) for one in one_each(function, results, requests, "verdict or number")]
 
     return Loaded(verify, many=True)
+
+
+def _each(function: Callable[..., Any], result: Any) -> Verified:
+    """The verdict of one result of a list, or the error about it: the others of the list remain."""
+    try:
+        return _verified(function, result)
+    except BadResult as error:
+        return error

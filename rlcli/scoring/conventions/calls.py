@@ -6,6 +6,8 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import CodeType
 from typing import Any
 
 from rlcli.scoring.combine import Verified
@@ -15,6 +17,14 @@ Parameters = Mapping[str, inspect.Parameter]
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 """Kinds of parameters that can be passed by name."""
+
+
+class BadResult(TypeError):
+    """A result that the convention of `function` does not allow. Its text says what was returned and expected."""
+
+    def __init__(self, function: Any, text: str) -> None:
+        super().__init__(text)
+        self.function = function
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,34 @@ def wanted_by(function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], dic
     return lambda there: {name: value for name, value in there.items() if name in parameters}
 
 
-def one_each(results: Any, requests: Sequence[VerifyRequest]) -> list[Any]:
-    given = list(results)
-    if len(given) != len(requests):
-        raise ValueError(f"it returned {len(given)} verdicts for {len(requests)} requests")
-    return given
+def one_each(function: Any, results: Any, requests: Sequence[VerifyRequest], what: str) -> list[Any]:
+    """The results as a list. Raises `BadResult` if they are not a list of as many as requests. what: one result."""
+    expected = f"a list of {len(requests)} {what}{'' if len(requests) == 1 else 's'}"
+    if results is None or isinstance(results, str | bytes | Mapping) or not isinstance(results, Iterable):
+        raise BadResult(function, f"returned {shown(results)}, expected {expected}")
+    listed = list(results)
+    if len(listed) != len(requests):
+        raise BadResult(function, f"returned a list of {len(listed)}, expected {expected}")
+    return listed
+
+
+def shown(result: Any) -> str:
+    """The text of a result, at most 200 characters."""
+    try:
+        return f"{result!r:.200}"
+    except Exception:  # of its `__repr__`
+        return f"an object of type {type(result).__name__}"
+
+
+def code_of(function: Any) -> CodeType | None:
+    """The code of a function, or of an object that is called like one; None if it is not Python's."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def is_async(function: Any) -> bool:

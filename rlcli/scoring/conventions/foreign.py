@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from rlcli.scoring.combine import Verified, combine
 from rlcli.scoring.conventions.calls import (
     NAMED,
+    BadResult,
     Loaded,
     Parameters,
     awaited,
@@ -18,6 +21,7 @@ from rlcli.scoring.conventions.calls import (
     lacking_of,
     one_each,
     run,
+    shown,
     wanted_by,
 )
 from rlcli.types import Outcome, Verdict, VerifyRequest
@@ -27,6 +31,10 @@ TRL = ("prompts", "completions", "completion_ids")
 PRIME = ("completion", "answer", "prompt", "state", "info", "task")
 
 _SHAPE_ERRORS = (TypeError, AttributeError, LookupError)
+_WANTS_MESSAGES = re.compile(r"string ind(?:ices|ex)|'str' object")
+"""Matches the errors of a function that was given text and reads messages."""
+_WANTS_TEXT = re.compile(r"'?(?:list|dict)'?(?: ind|\b)")
+"""Matches the errors of a function that was given messages and reads text."""
 
 
 def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
@@ -40,22 +48,22 @@ def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
             "ground_truth": request.ground_truth,
             "extra_info": dict(request.extra_info),
         }
-        return _of_verl(await awaited(function(**wanted(inputs), **options)))
+        return _of_verl(function, await awaited(function(**wanted(inputs), **options)))
 
     return gathered(one, many=is_async(function))
 
 
-def _of_verl(result: Any) -> Verdict:
+def _of_verl(function: Callable[..., Any], result: Any) -> Verdict:
     """`acc` states whether the response is right, `pred` is the answer, other numbers are parts. As verl does, use the
     first item of a tuple."""
     if isinstance(result, list | tuple) and result:
-        return verdict_of(result[0])
+        return verdict_of(function, result[0])
     if not isinstance(result, Mapping):
-        return verdict_of(result)
+        return verdict_of(function, result, "a number or a dict with 'score'")
     if "score" not in result:
-        raise TypeError(f"it returned a dict without 'score': {dict(result)!r:.200}")
-    score = _number(result["score"])
-    right = _number(result.get("acc", score)) > 0
+        raise BadResult(function, f"returned {shown(dict(result))}, expected a dict with 'score'")
+    score = _number(function, result["score"], "a number as its score")
+    right = _number(function, result.get("acc", score), "a number as its acc") > 0
     parts = {
         str(name): float(value)
         for name, value in result.items()
@@ -74,7 +82,11 @@ def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
         columns = {**_rows_as_columns(requests), **options}
         lacking = lacking_of(parameters, (*TRL, *columns))
         if lacking:
-            raise ValueError(f"it asks for a column '{lacking[0]}'; there is: {', '.join(sorted(columns))}")
+            raise BadResult(
+                function,
+                f"asks for a column '{lacking[0]}', which the rows lack (they have {', '.join(sorted(columns))}): keep "
+                f"it with rlcli prep jsonl --columns {lacking[0]}=THEIRS, or give the parameter a default",
+            )
 
         async def call(as_messages: bool) -> Any:
             given = {
@@ -84,19 +96,28 @@ def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
             }
             return await awaited(function(**wanted(columns | given)))
 
-        scores = one_each(await _in_either_shape(call, messages_first), requests)
-        return [None if score is None else verdict_of(score) for score in scores]
+        scores = one_each(function, await _in_either_shape(call, messages_first), requests, "number")
+        return [_of_trl(function, score) for score in scores]
 
     return Loaded(lambda requests: run(batch(requests)), many=True)
 
 
+def _of_trl(function: Callable[..., Any], score: Any) -> Verified:
+    """The verdict of one score of a list, or the error about it: the others of the list remain."""
+    try:
+        return None if score is None else verdict_of(function, score, "a number for each completion")
+    except BadResult as error:
+        return error
+
+
 def _rows_as_columns(requests: Sequence[VerifyRequest]) -> dict[str, Any]:
-    """`ground_truth`, `data_source` and every field of `extra_info`, each as a list; None if a row lacks a field."""
+    """`ground_truth`, `data_source` and every field of `extra_info`, each as a list; None if a row lacks a field. A
+    field with one of these names is the source's own column, as TRL passes it."""
     fields = {name: None for request in requests for name in request.extra_info}
-    return {name: [request.extra_info.get(name) for request in requests] for name in fields} | {
+    return {
         "ground_truth": [request.ground_truth for request in requests],
         "data_source": [request.data_source for request in requests],
-    }
+    } | {name: [request.extra_info.get(name) for request in requests] for name in fields}
 
 
 def trl_inputs(parameters: Parameters) -> set[str]:
@@ -123,7 +144,7 @@ def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapp
             state = {**given, **ended}
             return await awaited(function(**wanted({**(others or {}), **given, "state": state}), **options))
 
-        return verdict_of(await _in_either_shape(call, messages_first))
+        return verdict_of(function, await _in_either_shape(call, messages_first))
 
     return gathered(one, many=is_async(function))
 
@@ -179,25 +200,34 @@ def _prompt(request: VerifyRequest, as_messages: bool) -> Any:
 
 
 async def _in_either_shape(call: Callable[[bool], Awaitable[Any]], messages_first: bool) -> Any:
-    """The result of `call(as_messages)` for the first shape that it accepts."""
+    """The result of `call(as_messages)` for the first shape that it accepts. If it fails on both, raises the error that
+    is not about the shape."""
     try:
         return await call(messages_first)
     except _SHAPE_ERRORS as error:
         try:
             return await call(not messages_first)
         except _SHAPE_ERRORS as other:
-            shapes = ("messages", "text") if messages_first else ("text", "messages")
-            tries = [f"given {shape}, {type(e).__name__}: {e}" for shape, e in zip(shapes, (error, other), strict=True)]
-            raise TypeError("; ".join(tries)) from error
+            on_text, on_messages = (other, error) if messages_first else (error, other)
+            if bool(_WANTS_MESSAGES.search(str(on_text))) == bool(_WANTS_TEXT.search(str(on_messages))):
+                raise error from None
+            raise (on_messages if _WANTS_MESSAGES.search(str(on_text)) else on_text) from None
 
 
-def verdict_of(score: Any) -> Verdict:
-    """The verdict with a number as its score: right if it is above 0. Raises `TypeError` for anything else."""
-    value = _number(score)
+def verdict_of(function: Callable[..., Any], score: Any, expected: str = "a number") -> Verdict:
+    """The verdict with a number as its score: right if it is above 0. Raises `BadResult` for anything else that
+    `function` has returned."""
+    value = _number(function, score, expected)
     return Verdict(value, Outcome.OK if value > 0 else Outcome.WRONG)
 
 
-def _number(value: Any) -> float:
-    if value is None or isinstance(value, str):
-        raise TypeError(f"it returned {value!r:.200}, not a number")
-    return float(value)
+def _number(function: Callable[..., Any], value: Any, expected: str) -> float:
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch raises a RuntimeError for several values
+        raise BadResult(function, f"returned {shown(value)}, expected {expected}") from None
+    if not math.isfinite(number):
+        raise BadResult(function, f"returned {number}, expected {expected.replace('a number', 'a finite number', 1)}")
+    return number

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +76,7 @@ class ForkServer:
         backend_name(sandbox)  # an unknown one is refused, even if no verifier runs programs
         self._environment = without_safe_path(without_service_secrets(environment_of(sandbox)))
         self._output = Output(log)
+        self._tracebacks: set[str] = set()
         try:
             self._spawn()
         except BaseException:
@@ -128,6 +129,14 @@ class ForkServer:
             answer = self._ask({"start": slot, "gone": gone}, theirs.fileno())
         # A fork server that knows no previous worker has replaced one that was killed.
         return ours, answer["pid"], FormerWorker(answer["status"], answer["killed"] or answer["status"] is None)
+
+    def print_tracebacks(self, replies: Iterable[Any]) -> None:
+        """Print the tracebacks in the replies of a worker, which has them with --debug, each once."""
+        for reply in replies:
+            text = reply.get("traceback") if isinstance(reply, dict) else None
+            if isinstance(text, str) and text not in self._tracebacks:
+                self._tracebacks.add(text)
+                self._output.write(text)
 
     def close(self) -> None:
         """End the fork server and all its workers, even if they are busy."""

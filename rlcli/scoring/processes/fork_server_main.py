@@ -30,12 +30,13 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from rlcli.errors import RlcliError
+from rlcli.errors import DEBUG, RlcliError
 from rlcli.redact import redacted
 from rlcli.scoring.combine import Verified
+from rlcli.scoring.crash import describe, user_traceback
 from rlcli.scoring.load import NotLoaded, Part, Scorer, WrongOption, load
 from rlcli.scoring.service.sources import joined
-from rlcli.types import Verdict
+from rlcli.types import Verdict, VerifyRequest
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Maximum private memory (RLIMIT_DATA) of one worker, beyond what was loaded before its fork (a reward model); a
@@ -118,7 +119,7 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
     except NotLoaded as error:
         if isinstance(cause := error.__cause__, RlcliError):
             return {"error": redacted(cause.message), "hint": redacted(cause.hint), "index": error.index}
-        return {"error": _describe(cause or error), "index": error.index}
+        return {"error": describe(cause or error), "index": error.index}
     scorers[message["load"]] = scorer
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
     facts: dict[str, Any] = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox}
@@ -183,6 +184,7 @@ def _verify(
     message: bytes, scorers: dict[str, Scorer], held: dict[bytes, bytes], connection: Connection | None = None
 ) -> bytes:
     """held: the sources' data by key, which the message changes. connection: for the numbers of terms that begin."""
+    requests: list[VerifyRequest] = []
     try:
         expression, new, gone, responses = pickle.loads(message)
         held.update(new)
@@ -196,26 +198,31 @@ def _verify(
                 connection.send_bytes(b"%d" % index)
 
         verified = scorer.verify(requests, begins) if _has_own_limits(scorer) else scorer.verify(requests)
-        return b"[" + b",".join(map(_reply, verified)) + b"]"
+        replies = [_reply(one, request.completion) for one, request in zip(verified, requests, strict=True)]
+        return b"[" + b",".join(replies) + b"]"
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: any exception is a crash
-        return _crash(error)
+        return _crash(error, requests[0].completion if len(requests) == 1 else None)
 
 
-def _reply(verified: Verified) -> bytes:
+def _reply(verified: Verified, completion: str) -> bytes:
     """One verdict, or the reason for its absence, as JSON."""
     try:
         if isinstance(verified, BaseException):
-            return _crash(verified)
+            return _crash(verified, completion)
         reply = json.dumps(_encode(verified)).encode()
         if len(reply) > MAX_REPLY_BYTES:
             raise ValueError(f"the verdict has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
         return reply
     except Exception as error:  # a verdict with invalid contents
-        return _crash(error)
+        return _crash(error, completion)
 
 
-def _crash(error: BaseException) -> bytes:
-    return json.dumps({"crash": _describe(error)}).encode()
+def _crash(error: BaseException, completion: str | None) -> bytes:
+    """completion: None for an error about several requests, which are then verified one by one."""
+    reply = {"crash": describe(error, completion)}
+    if os.environ.get(DEBUG) and completion is not None and (text := user_traceback(error)):
+        reply["traceback"] = text
+    return json.dumps(reply).encode()
 
 
 def _encode(verdict: Verified) -> dict[str, Any]:
@@ -227,11 +234,3 @@ def _encode(verdict: Verified) -> dict[str, Any]:
         "parts": {str(name): float(part) for name, part in verdict.parts.items()},
         "detail": str(verdict.detail)[:MAX_TEXT_CHARS],
     }
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    return redacted(f"{type(error).__name__}: {text}")[:MAX_TEXT_CHARS]

@@ -35,6 +35,10 @@ class Output:
         self._thread = threading.Thread(target=self._drain, args=(read,), name="rlcli-scoring-output", daemon=True)
         self._thread.start()
 
+    def write(self, text: str) -> None:
+        """Add text to the output of the processes."""
+        os.write(self.fd, text.encode(errors="backslashreplace"))
+
     def close(self) -> None:
         """Call this once the processes have ended."""
         os.close(self.fd)

@@ -15,11 +15,12 @@ from typing import Any
 
 from rlcli.errors import VerifierError
 from rlcli.importing import how_ended
+from rlcli.scoring.crash import BEFORE_RESPONSE, shortened
 from rlcli.scoring.expression import Composition
 from rlcli.scoring.processes.cpu_time import cpu_seconds
 from rlcli.scoring.processes.fork_server import ForkServer, FormerWorker
 from rlcli.scoring.processes.fork_server_main import MAX_REPLY_BYTES
-from rlcli.scoring.service.sources import Held, Source
+from rlcli.scoring.service.sources import Held, Source, completion_of
 from rlcli.types import Outcome, Verdict
 
 STARTS = 4
@@ -176,6 +177,8 @@ class ScoringWorker:
         except (EOFError, OSError):
             former = self._start(gone=True)
             detail = f"the verifier's process died ({how_ended(former.status)})"
+            if count == 1:
+                detail += f"{BEFORE_RESPONSE}{shortened(completion_of(jobs[0].response))}"
             return _Tried.failed(Outcome.CRASH, detail, time.monotonic() - started, killed=former.killed)
         self._timeouts = 0
         latency_s = time.monotonic() - started
@@ -183,6 +186,7 @@ class ScoringWorker:
             replies = json.loads(reply)
         except ValueError as error:
             replies = {"crash": f"{type(error).__name__}: {error}"}
+        self._fork_server.print_tracebacks(replies if isinstance(replies, list) else [replies])
         if not isinstance(replies, list) or len(replies) != count:
             return _Tried([_read(replies, latency_s)], whole=False)
         waits = any(wait_s for _, wait_s in self._known[line.key].own_limits)

@@ -37,6 +37,12 @@ def response(request: VerifyRequest) -> bytes:
     return pickle.dumps({name: getattr(request, name) for name in OF_A_RESPONSE})
 
 
+def completion_of(given: bytes) -> str:
+    """The completion in what `response` has made, in this process."""
+    text: str = pickle.loads(given)["completion"]
+    return text
+
+
 def joined(source: bytes, given: bytes) -> VerifyRequest:
     """A request from its source's data and its other fields; built anew, as a verifier may change its request."""
     row = dict(zip(OF_A_ROW, pickle.loads(source), strict=True))

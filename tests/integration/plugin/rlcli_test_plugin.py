@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from rlcli.scoring.trial import WITHOUT_ANSWER
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 
@@ -18,7 +19,16 @@ def crash(request: VerifyRequest) -> Verdict:
     raise ValueError(f"cannot read {len(request.completion)} characters")
 
 
+def crash_on_the_model(request: VerifyRequest) -> Verdict:
+    """Fails on every response that a random model writes, but not on those that are tried before a run."""
+    if request.completion in (request.ground_truth, WITHOUT_ANSWER):
+        return Verdict(0.0, Outcome.WRONG)
+    raise ValueError(f"cannot read {len(request.completion)} characters")
+
+
 def hang(request: VerifyRequest) -> Verdict:
-    """Never answers."""
+    """Never answers, but on what is tried before a run."""
+    if request.completion in (request.ground_truth, WITHOUT_ANSWER):
+        return Verdict(0.0, Outcome.WRONG)
     while True:
         time.sleep(1)

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 import rlcli
+from rlcli.api.rows import is_rows, stored_rows
 from rlcli.api.verifier import stored_in_evaluation, stored_in_run
 from rlcli.cli.eval.eval import evaluate as eval_command
 from rlcli.cli.train.train import train as train_command
 from rlcli.config.load import dump_toml, resolve
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, RlcliError, VerifierError
 from rlcli.runs.folder import RunFolder
 from rlcli.scoring.expression import parse
@@ -141,3 +143,70 @@ def test_the_error_of_a_command_leaves_no_folder(tmp_path: Path, monkeypatch: py
     with pytest.raises(DataError, match="no such file or folder: nowhere"):
         rlcli.train("grpo", model="tiny", data={"nowhere": 2, "elsewhere": 1}, verifier=digits)
     assert list(tmp_path.iterdir()) == []
+
+
+ROWS = [{"prompt": f"{n} + 1 =", "answer": n + 1, "level": n} for n in range(3)]
+
+
+def rows_in(kind: str) -> Any:
+    if kind == "dataset":
+        import datasets
+
+        return datasets.Dataset.from_list(ROWS)
+    if kind == "frame":
+        import pandas
+
+        return pandas.DataFrame(ROWS)
+    return ROWS
+
+
+@pytest.mark.parametrize("kind", ["dataset", "frame", "list"])
+def test_rows_are_stored_in_the_folder_of_their_run(tmp_path: Path, kind: str) -> None:
+    run = tmp_path / "first"
+    assert is_rows(rows_in(kind))
+    with stored_rows({"train": rows_in(kind), "test": ROWS[:1]}, run, force=False) as paths:
+        assert paths == {name: str(run / "data" / f"{name}.parquet") for name in ("train", "test")}
+        with RunFolder.create(run) as folder:
+            folder.write_config(dump_toml(resolve("grpo", {"data.path": paths["train"]})))
+    prompts = list(read_prompts(run / "data", "train", "gsm8k"))
+    assert [(row.messages[0]["content"], row.ground_truth) for row in prompts] == [
+        (row["prompt"], str(row["answer"])) for row in ROWS
+    ]
+    assert [row.extra_info["level"] for row in prompts] == [0, 1, 2]
+    assert [row.extra_info["answer"] for row in prompts] == [1, 2, 3]
+
+
+def test_rows_of_a_run_that_does_not_come_to_be_are_removed(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "first"
+    with pytest.raises(DataError), stored_rows({"train": ROWS}, run, force=False):
+        raise DataError("no model")
+    assert list(tmp_path.iterdir()) == []
+    with stored_rows({"train": ROWS}, run, force=False), stored_in_run(digits, run, force=False):
+        pass
+    assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["code", "data"]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([{"question": "1+1="}], r"row 0 of the data: no column 'prompt' .*; rename its columns to prompt and answer"),
+        (
+            {"train": ROWS, "test": ROWS},
+            r"data is a dict of datasets \(train, test\); give one: data=DATASET\['train'\]",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_used_leave_no_folder(tmp_path: Path, data: Any, says: str) -> None:
+    with pytest.raises(RlcliError, match=says):
+        rlcli.train("grpo", model="none", data=data, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_resumed_has_its_rows() -> None:
+    with pytest.raises(ConfigError, match="the run has its data; leave data and eval_data out"):
+        rlcli.train(resume="run", data=ROWS)
+
+
+def test_paths_are_no_rows() -> None:
+    for data in (None, "data/gsm8k", Path("data"), ["a", "b"], {"a": 1.0}, [], ()):
+        assert not is_rows(data)

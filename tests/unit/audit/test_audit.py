@@ -139,6 +139,16 @@ def test_a_verifier_that_fails_on_every_row_is_to_blame_itself(tmp_path: Path) -
         faulty("needs_a_number", boxed(tmp_path, ["one", "one"]))
 
 
+def test_a_verifier_that_always_crashes_is_reported_by_its_crash(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def verify(request):\n    return [][1]\n")
+    data = boxed(tmp_path, ["1", "2", "3", "4", "5", "6"])
+    says = (
+        r"fails on the first 4 rows, whatever the response: IndexError: .* \(.*mine.py, line 2, in verify: return .*\)"
+    )
+    with pytest.raises(VerifierError, match=says):
+        audit(f"{tmp_path}/mine.py:verify", data, ALL)
+
+
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean gsm8k"):
         audit("gsm9k", sums(tmp_path), ALL)

@@ -222,7 +222,8 @@ def test_a_verifier_that_hangs_or_crashes_costs_its_rows_only(
         "--input",
         lines(tmp_path / "in.jsonl", [WRONG | {"ground_truth": "x"}]),
     )
-    assert "none of 1 rows was verified (1 crash): ValueError" in rlcli(capsys, *words, expect=1)[1]
+    said = rlcli(capsys, *words, expect=2)[1]
+    assert "crashes on the only response; on the one with the ground truth 'x': ValueError" in said
 
 
 def test_audit_ends_with_a_verdict_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +244,8 @@ def test_audit_ends_with_a_verdict_and_its_exit_code(tmp_path: Path, capsys: pyt
     assert "latency: p50" in out
     assert "Pass" in (tmp_path / "page.html").read_text()
     out, _ = rlcli(capsys, "audit", f"{FAULTY}:credulous", *words, expect=1)
-    assert "FAIL: " in out.splitlines()[-1]
+    verdicts = [line for line in out.splitlines() if line.startswith("FAIL: ")]
+    assert (verdicts[0], verdicts[-1]) == (out.splitlines()[1], out.splitlines()[-1])
     assert "row 0, near-miss" in out
     said = json.loads(rlcli(capsys, "audit", f"{FAULTY}:strict_beyond_reason", *words, "--json", expect=1)[0])
     assert said["passed"] is False

@@ -116,6 +116,17 @@ def test_what_cannot_be_scored_is_one_line(run: Path, capsys: pytest.CaptureFixt
     assert "is not a run" in rescored(capsys, tmp_path, "--verifier", "math", expect=2)
 
 
+def test_a_verifier_that_crashes_ends_it_before_anything_is_written(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def verify(request):\n    return [][1]\n")
+    before = set(run.rglob("*"))
+    said = rescored(capsys, run, "--verifier", f"{tmp_path}/mine.py:verify", "--keep", expect=2)
+    assert "crashes on the first 4 responses; on that of step 1 to sums:train:0: IndexError: " in said
+    assert f"({tmp_path}/mine.py, line 2, in verify: return [][1]); the response: " in said
+    assert set(run.rglob("*")) == before
+
+
 def test_kept_scores_are_a_signal_of_the_run(
     run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,13 @@ from rlcli.config.rules import without_effect
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.data.prompts.table import JoinedPrompts, read_prompts
 from rlcli.errors import DataError, ModelError, VerifierError
-from rlcli.launch.dry_run import check_golds, check_not_empty
+from rlcli.launch.dry_run import check_not_empty
 from rlcli.model.io.config import read_config
 from rlcli.model.io.facts import check_lora, check_weights
 from rlcli.model.io.loading import read_policy
 from rlcli.model.io.tiny import make_tiny_model
+from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.scoring.trial import check_answers
 
 MINE = """
 def trl(completions, level, **columns):
@@ -48,7 +50,8 @@ def data(folder: Path, *truths: str, verifier: str = "gsm8k", question: str = "1
 def tried(file: Path, verifier: str = "auto", deadline_s: float = 5.0) -> list[str]:
     notes: list[str] = []
     answers = check_not_empty(read_prompts(file, "train", verifier), lambda note: None)
-    check_golds(answers, deadline_s, "", notes.append)
+    with ScoringPool(1, deadline_s) as pool:
+        check_answers(answers, pool, notes.append)
     return notes
 
 
@@ -86,6 +89,11 @@ def test_a_verifier_without_a_gold_only_has_to_end(tmp_path: Path) -> None:
     assert tried(data(tmp_path, "2"), f"{tmp_path}/mine.py:zero") == []
 
 
+def test_rows_of_tests_without_a_program_are_tried_without_one(tmp_path: Path) -> None:
+    tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
+    assert tried(data(tmp_path, tests, verifier="code")) == []
+
+
 def test_a_verifier_that_compares_responses_is_noted_and_not_tried(tmp_path: Path) -> None:
     judge = "judge(url=http://127.0.0.1:9, model=m, rivals=3)"
     (note,) = tried(data(tmp_path, "2"), f"{judge} + format")
@@ -116,8 +124,9 @@ def test_an_empty_answer_far_down_is_found_in_its_own_file(tmp_path: Path) -> No
     (tmp_path / "b").mkdir()
     first, second = data(tmp_path, "1", verifier="exact"), data(tmp_path / "b", *["1"] * 300, " ", verifier="exact")
     rows = JoinedPrompts([read_prompts(file, "train") for file in (first, second)])
-    with pytest.raises(DataError, match=rf"of row toy:train:300 of {second} is empty, and the verifier 'exact' needs"):
-        check_golds(check_not_empty(rows, print), 5.0, "", print)
+    says = rf"of row toy:train:300 of {second} is empty, and the verifier 'exact' needs"
+    with ScoringPool(1, 5.0) as pool, pytest.raises(DataError, match=says):
+        check_answers(check_not_empty(rows, print), pool, print)
 
 
 @pytest.mark.parametrize("verifier", ["format", "length(target=8)", "repetition", "overlong"])
@@ -257,3 +266,25 @@ def test_a_dry_run_tries_them_all(model: Path, tmp_path: Path, capsys: pytest.Ca
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert any("evaluation.every = 5 has no effect" in note for note in notes)
     assert any("rejects the answers of 1 of the first 2 rows" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "command", [["train", "grpo", "--out", "run"], ["train", "grpo", "--dry-run"], ["eval", "--out", "evals"]]
+)
+def test_a_verifier_that_crashes_ends_each_command_before_the_model_loads(
+    command: list[str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlcli.launch.preflight._check_place", lambda model, note: pytest.fail("it comes later"))
+    (tmp_path / "mine.py").write_text("def correct(completions, **columns):\n    [float(c) for c in completions]\n")
+    words = [*command, "--model", str(model), "--data", str(data(tmp_path, "2", "3")), "--verifier", "mine.py:correct"]
+    before = set(tmp_path.rglob("*"))
+    assert main([*words, "--set", "cluster.device=cpu"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "mine.py:correct' fails (crash) on row toy:t" in said
+    assert "returned None, expected a list of 1 number (mine.py, line 1, correct); the response: '2'" in said
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before

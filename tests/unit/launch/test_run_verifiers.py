@@ -212,3 +212,41 @@ def test_it_is_said_which_servers_get_the_engines_key(monkeypatch: pytest.Monkey
         "the key in RLCLI_ENGINE_KEY is sent to http://127.0.0.1:9",
         "the key in RLCLI_ENGINE_KEY is sent to http://127.0.0.1:8",
     ]
+
+
+def tried(verifier: str, rows: list[Prompt], *, converses: bool = False) -> list[str]:
+    """The notes on verifiers that are tried on these rows."""
+    notes: list[str] = []
+    check_verifiers(rows, VerifierSection(name=verifier), notes.append, tried=[rows], converses=converses)
+    return notes
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise KeyError('level')", r"KeyError: 'level' \(.*mine\.py, line 2, in f: raise .*\); the response: '1'"),
+        ("return 1.0 / (request.completion == '1')", "ZeroDivisionError.*; the response: 'I do not know.'"),
+        ("pass", "returned None, expected a Verdict or a number"),
+        ("return 'good'", "returned 'good', expected a Verdict or a number"),
+        ("return float('nan')", "returned nan, expected a finite number"),
+    ],
+)
+def test_a_verifier_that_fails_is_found_before_the_run(tmp_path: Path, body: str, says: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def f(request):\n    {body}\n")
+    name = f"{tmp_path}/mine.py:f"
+    with pytest.raises(VerifierError, match=says) as error:
+        tried(name, rows(name, name))
+    assert str(error.value).startswith(f"the verifier '{name}' fails (crash) on row toy:0")
+    (note,) = tried(name, rows(name), converses=True)
+    assert note.endswith("(tried without its environment)")
+
+
+def test_a_verifier_that_skips_all_rows_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(request):\n    return 1.0 if 'x' in request.completion else None\n")
+    name = f"{tmp_path}/mine.py:f"
+    (note,) = tried(name, rows(name, name))
+    assert "returned None for the first 2 rows" in note
+
+
+def test_given_rows_that_score_leave_nothing_to_note() -> None:
+    assert tried("auto", rows("gsm8k", "math + 0.1 * format", "length(target=8)")) == []

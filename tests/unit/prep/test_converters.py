@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import sys
@@ -294,11 +295,15 @@ def test_jsonl_maps_columns_as_it_is_told(tmp_path: Path) -> None:
     assert train[0].messages == ({"role": "user", "content": "2+2?\n\nBox it."},)
     assert [message["content"] for message in train[1].messages] == ["Be brief.", "?\n\nBox it."]
     assert [prompt.ground_truth for prompt in train] == ["4", '{"a": "ü"}']
-    assert [dict(prompt.extra_info) for prompt in train] == [{"topic": ["sums"]}, {"topic": []}]
+    assert [dict(prompt.extra_info) for prompt in train] == [
+        {"target": 4.0, "about": ["sums"], "topic": ["sums"]},
+        {"target": {"a": "ü"}, "about": [], "topic": []},
+    ]
     assert (train[0].verifier, train[0].data_source, train[0].ability) == ("math", "my", "general")
     both = {"prompt": "q", "ground_truth": "target", "answer": "about"}
     first, _ = prompts(jsonl.CONVERTER, file, columns=both, verifier="math")["train"]
-    assert (first.ground_truth, dict(first.extra_info)) == ("4", {"answer": ["sums"]})
+    assert first.ground_truth == "4"
+    assert dict(first.extra_info) == {"target": 4.0, "about": ["sums"], "answer": ["sums"]}
     named = prompts(jsonl.CONVERTER, file, columns=columns, verifier="a * 1.0 + b", data_source="mine", ability="code")[
         "train"
     ][0]
@@ -310,8 +315,6 @@ def test_jsonl_and_hf_say_what_they_lack(tmp_path: Path) -> None:
     for converter in (jsonl.CONVERTER, hf.CONVERTER):
         with pytest.raises(ConfigError, match="--source is not given"):
             converter.read(ConvertOptions(verifier="math"))
-        with pytest.raises(ConfigError, match="--verifier is not given"):
-            converter.read(ConvertOptions(source=str(file)))
     with pytest.raises(DataError, match="no such file or folder: openai/gsm8k; for a hub dataset, use: rlcli prep hf"):
         jsonl.read(ConvertOptions(source="openai/gsm8k", verifier="math"))
     with pytest.raises(
@@ -323,6 +326,15 @@ def test_jsonl_and_hf_say_what_they_lack(tmp_path: Path) -> None:
     columns = {"prompt": "q", "answer": "q", "topic": "about"}
     with pytest.raises(DataError, match=r"no column 'about' \(the row has q\)"):
         prompts(jsonl.CONVERTER, file, verifier="math", columns=columns)
+
+
+def test_jsonl_needs_neither_a_verifier_nor_then_an_answer(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", [{"prompt": "2+2?", "ground_truth": 4}, {"prompt": "Write.", "words": 9}])
+    first, second = prompts(jsonl.CONVERTER, file)["train"]
+    assert (first.verifier, first.ground_truth, dict(first.extra_info)) == ("", "4", {"ground_truth": 4})
+    assert (second.verifier, second.ground_truth, dict(second.extra_info)) == ("", "", {"words": 9})
+    row = {"prompt": "2+2?", "answer": "4", "at": datetime.date(2026, 1, 1), "raw": b"x"}
+    assert dict(jsonl.prompt(row, ConvertOptions(source="x")).extra_info) == {"answer": "4"}
 
 
 def test_hf_names_its_rows_after_the_dataset(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from rlcli_data_prep.sources import from_hub, read_all, read_file, read_splits
 
+from rlcli.cli.main import main
 from rlcli.errors import DataError
 from rlcli.types import ConvertOptions, RawRow
 
@@ -57,7 +58,8 @@ def test_a_line_that_is_no_row_comes_as_its_problem_and_the_others_follow(tmp_pa
     assert [row.where for row in rows] == [f"train.jsonl, line {line}" for line in (1, 2, 3, 4, 6, 7, 8)]
     problems = [row.problem for row in rows]
     assert [bool(problem) for problem in problems] == [False, True, True, True, True, False, False]
-    assert [problem.partition(":")[0] for problem in problems[1:4]] == ["not JSON", "not an object", "not JSON"]
+    starts = ("not JSON: ", "not an object: ", "it is not UTF-8 (byte 0xff at 7)")
+    assert all(problem.startswith(start) for problem, start in zip(problems[1:4], starts, strict=True)), problems
     assert (rows[0].values, rows[1].values, rows[6].values) == ({"question": "ok"}, {}, {"0": 5})
     (tmp_path / "train.csv").write_text("a,b\n1,2\n1,2,3\n1\n")
     assert [(row.values, row.problem) for row in read_file(tmp_path / "train.csv")] == [
@@ -206,3 +208,42 @@ def test_without_a_network_the_message_says_how_to_get_the_data() -> None:
     assert "(hf download openai/gsm8k --repo-type dataset --local-dir gsm8k)" in own
     assert own.endswith("give that folder: --source gsm8k")
     assert other.startswith("DataError nobody/nothing cannot be loaded")
+
+
+ACCENTED = '{"prompt": "1 café?", "answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "rows.jsonl",
+            ACCENTED.encode("utf-16"),
+            "rows.jsonl is text in UTF-16, not in UTF-8; convert it: iconv -f UTF-16",
+        ),
+        ("rows.json", ACCENTED.encode("utf-16-le"), "rows.json is text in UTF-16LE, not in UTF-8"),
+        ("rows.csv", "prompt,answer\ncafé,1\n".encode("utf-16"), "rows.csv is text in UTF-16, not in UTF-8"),
+        ("rows.jsonl.gz", gzip.compress(ACCENTED.encode("utf-32")), "rows.jsonl.gz is text in UTF-32, not in UTF-8"),
+        ("rows.csv", "prompt,answer\ncafé,1\n".encode("latin-1"), "it is not UTF-8 (byte 0xe9"),
+        (
+            "rows.jsonl",
+            ACCENTED.encode() + ACCENTED.encode("latin-1"),
+            "rows.jsonl, line 2: it is not UTF-8 (byte 0xe9 at 17)",
+        ),
+        ("rows.jsonl", (ACCENTED * 2 + "{\n").encode(), "rows.jsonl, line 3: not JSON: Expecting property name"),
+        ("rows.jsonl", b"", "rows.jsonl has no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_read_leaves_nothing_behind(
+    tmp_path: Path, name: str, content: bytes, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert main(["prep", "jsonl", "--source", str(tmp_path / name), "--out", str(tmp_path / "out" / "deep")]) == 2
+    assert says in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_mark_of_utf8_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(ACCENTED.encode("utf-8-sig"))
+    (row,) = read_splits(ConvertOptions(source=str(tmp_path / "rows.jsonl")), "")["train"]
+    assert row.values == {"prompt": "1 café?", "answer": "1"}

@@ -52,7 +52,7 @@ def test_verls_dict_gives_parts_answer_and_whether_it_is_right(pool: ScoringPool
     assert said(ask(pool, "compute_score_judged")) == (0.5, Outcome.OK)
     broken = ask(pool, "compute_score_broken")
     assert broken.outcome is Outcome.CRASH
-    assert "a dict without 'score'" in broken.detail
+    assert "returned {'reward': 1.0}, expected a dict with 'score'" in broken.detail
 
 
 def test_trls_function_is_given_text_and_only_what_it_asks_for(pool: ScoringPool) -> None:
@@ -85,10 +85,10 @@ def test_trls_function_reads_tokens_and_takes_options_that_have_a_default(pool: 
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("accuracy_reward", "asks for a column 'solution'; there is: data_source, ground_truth, index"),
-        ("reward_nan", "score is nan"),
-        ("reward_short", "returned 2 verdicts for 1 requests"),
-        ("reward_typo", "given text, AttributeError: 'str' object has no attribute 'contents'; given messages, Attri"),
+        ("accuracy_reward", "column 'solution', which the rows lack (they have data_source, ground_truth, index)"),
+        ("reward_nan", "returned nan, expected a finite number for each completion"),
+        ("reward_short", "returned a list of 2, expected a list of 1 number"),
+        ("reward_typo", "AttributeError: 'str' object has no attribute 'contents'"),
     ],
 )
 def test_trls_function_that_fails_is_a_crash(pool: ScoringPool, function: str, says: str) -> None:

@@ -55,7 +55,7 @@ def test_a_batch_verifier_may_pass_rows_and_may_await(pool: ScoringPool) -> None
         ("batch", "raise", Outcome.CRASH, "LookupError: no such thing"),
         ("batch", "exit", Outcome.CRASH, "exit status 3"),
         ("batch", "hang", Outcome.WRONG, OVERRAN),
-        ("batch", "short", Outcome.CRASH, "it returned 0 verdicts for 1 requests"),
+        ("batch", "short", Outcome.CRASH, "returned a list of 0, expected a list of 1 verdict or number"),
         ("awaited", "raise", Outcome.CRASH, "LookupError: no such thing"),
         ("awaited", "exit", Outcome.CRASH, "SystemExit: 4"),
         ("awaited", "hang", Outcome.WRONG, OVERRAN),
@@ -106,7 +106,9 @@ def test_an_abstaining_term_is_left_out_and_all_abstaining_is_no_answer(pool: Sc
 def test_what_a_term_raises_or_how_long_it_takes_is_the_whole_sums(pool: ScoringPool) -> None:
     crash = ask(pool, f"gsm8k + 0.1 * {NAME}unreadable", "#### 42", truth="42")
     assert (crash.score, crash.outcome) == (0.0, Outcome.CRASH)
-    assert crash.detail == "ValueError: the ground truth '42' is no number"
+    assert crash.detail.startswith("ValueError: the ground truth '42' is no number (")
+    assert ", in unreadable: raise ValueError(" in crash.detail
+    assert crash.detail.endswith("; the response: '#### 42'")
     right, hung = ask_all(pool, f"gsm8k + 0.1 * {NAME}awaited", ["#### 42", "hang"])
     assert (right.score, hung.outcome) == (1.1, Outcome.WRONG)
 

@@ -133,7 +133,7 @@ def test_an_overrun_and_a_crash_are_not_two_overruns(tmp_path: Path) -> None:
         ("sys.exit", "SystemExit: 4"),
         ("segfault", "signal 11"),
         ("memory", "MemoryError"),
-        ("text", "TypeError: the verifier returned '1.0', not a Verdict or a number"),
+        ("text", "returned '1.0', expected a Verdict or a number"),
         ("nan", "score is nan"),
         ("infinite part", "speed is inf"),
         ("long", "bytes"),
