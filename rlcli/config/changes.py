@@ -17,7 +17,7 @@ from rlcli.reading import read_text
 ROUNDING = "from here on results agree to rounding, not bitwise"
 ALLOWED: Mapping[str, str] = {
     "if the prompts are the same, which is checked once they are read": "data.path",
-    "the run's length changes": "train.steps",
+    "the run's length changes": "train.steps train.epochs",
     "from here on the engine that samples has another precision": "rollout.quantization",
     "from here on the share of samples from older policies may change": "rollout.oversample async.*",
     "from here on verifications near the deadline may end differently": "verifier.deadline_s",

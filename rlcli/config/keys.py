@@ -10,12 +10,11 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
+from rlcli.config.alternatives import UNSET
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
 
 TABLE = "a table of numbers"
-UNSET = "unset"
-"""How a recipe or `--set` writes a missing value: TOML has no null."""
 
 
 class RenamedKey(FutureWarning):

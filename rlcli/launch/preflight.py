@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device
+from rlcli.config.load import Resolved, with_length
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
@@ -144,6 +145,24 @@ def prepare(
         environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=facts.images),
         served=models_of(verifiers),
         images=facts.images,
+    )
+
+
+def with_epochs_counted(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared]:
+    """Both with the steps that `train.epochs` are for the prompts of the run, if it is given. Raises `ConfigError` if
+    these steps break a rule."""
+    if resolved.config.train.epochs is None:
+        return resolved, prepared
+    resolved = with_length(resolved, len(prepared.prompts))
+    return resolved, replace(prepared, config=with_length_of(prepared.config, resolved.config))
+
+
+def with_length_of(config: RunConfig, counted: RunConfig) -> RunConfig:
+    """`config` with the steps of `counted`."""
+    length = ("steps", "epochs", "warmup_steps", "warmup_fraction")
+    return config.changed(
+        train={name: getattr(counted.train, name) for name in length},
+        critic={"warmup_steps": counted.critic.warmup_steps},
     )
 
 

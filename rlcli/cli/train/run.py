@@ -56,7 +56,6 @@ def resume_training(
     run: Path, recipe: str | None, flags: Mapping[str, object], sets: Sequence[str], call: Call
 ) -> None:
     """Continue a run in its folder, unless it is finished already."""
-    from rlcli.launch.outcome import finished
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.recipe_code import refuse_code
     from rlcli.launch.resume import find_run, resumption
@@ -70,13 +69,20 @@ def resume_training(
         view.phase("check the run")
         resumed = resumption(run, recipe, flags, sets, notes.append)
         if resumed.nothing_to_do:
-            total = resumed.resolved.config.train.steps
-            hint = f"all {total} steps of {resumed.run} are done: nothing to do; continue with --steps N"
-            stderr().print(hint, soft_wrap=True)
-            outcome = finished(resumed)
+            outcome = _finished(resumed)
         else:
             outcome = _run(resumed.resolved, resumed.run, call, view, early, notes, resumed)
     print_result(outcome, call.as_json)
+
+
+def _finished(resumed: Resumption) -> dict[str, Any]:
+    """The result of a run that has no step left to do."""
+    from rlcli.launch.outcome import finished
+
+    total = resumed.resolved.config.train.steps
+    hint = f"all {total} steps of {resumed.run} are done: nothing to do; continue with --steps N"
+    stderr().print(hint, soft_wrap=True)
+    return finished(resumed)
 
 
 def _run(
@@ -96,8 +102,8 @@ def _run(
     from rlcli.cluster.process import startup
     from rlcli.launch.derived_plan import derived_plan
     from rlcli.launch.planning.engine_sleep import with_least_sleep
-    from rlcli.launch.preflight import prepare
-    from rlcli.launch.resume import check_data
+    from rlcli.launch.preflight import prepare, with_epochs_counted
+    from rlcli.launch.resume import check_data, with_length_known
     from rlcli.tracking import check_trackers
 
     startup.done("command")
@@ -112,8 +118,16 @@ def _run(
             day=resumed.day if resumed else None,
         )
     startup.done("prepared")
+    if resolved.config.train.epochs is not None:
+        noted = len(resolved.notes)
+        resolved, prepared = with_epochs_counted(resolved, prepared)
+        notes += resolved.notes[noted:]
+        if resumed is not None:
+            resumed = with_length_known(resumed, resolved, notes.append)
     if resumed is not None:
         check_data(resumed, prepared.prompts.fingerprint())
+        if resumed.nothing_to_do:  # known now, if the length was given in epochs
+            return _finished(resumed)
     chosen: list[tuple[str, str]] = []
     if resumed is None:
         resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)

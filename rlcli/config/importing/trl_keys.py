@@ -8,6 +8,7 @@ DEFAULTS = {
     "num_generations": 8,
     "num_iterations": 1,
     "max_completion_length": 512,
+    "num_train_epochs": 3.0,
     "learning_rate": 1e-6,
     "weight_decay": 0.0,
     "adam_beta1": 0.9,
@@ -100,7 +101,6 @@ SAME = {
 MISSING = {
     "make a parquet file: rlcli prep, then data.path": "dataset_name dataset_config dataset_train_split "
     "dataset_test_split",
-    "a run is counted in steps: give train.steps": "num_train_epochs",
     "verifiers: verifier.name takes functions written for TRL, as FILE.py:FUNCTION": "reward_funcs",
     "weights are part of verifier.name, as in math + 0.1 * format": "reward_weights",
     "rlcli export --push": "push_to_hub hub_*",

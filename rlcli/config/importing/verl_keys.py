@@ -64,6 +64,7 @@ DEFAULTS = {
     "critic.optim.lr": 1e-5,
     "critic.cliprange_value": 0.5,
     "trainer.critic_warmup": 0,
+    "trainer.total_epochs": 30,
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
     "trainer.save_freq": -1,
@@ -172,5 +173,4 @@ MISSING = {
     "cluster.address names a running Ray cluster": "ray_kwargs.*",
     "longer prompts are left out, never cut": "data.truncation",
     "the verifier is verifier.name, or the one named by the row (reward_model.style)": "data.reward_fn_key",
-    "a run is counted in steps: give train.steps": "trainer.total_epochs",
 }

@@ -50,9 +50,12 @@ def test_the_written_recipe_resolves_and_says_where_each_value_is_from(
     assert main(["recipes", "show", str(out), "--resolved"]) == 0
     found = import_file(FOREIGN / name)
     assert out.read_text() == found.toml
+    settings = dict(found.settings)
+    if (fraction := settings.pop("train.warmup_fraction", None)) is not None:
+        settings["train.warmup_steps"] = fraction * settings["train.steps"]  # whole in these files
     assert (
         values(found, tmp_path).items()
-        >= {key: value for key, value in found.settings.items() if not isinstance(value, list)}.items()
+        >= {key: value for key, value in settings.items() if not isinstance(value, list)}.items()
     )
     assert "MARK" not in os.environ
 
@@ -80,7 +83,8 @@ def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected
     assert sources(found, "unresolved") == {"data.train_files"}
-    assert sources(found, "missing") == {"data.truncation", "trainer.total_epochs"}
+    assert sources(found, "missing") == {"data.truncation"}
+    assert values(found, tmp_path)["train.epochs"] == 15
     assert "actor_rollout_ref.model.use_remove_padding" in sources(found, "same")
 
 
@@ -138,7 +142,7 @@ def test_a_yaml_of_trl_counts_updates_and_processes(tmp_path: Path) -> None:
         "train.minibatches": 2,  # steps_per_generation / gradient_accumulation_steps
         "train.passes": 2,
         "train.steps": 250,  # four updates in each
-        "train.warmup_steps": 25,
+        "train.warmup_steps": 25,  # train.warmup_fraction = 0.1
         "train.schedule": "cosine",
         "train.truncated": "mask",
         "checkpoint.every": 25,
@@ -297,6 +301,12 @@ def test_what_verl_says_in_another_way(words: str, expected: dict[str, Any], tmp
         ("num_generations: 8\ngeneration_batch_size: 64", {"train.minibatches": 8, "rollout.prompts_per_step": 8}),
         ("num_generations: 8\nmulti_objective_aggregation: normalize_then_sum", {"algorithm.advantage": "gdpo"}),
         ("num_generations: 8\nwarmup_steps: 0.1\nmax_steps: 95", {"train.warmup_steps": 10}),
+        (
+            "num_generations: 8\nnum_train_epochs: 2\nwarmup_ratio: 0.05",
+            {"train.epochs": 2, "train.warmup_fraction": 0.05},
+        ),
+        ("num_generations: 8\nnum_train_epochs: 2\nmax_steps: 95", {"train.steps": 95}),
+        ("num_generations: 8", {"train.epochs": 3}),  # TRL's default
         ("num_generations: 8\nuse_adaptive_entropy: true", {"algorithm.entropy_target": 0.2}),
         ("num_generations: 0\nmax_steps: .nan\nlearning_rate: [1]\nepsilon: {a: 1}", {"rollout.samples_per_prompt": 8}),
     ],
