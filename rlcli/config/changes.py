@@ -37,7 +37,15 @@ ALLOWED: Mapping[str, str] = {
 SAME_VERIFIERS = "if each row named the same, which is checked once they are read"
 """The effect of naming the verifiers that the rows named: the prompts of a run have them in their fingerprint."""
 
-PATHS = ("model.path", "critic.path", "teacher.path", "data.path", "evaluation.data", "algorithm.code")
+PATHS = (
+    "model.path",
+    "model.chat_template",
+    "critic.path",
+    "teacher.path",
+    "data.path",
+    "evaluation.data",
+    "algorithm.code",
+)
 """Keys that may hold a path."""
 
 

@@ -28,6 +28,11 @@ class Section(BaseModel):
 
 class Model(Section):
     path: str = Field(default="", description="Folder or hub id of the model to train.")
+    chat_template: str = Field(
+        default="",
+        description="For a base model, or in place of the model's own: a Jinja file, chatml, or plain (the text of the "
+        "messages alone, which the model continues); checkpoints and exports keep it.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs, but bfloat16 "

@@ -22,9 +22,10 @@ from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.cache import OnProgress, tokenized
 from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
+from rlcli.data.prompts.template_choice import located
 from rlcli.errors import ConfigError, DataError, ModelError, RlcliError, SetupError
 from rlcli.evaluation.store import dataset_names
-from rlcli.export.export import with_model_folders
+from rlcli.export.export import RECORD, with_model_folders
 from rlcli.hub import offline_unless_reachable
 from rlcli.images.rule import ImageRule
 from rlcli.launch.engine import check_adapter, check_engine, check_images, check_quantized
@@ -34,6 +35,7 @@ from rlcli.machine import processor
 from rlcli.machine.device import NVML, for_rocm, has_nvml
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.reading import read_json
+from rlcli.runs.checkpoint import TEMPLATE
 from rlcli.served import ENGINE_KEY, ServedModel
 from rlcli.serving.models import models_of
 from rlcli.types import Prompt
@@ -112,7 +114,7 @@ def prepare(
     config = with_cpu_dtype(config, device, partial(_parameters, config.model.path))
     dtype = compute_dtype(config, device)
     on_checked(config, device)
-    facts = check_model(config.model.path)
+    facts = check_model(config.model.path, has_template=bool(config.model.chat_template))
     check_half(dtype, facts.kind)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     if train:
@@ -211,7 +213,7 @@ def _tokenizer(
 ) -> tuple[Any, date | None]:
     """The tokenizer, with its chat template fixed and checked on these rows, and the date that the template uses as
     today; None if it uses none."""
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model.path, config.model.chat_template)
     found = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
     chat_template.fix(tokenizer, config.data.chat_template_kwargs, found, on_note)
     for note in dict.fromkeys(note for rows in sets for note in chat_template.check(tokenizer, rows)):
@@ -521,6 +523,7 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     config = config.changed(teacher=teachers)
     if config.algorithm.code:
         config = config.changed(algorithm={"code": str(Path(config.algorithm.code).expanduser().resolve())})
+    config = config.changed(model={"chat_template": located(config.model.chat_template)})
     place, _, attribute = config.environment.name.rpartition(":")
     if place.endswith(".py"):
         config = config.changed(environment={"name": f"{Path(place).expanduser().resolve()}:{attribute}"})
@@ -545,7 +548,10 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
             f"cannot read adapter {note}: {type(error).__name__}: {error}", "copy the whole adapter again"
         ) from error
     lora = {"rank": rank, **({"targets": "all-linear,experts"} if on_experts else {})}
-    return config.changed(model={"path": base}, lora=lora), str(folder)
+    model = {"path": base}
+    if not config.model.chat_template and (folder / RECORD).is_file() and (folder / TEMPLATE).is_file():
+        model["chat_template"] = str(folder / TEMPLATE)  # that of the run, which its base may lack
+    return config.changed(model=model, lora=lora), str(folder)
 
 
 def kv_cache_bytes(config: RunConfig, device: str, dtype: str, longest: int) -> int | None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlcli.cluster.worker_group import WorkerGroup
@@ -40,8 +41,8 @@ class Checkpointer:
     A failed write costs only that checkpoint: the run continues, and the previous checkpoint is kept.
 
     critics: the workers of a critic that is placed apart. flush: waits for records of steps that are written in the
-    background. saved: the last step whose checkpoint was started or resumed
-    from. newest: the last complete checkpoint.
+    background. texts: files that each checkpoint has, by name. saved: the last step whose checkpoint was started or
+    resumed from. newest: the last complete checkpoint.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Checkpointer:
         critics: WorkerGroup | None,
         note: Callable[[str], None],
         flush: Callable[[], None] = lambda: None,
+        texts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.checkpoints, self.folder, self.note, self.flush = checkpoints, folder, note, flush
+        self.texts = texts
         self.workers = workers
         self.groups = {POLICY: workers} | ({CRITIC: critics} if critics is not None else {})
         self.saved = 0
@@ -98,7 +101,7 @@ class Checkpointer:
             config = (self.folder.path / "config.toml").read_text(encoding="utf-8")
             state = pending.state | {"evaluation": self._evaluations.get(pending.step)}
             scores = {step: metrics["pass@1"] for step, metrics in self._evaluations.items()}
-            self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, scores)
+            self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, scores, self.texts)
         except (OSError, RlcliError) as error:
             self._fail(pending.step, error)
             return

@@ -280,7 +280,9 @@ def _prompts(config: RunConfig) -> TokenizedPrompts:
     rows = read_sets(paths, dataset_names(paths, "--data", "train"), "train", config.verifier.name)
     response, most = config.data.response, config.rollout.max_response_tokens
     tokenizer = chat_template.fix(
-        load_tokenizer(config.model.path), config.data.chat_template_kwargs, datetime.now(UTC).date()
+        load_tokenizer(config.model.path, config.model.chat_template),
+        config.data.chat_template_kwargs,
+        datetime.now(UTC).date(),
     )
     return tokenized(
         rows,
