@@ -11,6 +11,7 @@ from rlcli.cli import completion
 from rlcli.cli.console import emit_json
 from rlcli.cli.eval.show import show_comparison, show_evaluation
 from rlcli.cli.group import Group
+from rlcli.cli.next_commands import after_evaluation, print_next
 from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, MostChanged, Seed, Sets, Workers
 from rlcli.errors import ConfigError
 
@@ -129,7 +130,11 @@ def evaluate(
     from rlcli.launch.evaluation.run import Request
 
     evaluation = run_evaluation(Request(config, tuple(data or ()), greedy, tuple(by or ()), out, force), endpoint)
-    emit_json(evaluation.as_dict()) if as_json else show_evaluation(evaluation)
+    if as_json:
+        emit_json(evaluation.as_dict())
+        return
+    show_evaluation(evaluation)
+    print_next(after_evaluation(out))
 
 
 def refuse_sampling(model: str | None, endpoint: str | None, samples: int, temperature: float, also: str = "") -> None:

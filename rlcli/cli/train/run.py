@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rlcli.attempt import INTERRUPTED
+from rlcli.attempt import INTERRUPTED, is_supervised
 from rlcli.cli.console import emit_json, plain, show, stderr, table
+from rlcli.cli.next_commands import after_training, print_next
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
@@ -179,6 +180,17 @@ def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: Vie
         early.begin(config, device)
 
 
+def _result_rows(outcome: dict[str, Any]) -> list[tuple[str, str]]:
+    """The result of a run in words: figures that a reader needs, rounded. `--json` has all of them."""
+    name = "loss" if "losses" in outcome else "reward"
+    first, last = (outcome[f"{name}_{place}"] for place in ("first", "last"))
+    rows = [("folder", outcome["out"]), ("steps", f"{outcome['steps']}" + ", stopped" * outcome["stopped"])]
+    if first is not None and last is not None:
+        rows.append((name, f"{first:.3f} → {last:.3f} (first → last step)"))
+    rows += [(f"evaluation at step {step}", report["headline"]) for step, report in outcome["evaluations"].items()]
+    return rows + ([("checkpoint", outcome["checkpoint"])] if outcome["checkpoint"] else [])
+
+
 def print_result(outcome: dict[str, Any], as_json: bool) -> None:
     """Print the result of a run or dry run. Exits with 130 if the run was interrupted."""
     if as_json:
@@ -188,8 +200,8 @@ def print_result(outcome: dict[str, Any], as_json: bool) -> None:
         for note in outcome["notes"]:
             plain(f"note: {note}")
     else:
-        rows = [(name, value) for name, value in outcome.items() if isinstance(value, str | int | float)]
-        rows += [(f"evaluation at step {step}", report["headline"]) for step, report in outcome["evaluations"].items()]
-        show(table(["run", ""], rows))
+        show(table(["run", ""], _result_rows(outcome)))
+        if not (outcome["stopped"] and is_supervised()):  # the supervisor prints how to continue
+            print_next(after_training(Path(outcome["out"]), outcome["stopped"]))
     if outcome.get("stopped"):
         raise typer.Exit(INTERRUPTED)
