@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.cli.main import main
+from rlcli.config.importing import trl_keys, verl_keys
 from rlcli.config.importing.convert import Imported, import_file
+from rlcli.config.importing.counterparts import counterparts
 from rlcli.config.importing.pythoncode import arithmetic
 from rlcli.config.importing.shell import overrides
+from rlcli.config.keys import keys
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError
 
@@ -58,6 +61,47 @@ def test_the_written_recipe_resolves_and_says_where_each_value_is_from(
         >= {key: value for key, value in settings.items() if not isinstance(value, list)}.items()
     )
     assert "MARK" not in os.environ
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_imported_is_what_an_unknown_key_is_told(name: str) -> None:
+    mapped: dict[str, set[str]] = {}
+    for line in import_file(FOREIGN / name).lines:
+        if line.kind == "mapped" and not line.key.startswith(("algorithm.options.", "data.chat_template_kwargs.")):
+            mapped.setdefault(line.source, set()).add(line.key)
+    others = {source: ours for source, ours in mapped.items() if source not in ours}  # some have the same name
+    unknown = {source: ours for source, ours in others.items() if not ours & set(counterparts(source))}
+    assert len(mapped) > 10
+    assert unknown == {}
+
+
+def test_all_that_is_suggested_for_a_name_of_verl_or_trl_exists() -> None:
+    theirs = {**trl_keys.COMPUTED, **verl_keys.COMPUTED}
+    assert {ours for some in theirs.values() for ours in some} <= keys().keys()
+    assert not theirs.keys() & {*trl_keys.DIRECT, *verl_keys.DIRECT}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("train.learning_rate", "train.lr"),
+        ("learning_rate", "train.lr"),
+        ("train.beta", "algorithm.kl_coef"),
+        ("rollout.num_generations", "rollout.samples_per_prompt"),
+        ("rollout.n", "rollout.samples_per_prompt"),
+        ("rollout.max_completion_length", "rollout.max_response_tokens"),
+        ("data.max_response_length", "rollout.max_response_tokens"),
+        ("train.num_train_epochs", "train.epochs"),
+        ("trainer.total_epochs", "train.epochs"),
+        ("actor_rollout_ref.actor.optim.lr", "train.lr"),
+        ("algorithm.adv_estimator", "algorithm.advantage"),
+        ("train.stepz", "train.steps"),  # none of theirs
+        ("train.temperature", "rollout.temperature"),
+    ],
+)
+def test_names_of_verl_and_trl_are_known_to_did_you_mean(name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no key is called '{name}' \(--set\); did you mean {ours}"):
+        resolve("grpo", {}, [f"{name}=1"])
 
 
 def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
