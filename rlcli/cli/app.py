@@ -75,6 +75,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         write_utf8()
         redact_output()
         warnings.formatwarning = _format_warning
+    if not words or {"-h", "--help"} & {*words}:
+        _leave_colons()
     try:
         # Not standalone: Typer would print its errors in boxes, and import rich for them.
         with rejoined_words():
@@ -97,6 +99,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if done == INTERRUPTED and not is_supervised():
         _print("interrupted")
     return done if isinstance(done, int) else 0
+
+
+def _leave_colons() -> None:
+    """Keep rich from reading names between colons in a help text, as in a prompt's id `sums:train:7`, as pictures."""
+    from rich import markup
+
+    markup._emoji_replace = lambda text, default_variant=None: text
 
 
 def _report(error: Exception) -> int:
