@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.cli.main import main
-from rlcli.config.importing import trl_keys, verl_keys
+from rlcli.config.importing import convert, trl_keys, verl_keys
 from rlcli.config.importing.convert import Imported, import_file
 from rlcli.config.importing.counterparts import counterparts
 from rlcli.config.importing.pythoncode import arithmetic
@@ -493,3 +493,15 @@ def test_a_frozen_tower_of_verl_is_frozen_here(tmp_path: Path, given: str, froze
     found = import_file(written(tmp_path, "run.sh", text.replace(" $@", "") + more))
     assert values(found, tmp_path)["model.freeze"] == frozen
     assert "actor_rollout_ref.actor.freeze_vision_tower" not in sources(found, "missing")
+
+
+def test_a_tracker_that_is_not_installed_is_a_comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, "a.yaml", "num_generations: 8\nreport_to: [wandb, tensorboard]\n")
+    monkeypatch.setattr(convert, "missing", lambda name: [name] * (name == "wandb"))
+    found = import_file(file)
+    assert '# trackers = ["wandb", "tensorboard"]  # report_to; not installed here: wandb\n' in found.toml
+    assert values(found, tmp_path)["tracking.trackers"] == ["tensorboard"]
+    (line,) = [line for line in found.lines if line.key == "tracking.trackers"]
+    assert line.note == "a comment in the recipe: wandb is not installed here (pip install 'rlcli[wandb]')"
+    monkeypatch.setattr(convert, "missing", lambda name: [])
+    assert values(import_file(file), tmp_path)["tracking.trackers"] == ["wandb", "tensorboard"]
