@@ -28,6 +28,7 @@ from rlcli.report.static import MB, write_report
 from rlcli.tracking.samples import tracked_samples
 from rlcli.types import IMAGE, Outcome, Prompt, Verdict, image_digest
 from tests.picture_runs import drawing, encoded, noise, write_data, write_picture_run
+from tests.report_runs import unpacked
 
 ROWS = [(drawing(0),), (noise(1, (600, 400)), drawing(2)), (), (noise(3)[:300],), (drawing(0),)]
 """One picture; two, of which one is large; none; a broken one; the first one again."""
@@ -54,8 +55,8 @@ def decoded(src: str) -> bytes:
 
 
 def data_of(html: str, name: str) -> Any:
-    found = re.search(rf'data-name="{name}">(.*?)</script>', html)
-    return json.loads(found[1]) if found else None
+    found = re.search(rf'"application/(\w+)" data-name="{name}">(.*?)</script>', html)
+    return json.loads(found[2] if found[1] == "json" else unpacked(found[2])) if found else None
 
 
 def test_messages_have_the_pictures_of_their_markers(run: Path) -> None:
