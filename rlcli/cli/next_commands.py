@@ -81,13 +81,17 @@ def after_prep(out: Path, verifier: str, *, trains: bool) -> list[tuple[str, str
 def _evaluation(run: str, config: Mapping[str, Any]) -> str:
     """The command that evaluates a run on its held-out data; empty if it has none."""
     rollout, verifier = config.get("rollout", {}), config.get("verifier", {}).get("name", "auto")
-    environment = config.get("environment", {}).get("name", "")
+    section = config.get("environment", {})
+    environment = section.get("name", "")
     held_out = config.get("evaluation", {}).get("data") or ()
     sets = [held_out] if isinstance(held_out, str) else held_out
     if not sets and not environment:
         return ""
     words = [f"rlcli eval --model {run}", *(f"--data {quote(str(path))}" for path in sets)]
-    words += [f"--environment {quote(str(environment))}"] * bool(environment)
+    if environment:
+        words.append(f"--environment {quote(str(environment))}")
+        options = section.get("options", {}).items()
+        words += [f"--set {quote(f'environment.options.{option}={value}')}" for option, value in options]
     words += [f"--verifier {quote(str(verifier))}"] * (verifier != "auto")
     tokens = rollout.get("max_response_tokens", DEFAULT_TOKENS)
     return " ".join(words + [f"--max-tokens {tokens}"] * (tokens != DEFAULT_TOKENS))

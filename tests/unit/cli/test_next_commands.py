@@ -53,8 +53,10 @@ def test_a_finished_run_is_looked_at_evaluated_and_exported(tmp_path: Path) -> N
         f"rlcli eval --model '{run}' --data sums --data more --verifier mine.py:reward --max-tokens 40",
         f"rlcli export '{run}' --out my-model",
     ]
-    game = run_of(tmp_path / "game", {"environment.name": "guess_number"})
-    assert commands(after_training(game, stopped=False))[1] == (f"rlcli eval --model {game} --environment guess_number")
+    game = run_of(tmp_path / "game", {"environment.name": "guess_number"}, "environment.options.high=16")
+    assert commands(after_training(game, stopped=False))[1] == (
+        f"rlcli eval --model {game} --environment guess_number --set environment.options.high=16"
+    )
     warm = run_of(tmp_path / "warm", {"data.path": "sums"}, recipe="sft")
     assert commands(after_training(warm, stopped=False))[-1] == f"rlcli train grpo --model {warm} --data sums --dry-run"
 
