@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer import TyperException
@@ -157,10 +157,29 @@ def _print(*words: str) -> None:
 def _user_error(error: Exception) -> RlcliError | None:
     if isinstance(error, TyperException):
         context = getattr(error, "ctx", None)
-        return RlcliError(error.format_message().rstrip("."), f"see {context.command_path if context else 'rlcli'} -h")
+        hint = _as_a_key(getattr(error, "option_name", ""), context)
+        hint += f"see {context.command_path if context else 'rlcli'} -h"
+        return RlcliError(error.format_message().rstrip("."), hint)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in (*TRAINING, "vllm"):
         return not_installed(error.name.partition(".")[0])
     return error if isinstance(error, RlcliError) else _bad_path(error)
+
+
+def _as_a_key(option: str, context: Any) -> str:
+    """The keys that set what an unknown option seems to mean, by our name or by that of verl or TRL, for a command that
+    takes keys; else empty."""
+    command = getattr(context, "command", None)
+    if not option or not any("--set" in parameter.opts for parameter in getattr(command, "params", ())):
+        return ""
+    from rlcli.config.importing.counterparts import counterparts
+    from rlcli.config.keys import keys
+
+    name = option.lstrip("-").replace("-", "_")
+    ours = sorted(
+        (key for key in keys() if key.partition(".")[2] == name), key=lambda key: not key.startswith("train.")
+    )
+    found = counterparts(name) or ours
+    return f"give it as a key: {' or '.join(f'--set {key}=…' for key in found[:3])}; " if found else ""
 
 
 def _bad_path(error: Exception) -> RlcliError | None:

@@ -52,10 +52,9 @@ def test_the_built_in_templates_render_text_alone_or_turns(tmp_path: Path) -> No
 
 
 def test_a_text_begins_as_the_tokenizer_begins_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = tokenizer_with("")
+    tokenizer = tokenizer_with("", bos="<eos>")
     kind: Any = type(tokenizer)
-    begin = tokenizer.convert_tokens_to_ids("<eos>")
-    monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"bos_token": "<eos>"})
+    begin = tokenizer.bos_token_id
     choose_template(tokenizer, "plain")
     assert chat_template.render(tokenizer, MESSAGES) == "Add.\n\n2+2=", "it puts no such token before a text"
     monkeypatch.setattr(kind, "__call__", lambda self, text, **kwargs: {"input_ids": [begin, 5]})
