@@ -101,13 +101,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return done if isinstance(done, int) else 0
 
 
-def _leave_colons() -> None:
-    """Keep rich from reading names between colons in a help text, as in a prompt's id `sums:train:7`, as pictures."""
-    from rich import markup
-
-    markup._emoji_replace = lambda text, default_variant=None: text
-
-
 def _report(error: Exception) -> int:
     """Print an error, or pass it to the program that has started this command. Returns the exit code."""
     failure = _user_error(error)
@@ -196,6 +189,13 @@ def _bad_path(error: Exception) -> RlcliError | None:
 def _defect(error: Exception) -> str:
     message = f"{type(error).__name__}: {error}".rstrip(": ")
     return f"{message}; run again with --debug for the traceback"
+
+
+def _leave_colons() -> None:
+    """Keep rich from reading names between colons in a help text, as in a prompt's id `sums:train:7`, as pictures."""
+    from rich import markup
+
+    markup._emoji_replace = lambda text, default_variant=None: text
 
 
 def leave(code: int) -> NoReturn:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlcli.cli.console import plain
 
-COLUMN = 58
-"""Where the explanation begins, unless the command is longer."""
+COLUMN, WIDTH = 44, 80
+"""Where the explanation begins, and the longest line: an explanation that does not fit has a line of its own."""
 DEFAULT_TOKENS = 1024
 """The longest response of `rlcli eval` without --max-tokens."""
 
@@ -24,15 +24,20 @@ def activation() -> list[tuple[str, str]]:
         return []
     here = Path.cwd()
     shown = script.relative_to(here) if script.is_relative_to(here) else script
-    return [(f"source {quote(str(shown))}", "once a shell: it then finds rlcli")]
+    return [(f"source {quote(str(shown))}", "once a shell, to find rlcli")]
 
 
 def print_next(commands: Sequence[tuple[str, str]]) -> None:
     """Print (command, what it does) pairs, after the one that the shell needs to find `rlcli`, if it does."""
     commands = [*activation(), *commands] if commands else []
-    lines = [f"  {command:<{COLUMN}}  {does}".rstrip() for command, does in commands]
+    lines = [line for command, does in commands for line in _lines(command, does)]
     if lines:
         plain("next:\n" + "\n".join(lines))
+
+
+def _lines(command: str, does: str) -> list[str]:
+    line = f"  {command:<{COLUMN}}  {does}".rstrip()
+    return [line] if len(line) <= WIDTH else [f"  {command}", f"      {does}"]
 
 
 def after_training(run: Path, stopped: bool) -> list[tuple[str, str]]:

@@ -84,6 +84,8 @@ def test_a_shell_that_does_not_find_rlcli_is_told_how(
     (tmp_path / "rlcli").chmod(0o755)
     print_next([("rlcli recipes list", "all recipes")])
     assert len(capsys.readouterr().out.splitlines()) == 2
+    print_next([("rlcli eval --model runs/grpo-1 --data data/x --max-tokens 40", "how good the model is")])
+    assert capsys.readouterr().out.splitlines()[2] == "      how good the model is"
 
 
 def test_a_stopped_run_is_continued(tmp_path: Path) -> None:
