@@ -55,7 +55,7 @@ def after_training(run: Path, stopped: bool) -> list[tuple[str, str]]:
         found.append((evaluation, "how good the model is, with intervals"))
     found.append((f"rlcli export {name} --out my-model", "a folder for transformers and vLLM"))
     if config.get("data", {}).get("response") and (data := _data(config)):
-        further = f"rlcli train grpo --model {name} {data} --dry-run"
+        further = f"rlcli train grpo --model {name} {data}{_verifier(config)} --dry-run"
         found.append((further, "reinforcement learning from this model"))
     return found
 
@@ -85,7 +85,7 @@ def after_prep(out: Path, verifier: str, *, trains: bool) -> list[tuple[str, str
 
 def _evaluation(run: str, config: Mapping[str, Any]) -> str:
     """The command that evaluates a run on its held-out data; empty if it has none."""
-    rollout, verifier = config.get("rollout", {}), config.get("verifier", {}).get("name", "auto")
+    rollout = config.get("rollout", {})
     section = config.get("environment", {})
     environment = section.get("name", "")
     held_out = config.get("evaluation", {}).get("data") or ()
@@ -97,9 +97,15 @@ def _evaluation(run: str, config: Mapping[str, Any]) -> str:
         words.append(f"--environment {quote(str(environment))}")
         options = section.get("options", {}).items()
         words += [f"--set {quote(f'environment.options.{option}={value}')}" for option, value in options]
-    words += [f"--verifier {quote(str(verifier))}"] * (verifier != "auto")
     tokens = rollout.get("max_response_tokens", DEFAULT_TOKENS)
-    return " ".join(words + [f"--max-tokens {tokens}"] * (tokens != DEFAULT_TOKENS))
+    limit = f" --max-tokens {tokens}" if tokens != DEFAULT_TOKENS else ""
+    return " ".join(words) + _verifier(config) + limit
+
+
+def _verifier(config: Mapping[str, Any]) -> str:
+    """The `--verifier` option of a run, after a space; empty if its rows name theirs."""
+    name = config.get("verifier", {}).get("name", "auto")
+    return "" if name == "auto" else f" --verifier {quote(str(name))}"
 
 
 def _data(config: Mapping[str, Any]) -> str:

@@ -57,8 +57,10 @@ def test_a_finished_run_is_looked_at_evaluated_and_exported(tmp_path: Path) -> N
     assert commands(after_training(game, stopped=False))[1] == (
         f"rlcli eval --model {game} --environment guess_number --set environment.options.high=16"
     )
-    warm = run_of(tmp_path / "warm", {"data.path": "sums"}, recipe="sft")
-    assert commands(after_training(warm, stopped=False))[-1] == f"rlcli train grpo --model {warm} --data sums --dry-run"
+    warm = run_of(tmp_path / "warm", {"data.path": "sums", "verifier.name": "a.py:b"}, recipe="sft")
+    assert commands(after_training(warm, stopped=False))[-1] == (
+        f"rlcli train grpo --model {warm} --data sums --verifier a.py:b --dry-run"
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
