@@ -193,9 +193,12 @@ def _defect(error: Exception) -> str:
 
 def _leave_colons() -> None:
     """Keep rich from reading names between colons in a help text, as in a prompt's id `sums:train:7`, as pictures."""
-    from rich import markup
+    import rich.markup
 
-    markup._emoji_replace = lambda text, default_variant=None: text
+    def same(text: str, default_variant: str | None = None) -> str:
+        return text
+
+    vars(rich.markup)["_emoji_replace"] = same
 
 
 def leave(code: int) -> NoReturn:

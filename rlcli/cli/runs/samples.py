@@ -87,7 +87,8 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
     for row in rows:
         terminal.print(Text(printable(_headline(row)), style="bold"), soft_wrap=True)
         if row.get("answer") is not None or row.get("ground_truth"):
-            answer = f"answer {row.get('answer')!s}, ground truth {row.get('ground_truth')!s}"
+            facts = {"answer": row.get("answer"), "ground truth": row.get("ground_truth") or None}
+            answer = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
             terminal.print(Text(shortened(answer, most or len(answer)), style="dim"), soft_wrap=True)
         sample = SampleText.of(row)
         # Also a system message, and examples.
