@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
 from rlcli.errors import SetupError
@@ -30,7 +30,12 @@ from rlcli.extras import INSTALL, TRAINING, missing
 from rlcli.machine import processor
 from rlcli.sandbox import backend_name, open_sandbox
 
+if TYPE_CHECKING:
+    from rlcli.environments.template_contract import Boundary
+
 GIB = 1 << 30
+LONGEST_DETAIL = 100
+"""Characters of what differs at a boundary between turns."""
 VLLM_RANGE = ((0, 24), (0, 33))
 """The first release that works and the first that is untested."""
 _running: set[int] = set()
@@ -255,8 +260,8 @@ def check_trackers() -> Finding:
 
 
 def check_template(path: str) -> list[Finding]:
-    """Whether conversations can be appended to in tokens with the chat template of a model, one finding a boundary
-    between turns. Raises `ModelError` if there is no tokenizer."""
+    """Whether conversations can be appended to in tokens with the chat template of a model: the verdict, and one
+    finding a boundary between turns. Raises `ModelError` if there is no tokenizer."""
     from rlcli.data.prompts.chat_template import stop_tokens
     from rlcli.data.prompts.prompts import load_tokenizer
     from rlcli.environments.template_contract import Agreement, check
@@ -273,10 +278,45 @@ def check_template(path: str) -> list[Finding]:
     }
     tokenizer = load_tokenizer(path)
     findings = []
-    for boundary in check(tokenizer, stop_tokens(tokenizer, path, ())):
+    boundaries = check(tokenizer, stop_tokens(tokenizer, path, ()))
+    for boundary in boundaries:
         status, what, hint = found[boundary.agreement]
-        findings.append(Finding(boundary.name, status, what + boundary.detail, hint))
-    return findings
+        findings.append(Finding(boundary.name, status, what + _cut(boundary.detail), hint))
+    return [_verdict(boundaries), *findings]
+
+
+def _verdict(boundaries: Sequence[Boundary]) -> Finding:
+    """What can be trained on with a template, in one line: conversations, and tools."""
+    from rlcli.environments.template_contract import Agreement
+
+    words = {
+        Agreement.EXACT: "work",
+        Agreement.PAST: "work (what was drawn stays as it was)",
+        Agreement.NONE: "are not supported by this template",
+        Agreement.BROKEN: "do not work: other tokens follow",
+    }
+    order = list(words)
+    tools = [boundary for boundary in boundaries if "tool" in boundary.name]
+    others = [boundary for boundary in boundaries if "tool" not in boundary.name]
+    parts, status = ["single answers work"], Status.PASS
+    for what, some in (("conversations", others), ("tools", tools)):
+        common = min((each.agreement for each in some), key=order.index)  # what most turns can rely on
+        worst = max((each.agreement for each in some), key=order.index)
+        agreement = common if worst is Agreement.NONE else worst
+        but = [each.name for each in some if each.agreement is Agreement.NONE and agreement is not Agreement.NONE]
+        parts.append(f"{what} {words[agreement]}" + (f", but for {'; '.join(but)}" if but else ""))
+        if agreement is Agreement.BROKEN:
+            status = Status.FAIL
+        elif agreement is Agreement.NONE and status is Status.PASS:
+            status = Status.WARN
+    hint = "give environments without tools, or another template (model.chat_template)" if status is Status.WARN else ""
+    return Finding("verdict", status, "; ".join(parts), hint)
+
+
+def _cut(text: str) -> str:
+    """The beginning of a long text."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}…"
 
 
 def _installed(packages: Sequence[str]) -> str:

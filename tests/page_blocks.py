@@ -17,6 +17,7 @@ FILES = {
     "docs/environments.md": ("guess.py", "shop.py", "dots.py"),
     "docs/gateway.md": ("agent.py",),
     "docs/your_own_algorithm.md": ("mine.py", "bounded.py", "test_mine.py"),
+    "docs/your_own_task.md": ("make_rows.py", "roman.py"),
     "docs/your_own_verifier.md": ("last_word.py",),
     "README.md": ("last_word.py",),
     "data_prep/README.md": ("capitals.py",),

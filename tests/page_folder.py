@@ -145,6 +145,7 @@ def _files(root: Path) -> None:
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     row = {"question": "How many?", "target": "3", "files": ["raw/geometry3k/figure.png"] * 2}
     (root / "pictures.jsonl").write_text(json.dumps(row) + "\n")
+    (root / "r1.jinja").write_text("{{ messages[-1]['content'] }}\nAssistant: <think>\n")
     (root / "grpo.yaml").write_bytes((FOREIGN / "trl_grpo.yaml").read_bytes())
     (root / "run_qwen2-7b.sh").write_bytes((FOREIGN / "verl_grpo.sh").read_bytes())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,11 @@ BEGAN = 1_790_000_000.0
 STEP_S = 2.0
 NEWER = ("group", "messages", "turns", "ended", "turn_rewards", "left_out")
 """Columns of samples that an older rlcli did not write."""
+
+
+def unpacked(block: str) -> bytes:
+    """The JSON of a block of a page that was compressed by gzip, in base64."""
+    return gzip.decompress(base64.b64decode(block))
 
 
 @dataclass

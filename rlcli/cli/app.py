@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer import TyperException
@@ -77,6 +77,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         write_utf8()
         redact_output()
         warnings.formatwarning = _format_warning
+    if not words or {"-h", "--help"} & {*words}:
+        _leave_colons()
     try:
         # Not standalone: Typer would print its errors in boxes, and import rich for them.
         with rejoined_words(), _debugging(debug):
@@ -165,10 +167,29 @@ def _print(*words: str) -> None:
 def _user_error(error: Exception) -> RlcliError | None:
     if isinstance(error, TyperException):
         context = getattr(error, "ctx", None)
-        return RlcliError(error.format_message().rstrip("."), f"see {context.command_path if context else 'rlcli'} -h")
+        hint = _as_a_key(getattr(error, "option_name", ""), context)
+        hint += f"see {context.command_path if context else 'rlcli'} -h"
+        return RlcliError(error.format_message().rstrip("."), hint)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in (*TRAINING, "vllm"):
         return not_installed(error.name.partition(".")[0])
     return error if isinstance(error, RlcliError) else _bad_path(error)
+
+
+def _as_a_key(option: str, context: Any) -> str:
+    """The keys that set what an unknown option seems to mean, by our name or by that of verl or TRL, for a command that
+    takes keys; else empty."""
+    command = getattr(context, "command", None)
+    if not option or not any("--set" in parameter.opts for parameter in getattr(command, "params", ())):
+        return ""
+    from rlcli.config.importing.counterparts import counterparts
+    from rlcli.config.keys import keys
+
+    name = option.lstrip("-").replace("-", "_")
+    ours = sorted(
+        (key for key in keys() if key.partition(".")[2] == name), key=lambda key: not key.startswith("train.")
+    )
+    found = counterparts(name) or ours
+    return f"give it as a key: {' or '.join(f'--set {key}=…' for key in found[:3])}; " if found else ""
 
 
 def _bad_path(error: Exception) -> RlcliError | None:
@@ -185,6 +206,16 @@ def _bad_path(error: Exception) -> RlcliError | None:
 def _defect(error: Exception) -> str:
     message = f"{type(error).__name__}: {error}".rstrip(": ")
     return f"{message}; run again with --debug for the traceback"
+
+
+def _leave_colons() -> None:
+    """Keep rich from reading names between colons in a help text, as in a prompt's id `sums:train:7`, as pictures."""
+    import rich.markup
+
+    def same(text: str, default_variant: str | None = None) -> str:
+        return text
+
+    vars(rich.markup)["_emoji_replace"] = same
 
 
 def leave(code: int) -> NoReturn:

@@ -10,8 +10,10 @@ from typing import Any, ParamSpec
 
 import typer
 
-from rlcli.attempt import is_supervised
+from rlcli.attempt import INTERRUPTED, is_supervised
+from rlcli.cli.console import note
 from rlcli.cli.group import command_line
+from rlcli.supervisor.failure import resume_command
 from rlcli.supervisor.supervise import supervise
 
 P = ParamSpec("P")
@@ -37,9 +39,21 @@ def supervised(command: Callable[P, None]) -> Callable[P, None]:
         again = [word for word in first if word != "--accept-changes"]
         if not resumes:
             again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
-        raise typer.Exit(supervise(folder, first, again, resumes=resumes))
+        before = _configured(folder)
+        code = supervise(folder, first, again, resumes=resumes)
+        if code == INTERRUPTED and (resumes or _configured(folder) not in (None, before)):
+            note(resume_command(folder))
+        raise typer.Exit(code)
 
     return run
+
+
+def _configured(folder: Path) -> float | None:
+    """When the configuration of the run in `folder` was written; None if it holds no run."""
+    try:
+        return (folder / "config.toml").stat().st_mtime
+    except OSError:
+        return None
 
 
 def _folder(options: Options) -> Path | None:

@@ -11,6 +11,7 @@ import typer
 
 from rlcli.cli import completion, console
 from rlcli.cli.options import JsonObject, ModelOut
+from rlcli.errors import ConfigError
 
 
 def tiny_model(
@@ -30,13 +31,14 @@ def tiny_model(
     experts: Annotated[
         int, typer.Option(min=0, max=1024, help="Experts of each layer, of which two are used; 0: none.")
     ] = 0,
+    tools: Annotated[bool, typer.Option("--tools", help="A chat template with tools, for environments.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the random weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that has other files.")] = False,
     as_json: JsonObject = False,
 ) -> None:
     """Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.
 
-    With --experts it is a Qwen3-MoE.
+    With --experts it is a Qwen3-MoE. With --tools every environment can be tried on it.
 
     With --warm it has learned to work sums digit by digit, but mostly guesses: a few
     steps of reinforcement learning then raise its reward.
@@ -46,14 +48,17 @@ def tiny_model(
       rlcli tiny-model --out tiny
       rlcli tiny-model --out tiny --hidden 256 --layers 4 --seed 1
       rlcli tiny-model --out tiny --experts 8
+      rlcli tiny-model --out tiny --tools
       rlcli tiny-model --out tiny --warm data/arithmetic
     """
+    if warm and tools:
+        raise ConfigError("--tools: the solutions of --warm call none", "leave one of the two out")
     from rlcli.model.io.tiny import make_tiny_model
 
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
     facts: dict[str, Any] = {}
     trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
-    made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained)
+    made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
     how = f"warmed up on {warm} in {facts['seconds']:.0f} s" if warm else "random weights"
     if as_json:
         console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})

@@ -17,7 +17,7 @@ from rlcli.reading import read_text
 ROUNDING = "from here on results agree to rounding, not bitwise"
 ALLOWED: Mapping[str, str] = {
     "if the prompts are the same, which is checked once they are read": "data.path",
-    "the run's length changes": "train.steps",
+    "the run's length changes": "train.steps train.epochs",
     "from here on the engine that samples has another precision": "rollout.quantization",
     "from here on the share of samples from older policies may change": "rollout.oversample async.*",
     "from here on verifications near the deadline may end differently": "verifier.deadline_s",
@@ -37,7 +37,15 @@ ALLOWED: Mapping[str, str] = {
 SAME_VERIFIERS = "if each row named the same, which is checked once they are read"
 """The effect of naming the verifiers that the rows named: the prompts of a run have them in their fingerprint."""
 
-PATHS = ("model.path", "critic.path", "teacher.path", "data.path", "evaluation.data", "algorithm.code")
+PATHS = (
+    "model.path",
+    "model.chat_template",
+    "critic.path",
+    "teacher.path",
+    "data.path",
+    "evaluation.data",
+    "algorithm.code",
+)
 """Keys that may hold a path."""
 
 

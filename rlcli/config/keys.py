@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
+from rlcli.config.alternatives import UNSET
+from rlcli.config.importing.counterparts import counterparts
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
 
 TABLE = "a table of numbers"
-UNSET = "unset"
-"""How a recipe or `--set` writes a missing value: TOML has no null."""
 
 
 class RenamedKey(FutureWarning):
@@ -137,7 +137,8 @@ def unknown_key(name: str, origin: str = "") -> ConfigError:
     leaf = name.rpartition(".")[2]
     leaves = {known.partition(".")[2] for known in keys()}
     close_leaves = difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)
-    close = difflib.get_close_matches(name, keys(), n=1, cutoff=0.85)
+    close = counterparts(name) if leaf not in leaves or name.count(".") != 1 else []
+    close = close or difflib.get_close_matches(name, keys(), n=1, cutoff=0.85)
     close = close or [known for known in keys() if known.partition(".")[2] in close_leaves]
     close = close or difflib.get_close_matches(name, keys(), n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(close)}?" if close else "list them with: rlcli recipes explain"

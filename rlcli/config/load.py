@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from rlcli.config.keys import UNSET, Key, current, find, keys, put, unknown_key
+from rlcli.config.alternatives import ALTERNATIVES, UNSET, replaced_by
+from rlcli.config.keys import Key, current, find, keys, put, unknown_key
 from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.rules import broken
 from rlcli.config.schema import RunConfig
@@ -65,10 +67,41 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
     16
     """
     loaded, values, origins = layered(recipe, flags, sets)
-    notes = _shorten_warmup(values, origins)
+    notes = _shorten_warmup(values, origins) if is_given(origins.get("train.steps", "")) else []
     config = _validate(values, origins)
     origins = {name: "default" for name, key in keys().items() if key.kind != "object"} | origins
-    return Resolved(config, origins, loaded, tuple(notes))
+    resolved = Resolved(config, origins, loaded, tuple(notes))
+    return resolved if config.train.epochs is not None else _with_warmup(resolved)
+
+
+def with_length(resolved: Resolved, prompts: int) -> Resolved:
+    """The configuration with the steps that `train.epochs` are, for data of so many prompts, and a note that says so;
+    without `train.epochs` it stays unchanged. Raises `ConfigError` if these steps break a rule."""
+    epochs, per_step = resolved.config.train.epochs, resolved.config.rollout.prompts_per_step
+    if epochs is None:
+        return resolved
+    steps = max(1, math.ceil(round(epochs * prompts / per_step, 6)))
+    origin = f"train.epochs = {epochs:g}: {prompts} prompts, {per_step} a step"
+    values = resolved.values() | {"train.steps": steps, "train.epochs": UNSET}
+    origins = resolved.origins | {"train.steps": origin, "train.epochs": "default"}
+    notes = [f"train.steps = {steps}: {epochs:g} epochs of {prompts} prompts, {per_step} a step"]
+    if resolved.config.train.warmup_fraction is None:
+        notes += _shorten_warmup(values, origins)
+    config = _validate(values, origins)
+    return _with_warmup(replace(resolved, config=config, origins=origins, notes=(*resolved.notes, *notes)))
+
+
+def _with_warmup(resolved: Resolved) -> Resolved:
+    """The configuration with the steps that `train.warmup_fraction` is of `train.steps`, and a note that says so."""
+    train = resolved.config.train
+    if train.warmup_fraction is None:
+        return resolved
+    warmup = math.ceil(round(train.warmup_fraction * train.steps, 6))
+    why = f"train.warmup_fraction = {train.warmup_fraction:g} of {train.steps} steps"
+    config = resolved.config.changed(train={"warmup_steps": warmup, "warmup_fraction": None})
+    origins = resolved.origins | {"train.warmup_steps": why, "train.warmup_fraction": "default"}
+    note = f"train.warmup_steps = {warmup}: {why}"
+    return replace(resolved, config=config, origins=origins, notes=(*resolved.notes, note))
 
 
 def layered(
@@ -79,12 +112,21 @@ def layered(
     names = {key: current(key, f"recipe {origin}") for key, origin in loaded.origins.items()}
     values: dict[str, Any] = {}
     origins = {put(values, names[key], value): f"recipe {loaded.origins[key]}" for key, value in loaded.values.items()}
+    given: dict[str, str] = {}
     for key, value in (flags or {}).items():
         if value is not None:
-            values[key], origins[key] = value, f"flag {FLAGS.get(key, key)}"
+            values[key], given[key] = value, f"flag {FLAGS.get(key, key)}"
     for text in sets:
         key, value = _parse_set(text)
-        origins[put(values, key, value)] = "--set"
+        given[put(values, key, value)] = "--set"
+    origins |= given
+    for key in replaced_by({key: values[key] for key in given}):
+        values.pop(key, None)
+        origins.pop(key, None)
+    for key, other in ALTERNATIVES.items():
+        if values.get(key, UNSET) != UNSET and values.get(other, UNSET) != UNSET:
+            both = (f"{name} = {to_toml(values[name])} ({origins[name]})" for name in (key, other))
+            raise ConfigError(f"{' and '.join(both)} set the same", "give one of them")
     for key in values:
         if find(key) is None:
             raise unknown_key(key, origins[key])
@@ -96,7 +138,7 @@ def _shorten_warmup(values: dict[str, Any], origins: dict[str, str]) -> list[str
     must not need a second option. At least half of the steps train the policy after the critic's warm-up. A warm-up
     that the user gave is left for the rules to refuse."""
     steps, notes = values.get("train.steps"), []
-    if not isinstance(steps, int) or not is_given(origins.get("train.steps", "")):
+    if not isinstance(steps, int):
         return []
     for key, limit, shorter in (
         ("train.warmup_steps", steps, steps),
@@ -121,8 +163,11 @@ def dump_toml(resolved: Resolved) -> str:
     """
     header = {name: text for name, text in asdict(resolved.recipe.header).items() if text and name != "base"}
     lines = ["[recipe]", *(f"{name} = {to_toml(text)}" for name, text in header.items())]
-    section = ""
-    for key, value in resolved.values().items():
+    section, values = "", resolved.values()
+    computed = {key for key, other in ALTERNATIVES.items() if values[other] is not None}
+    for key, value in values.items():
+        if key in computed:  # it is not known yet
+            continue
         this, _, name = key.partition(".")
         if this != section:
             section = this

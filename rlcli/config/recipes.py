@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlcli.config.alternatives import replaced_by
 from rlcli.errors import ConfigError, RlcliError, UnknownName
 from rlcli.reading import parse_toml, read_text
 from rlcli.registry import Registry, near
@@ -104,6 +105,10 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
             raise UnknownName(f"{source}: {error.message}", error.hint) from error
         values, origins, in_files = dict(base.values), dict(base.origins), dict(base.in_files)
     own = flatten(table)
+    for key in replaced_by(own):
+        values.pop(key, None)
+        origins.pop(key, None)
+        in_files.pop(key, None)
     values.update(own)
     origins.update(dict.fromkeys(own, header.name))
     if name.endswith(".toml"):

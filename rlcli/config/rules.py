@@ -112,7 +112,7 @@ def _algorithm(config: RunConfig) -> list[Rule]:
             "algorithm.correction = none leaves the ratios biased; give top_p = 1 or a correction",
         ),
         (
-            config.critic.warmup_steps < t.steps,
+            t.epochs is not None or config.critic.warmup_steps < t.steps,
             f"critic.warmup_steps = {config.critic.warmup_steps} leaves none of train.steps = {t.steps} for the "
             "policy; lower the first or raise the second",
         ),
@@ -460,7 +460,7 @@ def _training(config: RunConfig) -> list[Rule]:
         ),
         *_parallel(config),
         (
-            t.warmup_steps <= t.steps,
+            t.epochs is not None or t.warmup_steps <= t.steps,
             f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}; "
             "lower the first or raise the second",
         ),

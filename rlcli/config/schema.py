@@ -28,6 +28,11 @@ class Section(BaseModel):
 
 class Model(Section):
     path: str = Field(default="", description="Folder or hub id of the model to train.")
+    chat_template: str = Field(
+        default="",
+        description="For a base model, or in place of the model's own: a Jinja file, chatml, or plain (the text of the "
+        "messages alone, which the model continues); checkpoints and exports keep it.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs, but bfloat16 "
@@ -462,7 +467,14 @@ class Teacher(Section):
 
 
 class Train(Section):
-    steps: Positive = Field(default=100, description="Number of training steps.")
+    steps: Positive = Field(
+        default=100, description="Number of training steps; with train.epochs it is computed from the data's rows."
+    )
+    epochs: PositiveFloat | None = Field(
+        default=None,
+        description="Passes over the data, in place of train.steps, which is then epochs × prompts / "
+        "rollout.prompts_per_step, rounded up; unset: train.steps counts.",
+    )
     seed: Seed = Field(default=0, description="Seed of prompt order, sampling and initialisation.")
     minibatches: Positive = Field(default=1, description="Optimizer updates in one pass over a step's samples.")
     passes: Positive = Field(default=1, description="Passes over a step's samples.")
@@ -479,6 +491,10 @@ class Train(Section):
     )
     weight_decay: NonNegativeFloat = Field(default=0.0, description="AdamW weight decay.")
     warmup_steps: NonNegativeInt = Field(default=0, description="Steps over which the learning rate rises from 0.")
+    warmup_fraction: Fraction | None = Field(
+        default=None,
+        description="The same as a share of the run's steps, rounded up; unset: train.warmup_steps counts.",
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="Learning rate schedule after warm-up."
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +78,18 @@ def wanted_samples(
                 advantages = _advantages(room, step)
             for row in table.to_pylist():
                 yield row | {"step": step, "advantage": advantages(row) if advantages else None}
+
+
+def one_of_each_group(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of each step in another order: the first one of each group, then the second ones, and so on."""
+    for _, of_step in itertools.groupby(rows, key=operator.itemgetter("step")):
+        seen = Counter[Any]()
+        ranked = []
+        for row in of_step:
+            group = row["prompt_id"] if row.get("group") is None else row["group"]
+            ranked.append((seen[group], row))
+            seen[group] += 1
+        yield from (row for _, row in sorted(ranked, key=operator.itemgetter(0)))
 
 
 def _advantages(room: Path, step: int) -> Callable[[Mapping[str, Any]], float | None]:

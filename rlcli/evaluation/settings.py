@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.data.prompts.template_choice import template_text
 from rlcli.scoring.expression import parse
 from rlcli.types import Prompt
 
@@ -39,6 +40,9 @@ def settings_of_evaluation(config: RunConfig, prompts: Sequence[Prompt], model: 
         found["model.head_dtype"] = config.model.head_dtype
     if config.data.chat_template_kwargs:
         found["data.chat_template_kwargs"] = dict(sorted(config.data.chat_template_kwargs.items()))
+    template = config.model.chat_template
+    if template and Path(template).parent != Path(model.get("adapter") or "/"):  # the adapter's mark has its own
+        found["model.chat_template"] = hashlib.blake2b(template_text(template).encode(), digest_size=16).hexdigest()
     if config.rollout.stop_token_ids:
         found["rollout.stop_token_ids"] = sorted(config.rollout.stop_token_ids)
     if config.environment.name:

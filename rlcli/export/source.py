@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlcli.config.load import Resolved, resolve
 from rlcli.errors import CheckpointError, ConfigError, RlcliError
-from rlcli.runs.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
+from rlcli.runs.checkpoint import CONFIG, TEMPLATE, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
 from rlcli.runs.environment import directory_of, environment_of
 from rlcli.runs.folder import check_records
 from rlcli.runs.measure import MEAN, means_of, score_of
@@ -62,7 +62,15 @@ def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
         resolved = resolve(str(checkpoint.path / CONFIG))
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint.path / CONFIG}: {error.message}", error.hint) from error
-    return Origin(checkpoint, _located(resolved, run), run)
+    return Origin(checkpoint, _with_template(_located(resolved, run), checkpoint), run)
+
+
+def _with_template(resolved: Resolved, checkpoint: Checkpoint) -> Resolved:
+    """With the chat template that the checkpoint keeps, in place of the file that it was read from."""
+    kept = checkpoint.path / TEMPLATE
+    if not kept.is_file():
+        return resolved
+    return replace(resolved, config=resolved.config.changed(model={"chat_template": str(kept)}))
 
 
 def _located(resolved: Resolved, run: Path | None) -> Resolved:

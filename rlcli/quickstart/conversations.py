@@ -15,25 +15,11 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation
 from rlcli.environments.environment import Message
 from rlcli.environments.pool import Environments, row_of
+from rlcli.model.io.tiny_template import TOOL_MARKERS, TOOL_TEMPLATE
 from rlcli.quickstart.warm_start import IGNORED, Batch, Lessons, padded
 from rlcli.types import Prompt
 from rlcli.workers.roles.conversations import row_seed
 
-CHAT_TEMPLATE = """\
-{%- for tool in tools or [] -%}
-{{- '<|system|>' if loop.first else ' ' -}}
-{{- tool.function.name ~ '(' ~ tool.function.parameters.properties | join(', ') ~ ')' -}}
-{%- endfor -%}
-{%- for message in messages -%}
-{{- '<|' ~ message.role ~ '|>' ~ message.content -}}
-{%- for call in message.tool_calls or [] -%}
-{{- '<tool_call>' ~ {'name': call.function.name, 'arguments': call.function.arguments} | tojson ~ '</tool_call>' -}}
-{%- endfor -%}
-{%- if message.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-"""With tools, of which it shows names and parameters, and calls in the format of Hermes and Qwen2.5."""
-NEW_MARKERS = ["<|tool|>", "<tool_call>", "</tool_call>"]
 VOCABULARY = 640
 """Upper bound. Fewer tokens are enough for all words of a task; a digit stays one token."""
 READ = 24
@@ -72,7 +58,7 @@ class Conversations(Lessons):
     def key(self) -> Any:
         rows = [(prompt.id, prompt.messages[-1]["content"]) for prompt in self.prompts]
         section = self.config.environment
-        return [section.name, dict(section.options), CHAT_TEMPLATE, READ, POOL, self.player.key(), rows]
+        return [section.name, dict(section.options), TOOL_TEMPLATE, READ, POOL, self.player.key(), rows]
 
     def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
         rng = random.Random(seed)
@@ -94,15 +80,15 @@ def tokenizer_of(config: RunConfig, prompts: Sequence[Prompt], player: Player, r
     from rlcli.model.io.tiny import tiny_tokenizer
 
     letters = tiny_tokenizer()
-    letters.chat_template = CHAT_TEMPLATE
-    letters.add_tokens(NEW_MARKERS, special_tokens=True)
+    letters.chat_template = TOOL_TEMPLATE
+    letters.add_tokens(list(TOOL_MARKERS), special_tokens=True)
     # A letter is a token here, so the limits in tokens are too low.
     rollout = config.rollout.model_copy(update={"max_response_tokens": LETTERS})
     environment = config.environment.model_copy(update={"turn_tokens": None, "context_tokens": LETTERS})
     wide = config.model_copy(update={"rollout": rollout, "environment": environment})
     texts = [letters.decode(ids) for ids, _ in demonstrations(wide, letters, prompts, player, rng)]
     tokenizer = letters.train_new_from_iterator(texts, VOCABULARY, show_progress=False)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = TOOL_TEMPLATE
     return tokenizer
 
 

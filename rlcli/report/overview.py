@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcli.report.source import RunData
+from rlcli.runs.event_text import event_text
 from rlcli.runs.listing import number
 from rlcli.runs.marks import marks_of
 
@@ -170,15 +171,12 @@ def _curve(run: RunData, title: str, unit: str, names: Mapping[str, str]) -> dic
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: value for name, value in event.items() if name not in ("time", "event", "step", "name")}
-    text = facts.pop("text", None) or facts.pop("message", None) or facts.pop("headline", None)
-    more = ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict | list))
     return {
         "time": number(event.get("time")),
         "step": number(event.get("step")),
         "kind": str(event.get("event", "")),
         "name": str(event.get("name", "")),
-        "text": " · ".join(part for part in (_text(text or ""), more) if part),
+        "text": event_text(event, without=("step", "name")),
     }
 
 

@@ -6,6 +6,7 @@ Nothing of a run is ever part of the markup: data are JSON, and the scripts put 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 from collections.abc import Iterable
@@ -24,14 +25,16 @@ GENERATOR = "rlcli report"
 SERVED, FILE, PIECES = "connect-src 'self'", "connect-src 'none'", "connect-src 'none'; script-src-elem 'self' file:"
 
 
-def page(policy: str, data: Iterable[tuple[str, str]] = ()) -> str:
-    """The page as HTML. policy: SERVED, FILE or PIECES, how it gets its data. data: name → JSON, embedded."""
+def page(policy: str, data: Iterable[tuple[str, str]] = (), packed: Iterable[tuple[str, str]] = ()) -> str:
+    """The page as HTML. policy: SERVED, FILE or PIECES, how it gets its data. data: name → JSON, embedded. packed: the
+    same, embedded compressed."""
     parts = {
         "generator": GENERATOR,
         "policy": content_policy(policy),
         "mode": "view" if policy == SERVED else "report",
         "style": _text(STYLES),
-        "data": "".join(embedded(name, json) for name, json in data),
+        "data": "".join(embedded(name, json) for name, json in data)
+        + "".join(embedded_packed(name, json) for name, json in packed),
         "script": _text(SCRIPTS),
     }
     # In one pass: texts of a run may contain the marks.
@@ -63,6 +66,12 @@ def embedded(name: str, json: str) -> str:
     '<script type="application/json" data-name="a">{"b":"\\\\u003c/script>"}</script>\\n'
     """
     return f'<script type="application/json" data-name="{name}">{json.replace("<", chr(92) + "u003c")}</script>\n'
+
+
+def embedded_packed(name: str, json: str) -> str:
+    """The same, compressed by gzip, in base64: a fifth to a tenth of the size for samples."""
+    content = base64.b64encode(gzip.compress(json.encode(), mtime=0)).decode()
+    return f'<script type="application/gzip" data-name="{name}">{content}</script>\n'
 
 
 @cache

@@ -1,13 +1,12 @@
 """Writes a report: the pages with their data in files that open from disk, without a server and without a network.
 
-A small report is one HTML file. A larger one has its samples in pieces, one a step, which the page loads when it needs
-them. Samples are limited to a size: of a run that has more, evenly spaced steps are kept with the first and the last,
-and of each step whole groups, in the order of its files.
+A small report is one HTML file, with its samples compressed. A larger one has its samples in pieces, one a step, which
+the page loads when it needs them. Samples are limited to a size: of a run that has more, evenly spaced steps are kept
+with the first and the last, and of each step whole groups, in the order of its files.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from rlcli.runs.pictures import where_of
 MB = 1_000_000
 MOST_BYTES = 50 * MB
 ONE_FILE = 12 * MB
-"""Largest data in one HTML file."""
+"""Largest data in one HTML file, before it is compressed."""
 ENVELOPE = 100
 """Bytes of a piece beside its groups."""
 LEAST_STEPS = 64
@@ -164,7 +163,7 @@ def _write(
     data["pictures"] = [album.as_dict() for album in albums.values()]
     one = pieces.bytes <= ONE_FILE
     blocks = [("data", as_json(data | {"pieces": not one}))]
-    text = page(FILE, itertools.chain(blocks, pieces.read())) if one else page(PIECES, blocks)
+    text = page(FILE, blocks, pieces.read()) if one else page(PIECES, blocks)
     (folder / "index.html").write_text(text, encoding="utf-8")
     if one:
         shutil.rmtree(folder / "data", ignore_errors=True)

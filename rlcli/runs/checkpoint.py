@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -25,6 +26,8 @@ from rlcli.reading import UnfitFile, parse_json, read_bytes
 FORMAT = 1
 """Incremented whenever older code could not read, or would misread, what this code writes."""
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.toml"
+TEMPLATE = "chat_template.jinja"
+"""The chat template of the run, if `model.chat_template` names a file."""
 DTYPES = ("float32", "bfloat16", "float16")
 HASHING_THREADS = 4
 MOST_BYTES = 1 << 30
@@ -130,17 +133,19 @@ class Checkpoints:
         config_toml: str,
         files: Mapping[str, Mapping[str, Any]],
         scores: Mapping[int, float],
+        texts: Mapping[str, str] = MappingProxyType({}),
     ) -> Path:
         """Complete the checkpoint: write the controller's state and the manifest, give the folder its name, point
         `latest` at it and prune. Returns the folder.
 
         files: what the workers wrote there, relative name → size and sha256. scores: step → score of its evaluation,
-        higher is better, for all known steps. RunFailed if something is missing or cannot be written: then nothing has
-        changed, and `abandon` removes the partial folder.
+        higher is better, for all known steps. texts: further files to write, by name. RunFailed if
+        something is missing or cannot be written: then nothing has changed, and `abandon` removes the partial folder.
         """
         partial, target = self._partial(step), self.path(step)
         try:
             own = {STATE: _as_json(state), CONFIG: config_toml.encode()}
+            own |= {name: text.encode() for name, text in texts.items()}
             for name, content in own.items():
                 write_synced(partial / name, content)
             listed = {name: _File.model_validate(dict(facts)) for name, facts in files.items()}

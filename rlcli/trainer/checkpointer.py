@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlcli.cluster.worker_group import WorkerGroup
@@ -41,8 +42,8 @@ class Checkpointer:
     A failed write costs only that checkpoint: the run continues, and the previous checkpoint is kept.
 
     critics: the workers of a critic that is placed apart. flush: waits for records of steps that are written in the
-    background. best_by: as `checkpoint.best_by`. saved: the last step whose checkpoint was started or resumed from.
-    newest: the last complete checkpoint.
+    background. best_by: as `checkpoint.best_by`. texts: files that each checkpoint has, by name. saved: the last step
+    whose checkpoint was started or resumed from. newest: the last complete checkpoint.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Checkpointer:
         note: Callable[[str], None],
         flush: Callable[[], None] = lambda: None,
         best_by: str = MEAN,
+        texts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.checkpoints, self.folder, self.note, self.flush = checkpoints, folder, note, flush
-        self.workers, self._best_by = workers, best_by
+        self.workers, self._best_by, self.texts = workers, best_by, texts
         self.groups = {POLICY: workers} | ({CRITIC: critics} if critics is not None else {})
         self.saved = 0
         self.newest: Path | None = None
@@ -101,7 +103,7 @@ class Checkpointer:
             state = pending.state | {"evaluation": self._evaluations.get(pending.step)}
             scored = {step: score_of(metrics, self._best_by) for step, metrics in self._evaluations.items()}
             scores = {step: score for step, score in scored.items() if score is not None}
-            self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, scores)
+            self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, scores, self.texts)
         except (OSError, RlcliError) as error:
             self._fail(pending.step, error)
             return

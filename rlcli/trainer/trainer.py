@@ -15,6 +15,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients, Collected, step_seed
 from rlcli.data.packer import Plan
 from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.template_choice import BUILT_IN, template_text
 from rlcli.errors import RunFailed
 from rlcli.evaluation.report import evaluate
 from rlcli.model.optim import lr_at
@@ -22,7 +23,7 @@ from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.orchestrator.rollout_source import by_rank, source_of
 from rlcli.orchestrator.sample_filter import rewarded
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
-from rlcli.runs.checkpoint import Checkpoint, Checkpoints
+from rlcli.runs.checkpoint import TEMPLATE, Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.runs.lost_engines import LostEngines
 from rlcli.runs.marks import marks_of
@@ -118,8 +119,17 @@ class Trainer:
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.records = StepRecords(folder, config, view.note)
+        template = config.model.chat_template
+        texts = {TEMPLATE: template_text(template)} if template and template not in BUILT_IN else {}
         self.checkpointer = Checkpointer(
-            checkpoints, folder, groups.policy, groups.critic, view.note, self.records.flush, rules.best_by
+            checkpoints,
+            folder,
+            groups.policy,
+            groups.critic,
+            view.note,
+            self.records.flush,
+            rules.best_by,
+            texts,
         )
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
         self.log_prob_check = self._log_prob_check(prompts)

@@ -19,6 +19,7 @@ from rlcli.cluster.rendezvous import meeting_place, store_at
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
+from rlcli.data.prompts.template_choice import choose_template
 from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import Environments
 from rlcli.images.sight import Sight
@@ -177,9 +178,9 @@ class Worker(WeightSync):
         watchdog.progress()
         if "engine" in roles:
             self.offload.to_host(*self.offload.names)  # before it measures the free memory
-            self.rollout_role = self._build_rollout(
-                AutoTokenizer.from_pretrained(self.config.model.path, trust_remote_code=False)
-            )
+            tokenizer = AutoTokenizer.from_pretrained(self.config.model.path, trust_remote_code=False)
+            choose_template(tokenizer, self.config.model.chat_template)
+            self.rollout_role = self._build_rollout(tokenizer)
             if self.offload.names:
                 self.engine.sleep()  # A checkpoint may be loaded first; the sync wakes it.
 

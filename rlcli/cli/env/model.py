@@ -74,7 +74,8 @@ def _tokenizer(config: RunConfig) -> tuple[Any, tuple[int, ...], bool]:
     from rlcli.data.prompts import chat_template
     from rlcli.data.prompts.prompts import load_tokenizer
 
-    tokenizer = chat_template.fix(load_tokenizer(config.model.path), config.data.chat_template_kwargs, None)
+    tokenizer = load_tokenizer(config.model.path, config.model.chat_template)
+    chat_template.fix(tokenizer, config.data.chat_template_kwargs, None)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     return tokenizer, tuple(stops), chat_template.opens_thinking(tokenizer)
 

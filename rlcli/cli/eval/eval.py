@@ -12,6 +12,7 @@ from rlcli.cli.console import emit_json
 from rlcli.cli.eval.read_keys import refuse_omitted, refuse_unread
 from rlcli.cli.eval.show import show_comparison, show_evaluation
 from rlcli.cli.group import Group
+from rlcli.cli.next_commands import after_evaluation, print_next
 from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, MostChanged, Omit, Seed, Sets, Workers
 from rlcli.errors import ConfigError
 
@@ -146,7 +147,11 @@ def evaluate(
 
     paths, fields = tuple(data or ()), tuple(by or ())
     evaluation = run_evaluation(Request(config, paths, greedy, fields, out, force, tuple(omit or ())), endpoint)
-    emit_json(evaluation.as_dict()) if as_json else show_evaluation(evaluation)
+    if as_json:
+        emit_json(evaluation.as_dict())
+        return
+    show_evaluation(evaluation)
+    print_next(after_evaluation(out))
 
 
 def refuse_sampling(model: str | None, endpoint: str | None, samples: int, temperature: float, also: str = "") -> None:

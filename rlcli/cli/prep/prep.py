@@ -12,6 +12,7 @@ import typer
 
 from rlcli.cli import completion, console
 from rlcli.cli.group import Group
+from rlcli.cli.next_commands import after_prep, print_next
 from rlcli.cli.prep.filter import filter_prompts
 from rlcli.cli.prep.show import describe_all, show_one
 from rlcli.errors import ConfigError
@@ -278,6 +279,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
     if older:
         console.plain(f"left as before in {out}: {', '.join(older)}")
     _show(example)
+    print_next(after_prep(out, example.verifier, trains="train" in written))
 
 
 def _asks_the_hub(converter: Converter, source: str | None) -> bool:

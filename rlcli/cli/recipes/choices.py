@@ -101,4 +101,7 @@ def _listed(options: Mapping[str, float | None]) -> str:
 
 
 def _summary(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+    """The first paragraph of its docstring, and the formula that it introduces, in one line."""
+    first, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
+    text = f"{first} {rest.partition(f'{chr(10)}{chr(10)}')[0]}" if first.rstrip().endswith(":") else first
+    return " ".join(text.split())

@@ -10,6 +10,7 @@ import typer
 
 from rlcli.cli import completion
 from rlcli.cli.console import emit_json, plain, show, table
+from rlcli.cli.next_commands import after_export, print_next
 from rlcli.cli.options import JsonObject, ModelOut
 from rlcli.errors import RlcliError
 
@@ -123,3 +124,4 @@ def _print(made: Export, url: str, as_json: bool) -> None:
     ]
     plain(f"{made.path}: {made.kind}, {made.dtype}, step {made.step} from {made.base}")
     show(table(["check", ""], rows))
+    print_next(after_export(made.path, made.kind))

@@ -175,9 +175,13 @@ def _thinking(config: RunConfig, folder: Path) -> tuple[bool, str]:
     from rlcli.data.prompts.prompts import load_tokenizer
     from rlcli.runs.environment import environment_of, recorded_day
 
-    model = _started_in(folder) / config.model.path
+    start = _started_in(folder)
+    model, template = start / config.model.path, start / config.model.chat_template
     try:
-        tokenizer = load_tokenizer(str(model) if model.is_dir() else config.model.path)
+        tokenizer = load_tokenizer(
+            str(model) if model.is_dir() else config.model.path,
+            str(template) if template.is_file() else config.model.chat_template,
+        )
         day = recorded_day(environment_of(folder)) if chat_template.asks_for_date(tokenizer) else None
         chat_template.fix(tokenizer, config.data.chat_template_kwargs, day)
         return chat_template.opens_thinking(tokenizer), ""

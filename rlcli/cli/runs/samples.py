@@ -37,6 +37,9 @@ def samples(
 ) -> None:
     """Show saved samples of a run, the newest first; what the policy did not draw is dimmed.
 
+    One sample of each group of a step comes first, then a second one of each, and so on; with --prompt, all of one
+    group in order.
+
     Examples:
 
       rlcli runs samples grpo-1
@@ -47,7 +50,7 @@ def samples(
 
       rlcli runs samples grpo-1 --outcome no_answer --text "####" --json
     """
-    from rlcli.evaluation.browse import Filter, wanted_samples
+    from rlcli.evaluation.browse import Filter, one_of_each_group, wanted_samples
     from rlcli.evaluation.rescore import steps_of
     from rlcli.launch.resume import find_record
 
@@ -62,7 +65,8 @@ def samples(
     if missing := sorted(set(steps or ()) - set(there)):
         raise DataError(f"{room} has no samples of step {missing[0]}", f"it has steps {there[0]} to {there[-1]}")
     wanted = Filter(tuple(outcomes or ()), wrong, min_reward, max_reward, prompt, text)
-    found = list(islice(wanted_samples(room, steps or there, wanted, console.note), limit))
+    rows = wanted_samples(room, steps or there, wanted, console.note)
+    found = list(islice(rows if prompt else one_of_each_group(rows), limit))
     if json:
         console.emit_json([_as_dict(row) for row in found])
         return
@@ -83,7 +87,8 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
     for row in rows:
         terminal.print(Text(printable(_headline(row)), style="bold"), soft_wrap=True)
         if row.get("answer") is not None or row.get("ground_truth"):
-            answer = f"answer {row.get('answer')!s}, ground truth {row.get('ground_truth')!s}"
+            facts = {"answer": row.get("answer"), "ground truth": row.get("ground_truth") or None}
+            answer = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
             terminal.print(Text(shortened(answer, most or len(answer)), style="dim"), soft_wrap=True)
         sample = SampleText.of(row)
         # Also a system message, and examples.

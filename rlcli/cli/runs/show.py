@@ -150,16 +150,10 @@ def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str]:
     from rlcli.redact import printable
+    from rlcli.runs.event_text import event_text
     from rlcli.runs.listing import number
 
-    facts = {name: value for name, value in event.items() if name not in ("time", "event", "path")}
-    summary = facts.pop("message", None) or facts.pop("headline", None) or facts.pop("text", None)
-    rest = ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict | list))
-    return (
-        time_text(number(event.get("time"))),
-        str(event.get("event")),
-        printable(f"{summary} ({rest})" if summary and rest else str(summary or rest)),
-    )
+    return time_text(number(event.get("time"))), str(event.get("event")), printable(event_text(event))
 
 
 def time_text(seconds: float | None, form: str = "%Y-%m-%d %H:%M") -> str:

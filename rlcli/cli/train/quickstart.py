@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlcli.cli.console import emit_json, plain, progress, show, stderr, table
+from rlcli.cli.console import emit_json, note, plain, progress, show, stderr, table
 from rlcli.cli.env.messages import print_message
+from rlcli.cli.next_commands import activation, after_training, print_next
 from rlcli.cli.options import JsonFigures
 from rlcli.files import cache_folder
+from rlcli.supervisor.failure import resume_command
 
 if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
@@ -98,7 +100,7 @@ TASKS: dict[str, Task] = {
         "SmolLM2-135M-Instruct, a pretrained model of 135M parameters (Apache-2.0)",
         "held-out problems",
         """\
-  rlcli chat --model {model}
+  rlcli chat {run}
   rlcli runs samples {run} --limit 5
   rlcli recipes show quickstart-words            what this run was made of
   rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --dry-run""",
@@ -168,10 +170,15 @@ def quickstart(
     model, facts = _model(task, cache or cache_folder(), config, data, seed)
     flags |= {"model.path": str(model)}
     flags |= {"data.path": str(data), "evaluation.data": str(data)} if data else {}
-    for note in resolved.notes:
-        report(f"      {note}")
+    for text in resolved.notes:
+        report(f"      {text}")
     report(f"[3/4] reinforcement learning: GRPO on Ray, FSDP2 and {config.rollout.engine}")
-    result = _train(TASKS[task].recipe, flags, target)
+    try:
+        result = _train(TASKS[task].recipe, flags, target)
+    except KeyboardInterrupt:
+        if (target / "config.toml").is_file():
+            note(resume_command(target))
+        raise
     result |= {"task": task, "seed": seed, **facts}
     result["total_s"] = round(time.monotonic() - started, 1)
     if config.environment.name:
@@ -319,8 +326,12 @@ def _show(result: dict[str, Any], task: Task, target: Path, data: Path | None, a
         rows.append((_after(step), f"{100 * at_one['mean']:.1f}%", interval, tokens))
     show(table([task.held_out, "pass@1 (greedy)", "95% interval", "tokens a response"], rows))
     plain(f"{result['total_s']:.0f} s in all. The curve as a picture: {target / 'reward.png'}")
+    if result["stopped"]:
+        print_next(after_training(target, stopped=True))
+        return
     places = {"run": quote(str(target)), "model": quote(f"{target}/checkpoints/latest"), "data": quote(str(data))}
-    plain(f"\nNext:\n{task.next.format(**places)}")
+    first = [f"  {command:<46} {does}\n" for command, does in activation()]
+    plain(f"\nNext:\n{''.join(first)}{task.next.format(**places)}")
 
 
 def _after(step: int) -> str:

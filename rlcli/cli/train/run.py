@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rlcli.attempt import INTERRUPTED, is_restart
+from rlcli.attempt import INTERRUPTED, is_restart, is_supervised
 from rlcli.cli.console import emit_json, plain, show, stderr, table
+from rlcli.cli.next_commands import after_training, print_next
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
@@ -59,7 +60,6 @@ def resume_training(
     run: Path, recipe: str | None, flags: Mapping[str, object], sets: Sequence[str], call: Call
 ) -> None:
     """Continue a run in its folder, unless it is finished already."""
-    from rlcli.launch.outcome import finished
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.recipe_code import refuse_code
     from rlcli.launch.resume import find_run, resumption
@@ -75,13 +75,20 @@ def resume_training(
         with noting_failure(find_run(run)) if is_restart() else nullcontext():
             resumed = resumption(run, recipe, flags, sets, notes.append, accept_changes=call.accept_changes)
         if resumed.nothing_to_do:
-            total = resumed.resolved.config.train.steps
-            hint = f"all {total} steps of {resumed.run} are done: nothing to do; continue with --steps N"
-            stderr().print(hint, soft_wrap=True)
-            outcome = finished(resumed)
+            outcome = _finished(resumed)
         else:
             outcome = _run(resumed.resolved, resumed.run, call, view, early, notes, resumed)
     print_result(outcome, call.as_json)
+
+
+def _finished(resumed: Resumption) -> dict[str, Any]:
+    """The result of a run that has no step left to do."""
+    from rlcli.launch.outcome import finished
+
+    total = resumed.resolved.config.train.steps
+    hint = f"all {total} steps of {resumed.run} are done: nothing to do; continue with --steps N"
+    stderr().print(hint, soft_wrap=True)
+    return finished(resumed)
 
 
 def _run(
@@ -101,8 +108,8 @@ def _run(
     from rlcli.cluster.process import startup
     from rlcli.launch.derived_plan import derived_plan
     from rlcli.launch.planning.engine_sleep import with_least_sleep
-    from rlcli.launch.preflight import prepare
-    from rlcli.launch.resume import check_data, with_downloads
+    from rlcli.launch.preflight import prepare, with_epochs_counted
+    from rlcli.launch.resume import check_data, with_downloads, with_length_known
     from rlcli.tracking import check_trackers
 
     startup.done("command")
@@ -117,8 +124,16 @@ def _run(
             day=resumed.day if resumed else None,
         )
     startup.done("prepared")
+    if resolved.config.train.epochs is not None:
+        noted = len(resolved.notes)
+        resolved, prepared = with_epochs_counted(resolved, prepared)
+        notes += resolved.notes[noted:]
+        if resumed is not None:
+            resumed = with_length_known(resumed, resolved, notes.append)
     if resumed is not None:
         resumed = check_data(with_downloads(resumed, notes.append), prepared.prompts.fingerprint())
+        if resumed.nothing_to_do:  # known now, if the length was given in epochs
+            return _finished(resumed)
     chosen: list[tuple[str, str]] = []
     if resumed is None:
         resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)
@@ -170,6 +185,17 @@ def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: Vie
         early.begin(config, device)
 
 
+def _result_rows(outcome: dict[str, Any]) -> list[tuple[str, str]]:
+    """The result of a run in words: figures that a reader needs, rounded. `--json` has all of them."""
+    name = "loss" if "losses" in outcome else "reward"
+    first, last = (outcome[f"{name}_{place}"] for place in ("first", "last"))
+    rows = [("folder", outcome["out"]), ("steps", f"{outcome['steps']}" + ", stopped" * outcome["stopped"])]
+    if first is not None and last is not None:
+        rows.append((name, f"{first:.3f} → {last:.3f} (first → last step)"))
+    rows += [(f"evaluation at step {step}", report["headline"]) for step, report in outcome["evaluations"].items()]
+    return rows + ([("checkpoint", outcome["checkpoint"])] if outcome["checkpoint"] else [])
+
+
 def print_result(outcome: dict[str, Any], as_json: bool) -> None:
     """Print the result of a run or dry run. Exits with 130 if the run was interrupted."""
     if as_json:
@@ -179,8 +205,8 @@ def print_result(outcome: dict[str, Any], as_json: bool) -> None:
         for note in outcome["notes"]:
             plain(f"note: {note}")
     else:
-        rows = [(name, value) for name, value in outcome.items() if isinstance(value, str | int | float)]
-        rows += [(f"evaluation at step {step}", report["headline"]) for step, report in outcome["evaluations"].items()]
-        show(table(["run", ""], rows))
+        show(table(["run", ""], _result_rows(outcome)))
+        if not (outcome["stopped"] and is_supervised()):  # the supervisor prints how to continue
+            print_next(after_training(Path(outcome["out"]), outcome["stopped"]))
     if outcome.get("stopped"):
         raise typer.Exit(INTERRUPTED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from rlcli.config.keys import find, keys
 from rlcli.config.load import resolve, to_toml
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
+from rlcli.extras import missing
 
 LONGEST_SHOWN = 80
 NAMES = {"verl": "verl", "trl": "TRL"}
+TRACKERS_KEY = "tracking.trackers"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ def import_file(path: Path, processes: int = 1) -> Imported:
     version = verl.VERSION if framework == "verl" else trl.VERSION
     _drop_invalid(read)
     _keep_ratios_right(read)
+    _note_trackers(read)
     toml = _toml(read, path, f"{NAMES[framework]} {version}")
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder) / "imported.toml"
@@ -108,6 +112,18 @@ def _keep_ratios_right(read: Reading) -> None:
         ]
 
 
+def _note_trackers(read: Reading) -> None:
+    """Report the trackers that the recipe has as a comment."""
+    if absent := _not_installed(read.settings.get(TRACKERS_KEY, ())):
+        note = f"a comment in the recipe: {', '.join(absent)} is not installed here (pip install 'rlcli[{absent[0]}]')"
+        read.lines = [replace(line, note=note) if line.key == TRACKERS_KEY else line for line in read.lines]
+
+
+def _not_installed(trackers: Sequence[str]) -> list[str]:
+    """Those that a run would refuse, since their package is missing."""
+    return [name for name in trackers if missing(name)]
+
+
 def _toml(read: Reading, path: Path, origin: str) -> str:
     """The text of the recipe: sections in schema order, each value with its source key as a comment."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-")[:60] or "imported"
@@ -126,5 +142,10 @@ def _toml(read: Reading, path: Path, origin: str) -> str:
             section = this
             lines += ["", f"[{section}]"]
         comment = f"  # {_printable(sources[key])}" if key in sources else ""
-        lines.append(f"{last} = {to_toml(read.settings[key])}{comment}")
+        setting = f"{last} = {to_toml(read.settings[key])}{comment}"
+        if key == TRACKERS_KEY and (absent := _not_installed(read.settings[key])):
+            installed = [name for name in read.settings[key] if name not in absent]
+            setting = f"# {setting}; not installed here: {', '.join(absent)}"
+            lines += [f"{last} = {to_toml(installed)}"] if installed else []
+        lines.append(setting)
     return "\n".join(lines) + "\n"

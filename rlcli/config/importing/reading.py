@@ -59,6 +59,10 @@ class Reading:
         self.asked.add(source)
         return source in self.given and not isinstance(self.given[source], Unresolved | None)
 
+    def is_unresolved(self, source: str) -> bool:
+        """Whether the file sets the key to a value that is not in the file."""
+        return isinstance(self.given.get(source), Unresolved)
+
     def number(self, source: str) -> float | None:
         """The value as a number; None if it is not one, which is then reported."""
         value = number_of(self(source))
@@ -85,7 +89,7 @@ class Reading:
     def map(self, source: str, key: str, value: Any, note: str = "", also: Iterable[str] = ()) -> None:
         """Set `key`. also: further foreign keys used for it."""
         self.settings[key] = value
-        if isinstance(self.given.get(source), Unresolved):
+        if self.is_unresolved(source):
             note = f"{note}; the file's value is not known".removeprefix("; ")
         self.lines.append(Line("mapped", source, self._given(source), key, value, note))
         self.seen |= {source, *also}

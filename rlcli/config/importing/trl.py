@@ -59,19 +59,20 @@ def _steps(read: Reading, updates: int) -> None:
         count = read.number(source)
         return math.ceil(count / updates) if count and count >= 1 else None
 
-    steps = of_steps("max_steps")
+    steps, epochs = of_steps("max_steps"), read.number("num_train_epochs") or 0
     if steps:
         read.map("max_steps", "train.steps", steps, note)
-    else:
-        read.skip("max_steps")
+        if read.gives("num_train_epochs"):
+            read.same("num_train_epochs", "max_steps counts")
+    elif epochs > 0 and not read.is_unresolved("max_steps"):
+        read.map("num_train_epochs", "train.epochs", float(epochs))
+    read.skip("max_steps", "num_train_epochs")
     share = "warmup_steps" if 0 < (read.number("warmup_steps") or 0) < 1 else "warmup_ratio"
     ratio = read.number(share) or 0
     if warmup := of_steps("warmup_steps"):
         read.map("warmup_steps", "train.warmup_steps", warmup, note)
-    elif ratio > 0 and steps:
-        read.map(share, "train.warmup_steps", math.ceil(ratio * steps), f"{ratio} of {steps} steps")
     elif ratio > 0:
-        read.missing(share, "a share of steps that the file does not give")
+        read.map(share, "train.warmup_fraction", float(ratio))
     read.skip("warmup_steps", "warmup_ratio")
     for name, key in (("save", "checkpoint.every"), ("eval", "evaluation.every")):
         strategy, every = f"{name}_strategy", f"{name}_steps"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -110,16 +109,12 @@ def _optimizer(read: Reading) -> None:
     betas = read(f"{OPTIM}.betas")
     if isinstance(betas, list) and len(betas) == 2 and None not in map(number_of, betas):
         read.map(f"{OPTIM}.betas", "train.betas", [float(beta) for beta in betas])
-    ratio, steps = read.number(f"{OPTIM}.lr_warmup_steps_ratio") or 0, read.number("trainer.total_training_steps")
+    ratio = read.number(f"{OPTIM}.lr_warmup_steps_ratio") or 0
     warmup = read.number(f"{OPTIM}.lr_warmup_steps") or 0
     if warmup > 0:
         read.map(f"{OPTIM}.lr_warmup_steps", "train.warmup_steps", int(warmup))
-        read.skip(f"{OPTIM}.lr_warmup_steps_ratio")
-    elif ratio > 0 and steps:
-        found = math.ceil(ratio * steps)
-        read.map(f"{OPTIM}.lr_warmup_steps_ratio", "train.warmup_steps", found, f"{ratio} of {steps} steps")
     elif ratio > 0:
-        read.missing(f"{OPTIM}.lr_warmup_steps_ratio", "a share of steps that the file does not give")
+        read.map(f"{OPTIM}.lr_warmup_steps_ratio", "train.warmup_fraction", float(ratio))
     read.skip(f"{OPTIM}.lr_warmup_steps", f"{OPTIM}.lr_warmup_steps_ratio")
     old = f"{OPTIM}.warmup_style"
     source = old if read.gives(old) else f"{OPTIM}.lr_scheduler_type"
@@ -333,6 +328,11 @@ def _critic(read: Reading) -> None:
 
 
 def _trainer(read: Reading) -> None:
+    epochs = read.number("trainer.total_epochs") or 0
+    if (read.number("trainer.total_training_steps") or 0) > 0:
+        read.same("trainer.total_epochs", "trainer.total_training_steps counts")
+    elif epochs > 0 and not read.is_unresolved("trainer.total_training_steps"):
+        read.map("trainer.total_epochs", "train.epochs", float(epochs))
     for source, key in (("trainer.save_freq", "checkpoint.every"), ("trainer.test_freq", "evaluation.every")):
         every = max(int(read.number(source) or 0), 0)
         read.map(source, key, every, "" if every else "only at the end")

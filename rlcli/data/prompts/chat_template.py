@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
+from rlcli.data.prompts.template_choice import is_plain
 from rlcli.errors import ConfigError, ModelError
 from rlcli.images.rows import content_parts
 from rlcli.types import Prompt, VerifyRequest
@@ -156,6 +157,8 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
                 )
         _check_begin(tokenizer, text, name)
         closed |= text == render(tokenizer, messages, opened=False)
+    if is_plain(tokenizer):  # which has no turns
+        return []
     notes = [f"the chat template of {name} opens no assistant turn: the model may continue the user's"] * closed
     if shapes and end_of_turn(tokenizer) is None:
         notes.append(

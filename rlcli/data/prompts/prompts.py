@@ -17,6 +17,7 @@ import numpy as np
 from rlcli.data.prompts.chat_template import control_tokens, in_parts, render
 from rlcli.data.prompts.parallel_map import spread
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
+from rlcli.data.prompts.template_choice import choose_template
 from rlcli.errors import DataError, ModelError
 from rlcli.images.decoding import decode, decoded_size, size_of
 from rlcli.images.rows import BadImage
@@ -206,8 +207,9 @@ class TokenizedPrompts:
         return self.response_flat[self.response_offsets[i] : self.response_offsets[i + 1]]
 
 
-def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder or hub id. Raises `ModelError`, also if it has no chat template."""
+def load_tokenizer(path: str, template: str = "") -> Any:
+    """The tokenizer of a folder or hub id. template: as `model.chat_template`. Raises `ModelError`, also if it has no
+    chat template, and `ConfigError` for a template that cannot be read."""
     from transformers import AutoTokenizer
 
     check_model_folder(Path(path))
@@ -218,6 +220,7 @@ def load_tokenizer(path: str) -> Any:
         raise ModelError(
             f"'{path}' has no tokenizer to load: {error!s:.200}", "give a model's folder or hub id"
         ) from error
+    choose_template(tokenizer, template)
     _check(tokenizer, with_end=False)
     return tokenizer
 
@@ -240,7 +243,7 @@ def _check(tokenizer: Any, with_end: bool) -> None:
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {name} has no chat template",
-            "use an instruct model, or put a chat_template.jinja into the model's folder",
+            "use an instruct model, or give one: --set model.chat_template=chatml (or plain, or a file)",
         )
     if with_end and tokenizer.eos_token_id is None:
         raise ModelError(

@@ -36,7 +36,10 @@ def trained_with(model: str, adapter: str) -> list[str]:
     if adapter and (own := _template(adapter)) is not None and own != now:
         return [f"the tokenizer in {adapter} has another chat template than {model}, which is used"]
     for run in folder.resolve().parents[:3]:
-        if base := config_of(run).get("model", {}).get("path"):
+        model_keys = config_of(run).get("model", {})
+        if model_keys.get("chat_template"):  # its checkpoints and exports have it
+            return []
+        if base := model_keys.get("path"):
             return [
                 f"the run {run.name} was trained with the chat template of {base}, and that of {model} is another: "
                 "the model sees prompts that look different"

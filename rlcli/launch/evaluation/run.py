@@ -374,7 +374,9 @@ def _check_templates(model: str, prepared: Mapping[str, Prepared], notes: Callab
 
     first = next(iter(prepared.values()))
     given = first.config.data.chat_template_kwargs
-    for note in trained_with(first.config.model.path, first.adapter) + rendered_with(model, given):
+    chosen = first.config.model.chat_template  # by the user, or that of an adapter's run
+    trained = [] if chosen else trained_with(first.config.model.path, first.adapter)
+    for note in trained + rendered_with(model, given):
         notes(note)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.cluster.ray_session import cluster_address
-from rlcli.config.load import Resolved, is_given, layered, resolve
+from rlcli.config.load import Resolved, is_given, layered, resolve, with_length
 from rlcli.config.schema import RunConfig, Train
 from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
@@ -37,6 +37,7 @@ from rlcli.launch.preflight import (
     kv_cache_bytes,
     longest_of,
     with_cpu_dtype,
+    with_length_of,
 )
 from rlcli.model.io.config import check_place
 from rlcli.model.io.facts import image_rule
@@ -101,6 +102,7 @@ def planned(
         )
     check_frozen(config, sees=shape.tower is not None)
     prompts = _prompts(config) if config.data.path else None
+    config = _with_epochs_counted(config, resolved, prompts, on_note)
     read = {} if prompts is None else of_prompts(prompts)
     dtype = compute_dtype(config, kind)
     cache = kv_cache_bytes(config, kind, dtype, longest_of(config, prompts))
@@ -120,6 +122,21 @@ def planned(
         pictures = ", and as one picture" if shape.tower is not None else ""
         on_note(f"without --data: every prompt counted as data.max_prompt_tokens long{pictures}")
     return forecast(setting, lengths_like(like) if like else None), _rows(setting, kind, prompts) + lowered
+
+
+def _with_epochs_counted(
+    config: RunConfig, resolved: Resolved, prompts: TokenizedPrompts | None, on_note: Callable[[str], None]
+) -> RunConfig:
+    """`config` with the steps that `train.epochs` are, if it is given and there are prompts."""
+    if config.train.epochs is None:
+        return config
+    if prompts is None:
+        on_note(f"without --data: train.epochs cannot be counted; planned for train.steps = {config.train.steps}")
+        return config
+    counted = with_length(resolved, len(prompts))
+    for note in counted.notes[len(resolved.notes) :]:
+        on_note(note)
+    return with_length_of(config, counted.config)
 
 
 def suggest(found: Forecast, recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Suggested:
@@ -263,7 +280,9 @@ def _prompts(config: RunConfig) -> TokenizedPrompts:
     rows = read_sets(paths, dataset_names(paths, "--data", "train"), "train", config.verifier.name)
     response, most = config.data.response, config.rollout.max_response_tokens
     tokenizer = chat_template.fix(
-        load_tokenizer(config.model.path), config.data.chat_template_kwargs, datetime.now(UTC).date()
+        load_tokenizer(config.model.path, config.model.chat_template),
+        config.data.chat_template_kwargs,
+        datetime.now(UTC).date(),
     )
     return tokenized(
         rows,

@@ -38,16 +38,16 @@ class ModelFacts:
     images: ImageRule | None = None
 
 
-def check_model(path: str, key: str = "model.path") -> ModelFacts:
+def check_model(path: str, key: str = "model.path", *, has_template: bool = False) -> ModelFacts:
     """Raise `ModelError` if the model at `path` (folder or hub id) could not be trained; reads no weights, but a head
     and an embedding that should be one.
 
-    key: where the path was given, for the error.
+    key: where the path was given, for the error. has_template: the chat template comes from elsewhere.
     """
     config = read_config(path, key)
     folder = Path(path)
     text = config.get_text_config()
-    tokenizer_size = _check_tokenizer(path, text.vocab_size)
+    tokenizer_size = _check_tokenizer(path, text.vocab_size, has_template=has_template)
     shapes = _local_shapes(folder) if folder.is_dir() else None
     if shapes is not None:
         _check_shapes(path, _parameters(auto_class(config), config), shapes, config.model_type)
@@ -274,7 +274,7 @@ def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, lis
         raise ModelError(f"{path}: {missing[0]}, which config.json requires, is not in the weights", hint)
 
 
-def _check_tokenizer(path: str, vocab_size: int) -> int:
+def _check_tokenizer(path: str, vocab_size: int, *, has_template: bool) -> int:
     from transformers import AutoTokenizer
 
     try:
@@ -292,13 +292,10 @@ def _check_tokenizer(path: str, vocab_size: int) -> int:
             f"{path}: the tokenizer has ids up to {size - 1}, but the model's vocabulary ends at {vocab_size - 1}",
             "use the tokenizer that the model was trained with, or resize its embeddings",
         )
-    if not tokenizer.chat_template:
-        hint = (
-            "add chat_template.jinja to the folder (for example that of the model's chat or instruct version)"
-            if Path(path).is_dir()
-            else "give the folder of a copy to which you add chat_template.jinja"
-        )
+    if not tokenizer.chat_template and not has_template:
         raise ModelError(
-            f"{path}: the tokenizer has no chat template", f"{hint}, or choose the model's chat or instruct version"
+            f"{path}: the tokenizer has no chat template, as base models have none",
+            "give one: --set model.chat_template=chatml (or plain, or a Jinja file), or choose the model's instruct "
+            "version",
         )
     return size

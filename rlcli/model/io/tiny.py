@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from rlcli.errors import ConfigError, ModelError
 from rlcli.files import by_umask
+from rlcli.model.io.tiny_template import TOOL_MARKERS, TOOL_TEMPLATE
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 ROLES = ("system", "user", "assistant")
@@ -48,25 +49,31 @@ def make_tiny_model(
     seed: int = 0,
     force: bool = False,
     trained: Callable[[], Any] | None = None,
+    tools: bool = False,
 ) -> Path:
     """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
 
     Tied embeddings, float32, feed-forward width 4 × hidden, 4096 positions. experts: of each layer, each of width
     hidden; a token passes through two of them. The same arguments give the same weights,
     and no global random state is touched. trained: gives a model of these sizes to save instead, once all is checked.
+    tools: with a chat template for tools, whose markers are three further tokens.
     Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
     did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
     """
-    config = tiny_config(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts)
+    tokenizer = tiny_tokenizer(tools=tools)
+    config = tiny_config(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts, tokenizer=tokenizer
+    )
     out = Path(out)
     _refuse_foreign(out, force)
     model = trained() if trained else _random(config, seed)
     made = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
     made |= {"experts": experts} if experts else {}
+    made |= {"tools": tools} if tools else {}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
-            save_model(model, Path(beside))
+            save_model(model, Path(beside), tokenizer)
             (Path(beside) / MADE_HERE).write_text(json.dumps(made) + "\n")
             out.mkdir(exist_ok=True)
             for file in sorted(Path(beside).iterdir()):
@@ -132,25 +139,27 @@ def tiny_config(
     return Qwen3MoeConfig(**common, **sparse, norm_topk_prob=True, head_dim=hidden // heads)
 
 
-def tiny_tokenizer() -> Qwen2Tokenizer:
-    """One token a byte, so one per ASCII character and none unknown; each chat marker is one token."""
+def tiny_tokenizer(*, tools: bool = False) -> Qwen2Tokenizer:
+    """One token a byte, so one per ASCII character and none unknown; each chat marker is one token. tools: the chat
+    template has tools."""
+    markers = (*MARKERS, *TOOL_MARKERS) if tools else MARKERS
     return Qwen2Tokenizer(
-        vocab=_vocabulary(),
+        vocab=_vocabulary(markers),
         merges=[],
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNK,
-        additional_special_tokens=list(MARKERS),
-        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=list(markers),
+        chat_template=TOOL_TEMPLATE if tools else CHAT_TEMPLATE,
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
 
 
-def _vocabulary() -> dict[str, int]:
+def _vocabulary(markers: Sequence[str] = MARKERS) -> dict[str, int]:
     # transformers reads every tokenizer of a qwen2 model as a byte-level BPE, whatever class it was saved as; without
     # merges that is a character-level one. It drops symbols that it lacks, so all 256 bytes are included.
-    return {token: i for i, token in enumerate((PAD, EOS, UNK, *MARKERS, *sorted(ByteLevel.alphabet())))}
+    return {token: i for i, token in enumerate((PAD, EOS, UNK, *markers, *sorted(ByteLevel.alphabet())))}
 
 
 def _refuse_foreign(out: Path, force: bool) -> None:

@@ -70,11 +70,17 @@ class ReportSource {
     const name = `${run}/${kind}/${step}`;
     if (!this.steps(run, kind).includes(step)) throw new Refused(`step ${step} has no samples in this report; rlcli view shows all`);
     if (!this.pieces.has(name)) {
-      this.pieces.set(name, this.data.pieces ? this.load(name) : Promise.resolve(JSON.parse(this.blocks.get(name).textContent)));
+      this.pieces.set(name, this.data.pieces ? this.load(name) : ReportSource.unpacked(this.blocks.get(name).textContent));
       // The pages show few steps at a time: older pieces are loaded again when they are needed.
       if (this.pieces.size > 40) this.pieces.delete(this.pieces.keys().next().value);
     }
     return this.pieces.get(name);
+  }
+  // The value of a block that was compressed by gzip, in base64.
+  static async unpacked(text) {
+    const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
   }
   load(name) {
     return new Promise((resolve, reject) => {

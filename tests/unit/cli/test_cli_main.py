@@ -126,6 +126,15 @@ def test_an_unknown_command_names_the_near_one(
         (["eval", "--model", "m"], "no data is given; name a parquet file or folder with --data, or an --environment"),
         (["recipes", "explain", "a", "b"], "Got unexpected extra argument(s) (b); see rlcli recipes explain -h"),
         (["--foo"], "No such option: --foo; see rlcli -h"),
+        (
+            ["train", "grpo", "--learning-rate", "1"],
+            "No such option: --learning-rate; give it as a key: --set train.lr=…; see rlcli train -h",
+        ),
+        (
+            ["train", "grpo", "--lr=1"],
+            "No such option: --lr (Possible options: --help, --plan); give it as a key: --set train.lr=… or --set "
+            "critic.lr=…; see rlcli train -h",
+        ),
         (["--debug", "prep", "show"], "Missing argument 'name'; see rlcli prep show -h"),
     ],
 )

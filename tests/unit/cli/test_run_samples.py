@@ -38,6 +38,20 @@ def found(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str,
     return rows
 
 
+def test_one_sample_of_each_group_comes_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = [row(truth, sample, truth, 1.0) for truth in ("4", "9") for sample in range(3)]
+    add_samples(run, 3, group)
+    found_rows = [(one["ground_truth"], one["sample"]) for one in found(capsys, "--step 3")]
+    assert found_rows == [("4", 0), ("9", 0), ("4", 1), ("9", 1), ("4", 2)]
+    of_prompt = found(capsys, "--step 3 --prompt a:train:9")
+    assert [one["sample"] for one in of_prompt] == [0, 1, 2]
+
+
+def test_the_help_keeps_a_prompts_id_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "samples", "--help"]) == 0
+    assert "rlcli/arithmetic:train:7" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [

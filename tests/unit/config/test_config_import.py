@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.cli.main import main
+from rlcli.config.importing import convert, trl_keys, verl_keys
 from rlcli.config.importing.convert import Imported, import_file
+from rlcli.config.importing.counterparts import counterparts
 from rlcli.config.importing.pythoncode import arithmetic
 from rlcli.config.importing.shell import overrides
+from rlcli.config.keys import keys
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError
 
@@ -50,11 +53,55 @@ def test_the_written_recipe_resolves_and_says_where_each_value_is_from(
     assert main(["recipes", "show", str(out), "--resolved"]) == 0
     found = import_file(FOREIGN / name)
     assert out.read_text() == found.toml
+    settings = dict(found.settings)
+    if (fraction := settings.pop("train.warmup_fraction", None)) is not None:
+        settings["train.warmup_steps"] = fraction * settings["train.steps"]  # whole in these files
     assert (
         values(found, tmp_path).items()
-        >= {key: value for key, value in found.settings.items() if not isinstance(value, list)}.items()
+        >= {key: value for key, value in settings.items() if not isinstance(value, list)}.items()
     )
     assert "MARK" not in os.environ
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_imported_is_what_an_unknown_key_is_told(name: str) -> None:
+    mapped: dict[str, set[str]] = {}
+    for line in import_file(FOREIGN / name).lines:
+        if line.kind == "mapped" and not line.key.startswith(("algorithm.options.", "data.chat_template_kwargs.")):
+            mapped.setdefault(line.source, set()).add(line.key)
+    others = {source: ours for source, ours in mapped.items() if source not in ours}  # some have the same name
+    unknown = {source: ours for source, ours in others.items() if not ours & set(counterparts(source))}
+    assert len(mapped) > 10
+    assert unknown == {}
+
+
+def test_all_that_is_suggested_for_a_name_of_verl_or_trl_exists() -> None:
+    theirs = {**trl_keys.COMPUTED, **verl_keys.COMPUTED}
+    assert {ours for some in theirs.values() for ours in some} <= keys().keys()
+    assert not theirs.keys() & {*trl_keys.DIRECT, *verl_keys.DIRECT}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("train.learning_rate", "train.lr"),
+        ("learning_rate", "train.lr"),
+        ("train.beta", "algorithm.kl_coef"),
+        ("rollout.num_generations", "rollout.samples_per_prompt"),
+        ("rollout.n", "rollout.samples_per_prompt"),
+        ("rollout.max_completion_length", "rollout.max_response_tokens"),
+        ("data.max_response_length", "rollout.max_response_tokens"),
+        ("train.num_train_epochs", "train.epochs"),
+        ("trainer.total_epochs", "train.epochs"),
+        ("actor_rollout_ref.actor.optim.lr", "train.lr"),
+        ("algorithm.adv_estimator", "algorithm.advantage"),
+        ("train.stepz", "train.steps"),  # none of theirs
+        ("train.temperature", "rollout.temperature"),
+    ],
+)
+def test_names_of_verl_and_trl_are_known_to_did_you_mean(name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no key is called '{name}' \(--set\); did you mean {ours}"):
+        resolve("grpo", {}, [f"{name}=1"])
 
 
 def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
@@ -80,7 +127,8 @@ def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected
     assert sources(found, "unresolved") == {"data.train_files"}
-    assert sources(found, "missing") == {"data.truncation", "trainer.total_epochs"}
+    assert sources(found, "missing") == {"data.truncation"}
+    assert values(found, tmp_path)["train.epochs"] == 15
     assert "actor_rollout_ref.model.use_remove_padding" in sources(found, "same")
 
 
@@ -139,7 +187,7 @@ def test_a_yaml_of_trl_counts_updates_and_processes(tmp_path: Path) -> None:
         "train.minibatches": 2,  # steps_per_generation / gradient_accumulation_steps
         "train.passes": 2,
         "train.steps": 250,  # four updates in each
-        "train.warmup_steps": 25,
+        "train.warmup_steps": 25,  # train.warmup_fraction = 0.1
         "train.schedule": "cosine",
         "train.truncated": "mask",
         "checkpoint.every": 25,
@@ -298,6 +346,12 @@ def test_what_verl_says_in_another_way(words: str, expected: dict[str, Any], tmp
         ("num_generations: 8\ngeneration_batch_size: 64", {"train.minibatches": 8, "rollout.prompts_per_step": 8}),
         ("num_generations: 8\nmulti_objective_aggregation: normalize_then_sum", {"algorithm.advantage": "gdpo"}),
         ("num_generations: 8\nwarmup_steps: 0.1\nmax_steps: 95", {"train.warmup_steps": 10}),
+        (
+            "num_generations: 8\nnum_train_epochs: 2\nwarmup_ratio: 0.05",
+            {"train.epochs": 2, "train.warmup_fraction": 0.05},
+        ),
+        ("num_generations: 8\nnum_train_epochs: 2\nmax_steps: 95", {"train.steps": 95}),
+        ("num_generations: 8", {"train.epochs": 3}),  # TRL's default
         ("num_generations: 8\nuse_adaptive_entropy: true", {"algorithm.entropy_target": 0.2}),
         ("num_generations: 0\nmax_steps: .nan\nlearning_rate: [1]\nepsilon: {a: 1}", {"rollout.samples_per_prompt": 8}),
     ],
@@ -440,3 +494,15 @@ def test_a_frozen_tower_of_verl_is_frozen_here(tmp_path: Path, given: str, froze
     found = import_file(written(tmp_path, "run.sh", text.replace(" $@", "") + more))
     assert values(found, tmp_path)["model.freeze"] == frozen
     assert "actor_rollout_ref.actor.freeze_vision_tower" not in sources(found, "missing")
+
+
+def test_a_tracker_that_is_not_installed_is_a_comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, "a.yaml", "num_generations: 8\nreport_to: [wandb, tensorboard]\n")
+    monkeypatch.setattr(convert, "missing", lambda name: [name] * (name == "wandb"))
+    found = import_file(file)
+    assert '# trackers = ["wandb", "tensorboard"]  # report_to; not installed here: wandb\n' in found.toml
+    assert values(found, tmp_path)["tracking.trackers"] == ["tensorboard"]
+    (line,) = [line for line in found.lines if line.key == "tracking.trackers"]
+    assert line.note == "a comment in the recipe: wandb is not installed here (pip install 'rlcli[wandb]')"
+    monkeypatch.setattr(convert, "missing", lambda name: [])
+    assert values(import_file(file), tmp_path)["tracking.trackers"] == ["wandb", "tensorboard"]

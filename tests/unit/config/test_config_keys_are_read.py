@@ -9,6 +9,7 @@ from pathlib import Path
 import rlcli
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.keys import keys
+from rlcli.config.load import resolve
 from rlcli.config.schema import RunConfig
 
 PACKAGE = Path(rlcli.__file__).parent
@@ -48,4 +49,9 @@ def test_every_key_is_read_outside_the_configuration_itself() -> None:
     # This section goes as a whole, by keyword, to the function that composes an algorithm.
     read |= {f"algorithm.{name}" for name in inspect.signature(build_algorithm).parameters}
     # The supervisor reads this one from the run's file: the schema takes longer to import than it needs to start.
-    assert set(keys()) - read == {"fault_tolerance.max_restarts"}
+    by_the_supervisor = {"fault_tolerance.max_restarts"}
+    # This one becomes train.warmup_steps, which the trainer reads, once the number of steps is known.
+    becomes_steps = {"train.warmup_fraction"}
+    train = resolve("grpo", {}, [f"{key}=0.5" for key in becomes_steps]).config.train
+    assert train.warmup_steps == train.steps // 2
+    assert set(keys()) - read == by_the_supervisor | becomes_steps

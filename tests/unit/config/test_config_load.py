@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlcli.config.keys import RENAMED, RenamedKey, describe, keys
-from rlcli.config.load import dump_toml, resolve
+from rlcli.config.load import dump_toml, resolve, with_length
 from rlcli.errors import ConfigError
 
 
@@ -191,8 +191,8 @@ def test_the_section_named_like_a_python_keyword_works_like_the_others(tmp_path:
         assert says in str(refused.value)
 
 
-def test_every_key_is_described_and_there_are_at_most_146() -> None:
-    assert 40 < len(keys()) <= 146
+def test_every_key_is_described_and_there_are_at_most_149() -> None:
+    assert 40 < len(keys()) <= 149
     for key in describe():
         assert key.description.endswith(".")
         assert key.rule
@@ -292,6 +292,53 @@ def test_a_warmup_that_is_given_is_refused_and_not_shortened(tmp_path: Path) -> 
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[recipe]\nname = 'mine'\nbase = 'sft'\n[train]\nsteps = 3\nwarmup_steps = 5\n")
     with pytest.raises(ConfigError, match=r"train\.warmup_steps = 5 is more than train\.steps = 3"):
+        resolve(str(recipe))
+
+
+def test_epochs_are_counted_in_steps_of_the_data_and_kept_as_steps(tmp_path: Path) -> None:
+    given = resolve("grpo", {}, ["train.epochs=2", "train.warmup_fraction=0.1"])
+    counted = with_length(given, 1000)  # 32 prompts a step
+    train = counted.config.train
+    assert (train.steps, train.warmup_steps, train.epochs, train.warmup_fraction) == (63, 7, None, None)
+    assert counted.notes[0] == "train.steps = 63: 2 epochs of 1000 prompts, 32 a step"
+    assert counted.notes[1] == "train.warmup_steps = 7: train.warmup_fraction = 0.1 of 63 steps"
+    stored = tmp_path / "config.toml"
+    for resolved in (given, counted):
+        stored.write_text(dump_toml(resolved))
+        assert resolve(str(stored)).config == resolved.config
+    assert with_length(resolve(str(stored)), 5000).config.train.steps == 63
+    assert with_length(resolve("grpo", {}, ["train.epochs=0.001"]), 1000).config.train.steps == 1
+
+
+def test_epochs_shorten_a_recipes_warmup_and_are_held_to_the_rules() -> None:
+    counted = with_length(resolve("vapo", {}, ["train.epochs=1", "rollout.prompts_per_step=32"]), 128)
+    assert (counted.config.train.steps, counted.config.critic.warmup_steps) == (4, 2)
+    given = resolve("grpo", {}, ["train.epochs=1", "train.warmup_steps=50"])
+    with pytest.raises(ConfigError, match=r"train\.warmup_steps = 50 is more than train\.steps = 32"):
+        with_length(given, 1000)
+
+
+def test_the_last_of_two_ways_to_give_the_length_counts(tmp_path: Path) -> None:
+    base = tmp_path / "base.toml"
+    base.write_text("[recipe]\nbase = 'grpo'\n[train]\nepochs = 3\nwarmup_fraction = 0.5\n")
+    assert resolve(str(base)).config.train.epochs == 3  # in place of the steps of grpo
+    child = tmp_path / "child.toml"
+    child.write_text("[recipe]\nbase = 'base.toml'\n[train]\nsteps = 10\n")
+    train = resolve(str(child)).config.train
+    assert (train.epochs, train.steps, train.warmup_steps) == (None, 10, 5)
+    train = resolve(str(base), {"train.steps": 7}, ["train.warmup_steps=2"]).config.train
+    assert (train.epochs, train.steps, train.warmup_steps, train.warmup_fraction) == (None, 7, 2, None)
+
+
+def test_two_ways_to_give_the_length_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("grpo", {"train.steps": 5}, ["train.epochs=2"])
+    assert str(refused.value) == (
+        "train.steps = 5 (flag --steps) and train.epochs = 2 (--set) set the same; give one of them"
+    )
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[recipe]\nbase = 'grpo'\n[train]\nwarmup_steps = 5\nwarmup_fraction = 0.1\n")
+    with pytest.raises(ConfigError, match="set the same; give one of them"):
         resolve(str(recipe))
 
 

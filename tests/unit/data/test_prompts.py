@@ -183,7 +183,7 @@ def test_a_missing_or_refusing_chat_template_is_the_models_fault() -> None:
     with pytest.raises(ModelError, match="refuses prompt toy:train:0: unknown role: tool"):
         TokenizedPrompts.tokenize(prompts_of("1+1=", role="tool"), tokenizer, 64)
     tokenizer.chat_template = None
-    with pytest.raises(ModelError, match=r"no chat template; use an instruct model"):
+    with pytest.raises(ModelError, match=r"no chat template; use an instruct model, or give one"):
         TokenizedPrompts.tokenize(prompts_of("1+1="), tokenizer, 64)
     tokenizer.chat_template = "{% for message in %}"
     with pytest.raises(ModelError, match=r"is broken: .*; fix its chat_template\.jinja or copy it again"):

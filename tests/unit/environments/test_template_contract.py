@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli.main import main
+from rlcli.doctor import check_template
 from rlcli.environments.template_contract import BOUNDARIES, Agreement, check
 from tests import chat_templates as of
 from tests.chat_templates import bpe_tokenizer_with
@@ -53,10 +54,33 @@ def test_a_boundary_that_differs_is_named(template: str, agreement: Agreement, n
     assert all(each.detail for each in found if each.agreement is not Agreement.EXACT)
 
 
+@pytest.mark.parametrize(
+    ("template", "status", "verdict"),
+    [
+        (of.CHATML, "pass", "single answers work; conversations work; tools work"),
+        (
+            ALTERNATING,
+            "warn",
+            "conversations work, but for a user's answer, with a system message; tools are not supported",
+        ),
+        (of.TWO_ENDS, "pass", "conversations work (what was drawn stays as it was); tools work (what was drawn stays"),
+        (COUNTED, "fail", "conversations do not work: other tokens follow"),
+    ],
+)
+def test_the_doctor_gives_a_verdict_first(template: str, status: str, verdict: str, tmp_path: Path) -> None:
+    bpe_tokenizer_with(template).save_pretrained(tmp_path / "model")
+    first, *others = check_template(str(tmp_path / "model"))
+    assert (first.name, first.status) == ("verdict", status)
+    assert verdict in first.detail
+    assert all(len(each.detail) < 150 for each in others)
+
+
 def test_the_doctor_names_the_boundary_that_breaks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     bpe_tokenizer_with(COUNTED).save_pretrained(tmp_path / "model")
     assert main(["doctor", "--template", str(tmp_path / "model")]) == 1
-    lines = capfd.readouterr().out.splitlines()
+    verdict, *lines = capfd.readouterr().out.splitlines()
+    assert "fail  verdict" in verdict
+    assert "conversations do not work: other tokens follow" in verdict
     assert len(lines) == len(BOUNDARIES)
     assert [line.split("rendered")[0].split("fail")[1].strip() for line in lines if "fail" in line] == COUNTS
     bpe_tokenizer_with(of.CHATML).save_pretrained(tmp_path / "sound")

@@ -303,3 +303,20 @@ def test_the_keys_of_an_agents_row_are_settings_only_where_they_change_it() -> N
 
     assert not environment(variables=("MY_KEY",)).keys() & {"variables", "ground_truth"}
     assert environment(ground_truth=True)["ground_truth"] is True
+
+
+def test_the_chat_template_is_part_of_what_an_evaluation_was_made_with(tmp_path: Path) -> None:
+    from rlcli.config.schema import RunConfig
+
+    def marked(template: str, model: dict[str, str]) -> object:
+        config = RunConfig().changed(model={"chat_template": template})
+        return eval_settings.settings_of_evaluation(config, [], dict(model)).get("model.chat_template")
+
+    file = tmp_path / "adapter" / "chat_template.jinja"
+    file.parent.mkdir()
+    file.write_text("{{ messages[0].content }}")
+    before = marked(str(file), {})
+    file.write_text("{{ messages[0].content }}!")
+    assert len({before, marked(str(file), {}), marked("plain", {}), marked("chatml", {}), marked("", {})}) == 5
+    assert marked("", {}) is None
+    assert marked(str(file), {"adapter": str(file.parent)}) is None  # in the mark of the adapter

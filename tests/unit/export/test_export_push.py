@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rlcli.runs.folder import add_event, write_json
 from tests.export_fixtures import export
 from tests.loopback_hub import TOKEN, LoopbackHub, loopback_hub
+from tests.report_runs import unpacked
 
 
 @pytest.fixture
@@ -48,6 +50,8 @@ def test_a_report_is_pushed_with_the_model_and_names_no_machine(
     assert "`report/index.html`" in card
     files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert hub.files["me/model"] == files
+    packed = re.findall(r'"application/gzip" data-name="[^"]*">(.*?)</script>', page)
+    files |= {f"block {number}": unpacked(text) for number, text in enumerate(packed)}
     for name in ("node-7", str(tmp_path), str(saved_runs)):
         assert not [path for path, content in files.items() if name.encode() in content], name
 

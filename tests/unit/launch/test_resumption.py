@@ -14,12 +14,12 @@ import pytest
 from rlcli import reading
 from rlcli.config.changes import ALLOWED, SAME_VERIFIERS, Change, changes, origins_in, read_run_config
 from rlcli.config.keys import keys
-from rlcli.config.load import Resolved, dump_toml, resolve
+from rlcli.config.load import Resolved, dump_toml, resolve, with_length
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PartialRollout
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
 from rlcli.launch.inputs import InputRecord, local_inputs
-from rlcli.launch.resume import Resumption, check_data, find_run, resumption
+from rlcli.launch.resume import Resumption, check_data, find_run, resumption, with_length_known
 from rlcli.orchestrator.groups import Group, PartialGroup, as_groups, as_plain
 from rlcli.runs.checkpoint import Checkpoints
 from rlcli.runs.folder import RunFolder
@@ -192,6 +192,23 @@ def test_a_learning_rate_that_follows_the_length_is_told_of(run: Path) -> None:
     heard: list[str] = []
     resumption(run, None, {"train.steps": 12}, [], heard.append)
     assert "train.schedule = cosine: the learning rate follows the new length from here on" in heard
+
+
+def test_a_length_in_epochs_is_compared_once_it_is_counted(run: Path) -> None:
+    def counted(*sets: str) -> Resumption:
+        resumed = resume(run, None, {}, *sets)
+        assert not resumed.nothing_to_do
+        assert not resumed.changed
+        return with_length_known(resumed, with_length(resumed.resolved, 128), heard.append)
+
+    heard: list[str] = []
+    longer = counted("train.epochs=3")  # of 128 prompts, 32 a step
+    assert (longer.resolved.config.train.steps, longer.changed) == (12, True)
+    assert heard == ["train.steps: was 8, is 12 (the run's length changes)"]
+    assert not counted("train.epochs=2").changed
+    assert counted("train.epochs=0.5").nothing_to_do
+    with pytest.raises(ConfigError, match=r"changed train\.warmup_steps: was 0, is 6"):
+        counted("train.epochs=3", "train.warmup_fraction=0.5")
 
 
 def test_another_version_of_what_computes_is_told_of(run: Path) -> None:

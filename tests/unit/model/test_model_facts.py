@@ -166,7 +166,7 @@ def test_a_missing_tokenizer_is_refused(model: Path) -> None:
 def test_a_missing_chat_template_is_refused(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
     save_tokenizer(model, template=None)
-    with pytest.raises(ModelError, match=r"no chat template; add chat_template\.jinja"):
+    with pytest.raises(ModelError, match=r"no chat template.*; give one: --set model\.chat_template=chatml"):
         check_model(str(model))
 
 

@@ -50,6 +50,18 @@ def test_each_ascii_character_and_each_marker_is_one_token() -> None:
     assert len(TOKENIZER("<|system|><|user|><|assistant|><eos><pad>")["input_ids"]) == 5
 
 
+def test_a_tiny_model_with_tools_has_a_template_for_every_conversation(tmp_path: Path) -> None:
+    from rlcli.environments.calls import format_of
+    from rlcli.environments.template_contract import Agreement, check
+
+    model = make_tiny_model(tmp_path / "tools", tools=True, hidden=64, layers=1, heads=2, kv_heads=1)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert len(tokenizer) == json.loads((model / "config.json").read_text())["vocab_size"] == len(TOKENIZER) + 3
+    assert format_of(tokenizer.chat_template) == "hermes"
+    found = check(tokenizer, [tokenizer.eos_token_id])
+    assert {each.name: str(each.agreement) for each in found if each.agreement is not Agreement.EXACT} == {}
+
+
 @given(st.text())
 def test_every_text_is_encoded_without_loss(text: str) -> None:
     import unicodedata

@@ -28,6 +28,7 @@ from rlcli.report.static import MB, write_report
 from rlcli.tracking.samples import tracked_samples
 from rlcli.types import IMAGE, Outcome, Prompt, Verdict, image_digest
 from tests.picture_runs import drawing, encoded, noise, write_data, write_picture_run
+from tests.report_runs import unpacked
 
 ROWS = [(drawing(0),), (noise(1, (600, 400)), drawing(2)), (), (noise(3)[:300],), (drawing(0),)]
 """One picture; two, of which one is large; none; a broken one; the first one again."""
@@ -54,8 +55,15 @@ def decoded(src: str) -> bytes:
 
 
 def data_of(html: str, name: str) -> Any:
-    found = re.search(rf'data-name="{name}">(.*?)</script>', html)
-    return json.loads(found[1]) if found else None
+    found = re.search(rf'"application/(\w+)" data-name="{name}">(.*?)</script>', html)
+    return json.loads(found[2] if found[1] == "json" else unpacked(found[2])) if found else None
+
+
+def with_unpacked(html: str) -> bytes:
+    """The page, and what its compressed blocks hold."""
+    packed = re.findall(r'"application/gzip" data-name="[^"]*">(.*?)</script>', html)
+    assert packed
+    return html.encode() + b"".join(map(unpacked, packed))
 
 
 def test_messages_have_the_pictures_of_their_markers(run: Path) -> None:
@@ -174,13 +182,14 @@ def test_a_report_has_each_picture_once(run: Path, tmp_path: Path) -> None:
     assert {max(size_of(decoded(src))) for src in piece.values()} == {84, 256}
     assert (album["unshown"], album["problems"]) == (1, {})
     assert "truncated" in album["reasons"][0]
-    assert html.count("data:image/") == 4
+    assert with_unpacked(html).count(b"data:image/") == 4
 
 
 def test_no_original_bytes_are_in_a_report(tmp_path: Path) -> None:
     secret = b"<script>window.broken=1</script>"
     data = write_data(tmp_path / "data", [(drawing(0) + secret,), (secret,)])
-    html = write_report([RunData(write_picture_run(tmp_path / "run", data))], tmp_path / "out").path.read_bytes()
+    written = write_report([RunData(write_picture_run(tmp_path / "run", data))], tmp_path / "out")
+    html = with_unpacked(written.path.read_text())
     assert secret not in html
     for at in range(3):
         assert base64.b64encode(secret[at:])[:-4] not in html

@@ -14,15 +14,15 @@ from rlcli.report import static
 from rlcli.report.page import FILE, PIECES, SERVED, content_policy, page
 from rlcli.report.source import RunData
 from rlcli.report.static import MB, write_report
-from tests.report_runs import write_run
+from tests.report_runs import add_events, unpacked, write_run
 
 LONG = {(step, place, sample): "long " * 400 for step in range(1, 21) for place in range(3) for sample in range(4)}
 
 
 def data_of(html: str) -> dict[str, Any]:
     """The data blocks of a page, by name."""
-    blocks = re.findall(r'<script type="application/json" data-name="([^"]*)">(.*?)</script>', html, re.DOTALL)
-    return {name: json.loads(text) for name, text in blocks}
+    blocks = re.findall(r'<script type="application/(\w+)" data-name="([^"]*)">(.*?)</script>', html, re.DOTALL)
+    return {name: json.loads(text if kind == "json" else unpacked(text)) for kind, name, text in blocks}
 
 
 def test_a_small_run_is_one_file_with_everything(tmp_path: Path) -> None:
@@ -55,7 +55,8 @@ def test_samples_are_kept_by_rule_until_the_limit(tmp_path: Path, monkeypatch: p
     kept = written.kept["run"]["samples"]
     data = data_of(written.path.read_text())
     steps = data["data"]["steps"][0]["samples"]
-    assert written.bytes < limit < whole.bytes
+    assert written.bytes < limit
+    assert whole.kept["run"]["samples"].all
     assert (kept.of, kept.steps) == (20, len(steps))
     assert 4 <= len(steps) < 20
     assert {1, 20} <= set(steps)
@@ -120,7 +121,9 @@ def test_no_text_of_a_run_is_markup(tmp_path: Path) -> None:
     folder = write_run(
         tmp_path / "run", steps=1, texts={(1, 0, 0): hostile}, question=hostile.replace("{", "{{").replace("}", "}}")
     )
+    add_events(folder, {"event": "failed", "message": hostile})
     html = write_report([RunData(folder)], tmp_path / "out").path.read_text()
+    assert data_of(html)["data"]["overview"][0]["events"][-1]["text"] == hostile
     assert "<script>x" not in html
     assert html.count("</script>") == html.count("<script") == 1 + len(data_of(html))
     assert data_of(html)["0/samples/1"]["groups"][0]["rows"][0]["said"][0]["content"] == hostile
