@@ -196,7 +196,7 @@ def check_encoding(beginning: bytes, name: str | Path) -> None:
     >>> check_encoding(b'{"prompt"', "rows.jsonl")
     """
     found = next((encoding for mark, encoding in _MARKS.items() if beginning.startswith(mark)), "")
-    if not found and b"\0" in beginning[:2]:  # without a mark: every second byte of a text in English is 0
+    if not found and beginning[:2].count(0) == 1:  # without a mark: every second byte of a text in English is 0
         found = "UTF-16BE" if beginning[:1] == b"\0" else "UTF-16LE"
     if found:
         raise UnfitFile(name, f"is text in {found}, not in UTF-8", f"convert it: {_conversion(found, name)}")
