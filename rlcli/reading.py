@@ -196,7 +196,7 @@ def check_encoding(beginning: bytes, name: str | Path) -> None:
     >>> check_encoding(b'{"prompt"', "rows.jsonl")
     """
     found = next((encoding for mark, encoding in _MARKS.items() if beginning.startswith(mark)), "")
-    if not found and b"\0" in beginning[:2]:  # without a mark: every second byte of a text in English is 0
+    if not found and beginning[:2].count(0) == 1:  # without a mark: every second byte of a text in English is 0
         found = "UTF-16BE" if beginning[:1] == b"\0" else "UTF-16LE"
     if found:
         raise UnfitFile(name, f"is text in {found}, not in UTF-8", f"convert it: {_conversion(found, name)}")
@@ -205,9 +205,8 @@ def check_encoding(beginning: bytes, name: str | Path) -> None:
 def not_utf8(error: UnicodeDecodeError) -> str:
     """What is wrong with a line of another encoding, and the fix.
 
-    >>> try: b"caf\xe9".decode()
-    ... except UnicodeDecodeError as error: not_utf8(error)
-    'it is not UTF-8 (byte 0xe9 at 3); if the file is in Latin-1, convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW'
+    >>> not_utf8(UnicodeDecodeError("utf-8", bytes([99, 233]), 1, 2, "invalid"))
+    'it is not UTF-8 (byte 0xe9 at 1); if the file is in Latin-1, convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW'
     """
     byte = f"byte 0x{error.object[error.start]:02x} at {error.start}"
     return f"it is not UTF-8 ({byte}); if the file is in Latin-1, convert it: {_conversion('LATIN1', '')}"

@@ -9,8 +9,10 @@ import shlex
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from rlcli.errors import DataError
+from rlcli.reading import opened
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz")
 """Ends of the names of files that `rlcli prep jsonl` reads besides parquet."""
@@ -84,8 +86,9 @@ def _columns(path: Path) -> list[str]:
     if not path.is_file() or path.suffix == ".json":
         return []
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            line = file.readline(LINE_BYTES).decode("utf-8-sig")
+        with opened(path, links=True) as file:
+            lines: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+            line = lines.readline(LINE_BYTES).decode("utf-8-sig")
         if ".csv" in path.suffixes:
             return [name.strip().strip('"') for name in line.split(",")]
         row = json.loads(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,6 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("grpo", ["train.offload=all"], "offload", "none: on CPUs everything is in host memory"),
         ("grpo", ["model.gradient_checkpointing=offload"], "activations", "only the input of each layer is kept"),
         ("grpo", ["verifier.name=auto + 0.1 * format"], "verifiers", "gsm8k + 0.1 * format; "),
-        ("grpo", ["verifier.name=code", "verifier.sandbox=unsafe"], "programs run in", "can read this user's files"),
     ],
 )
 def test_the_plan_tells_what_is_trained(recipe: str, sets: list[str], what: str, says: str, paths: list[str]) -> None:
@@ -129,10 +129,28 @@ def test_the_plan_tells_what_is_trained(recipe: str, sets: list[str], what: str,
     assert says in plan[what]
 
 
-def test_workers_receive_the_sandbox_that_the_driver_found(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def programs(paths: list[str], folder: Path) -> list[str]:
+    """The same model with rows of tests."""
+    tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
+    messages = [{"role": "user", "content": "1+1="}]
+    write_rows(folder / "t.parquet", [row(data_source="t", messages=messages, verifier="code", ground_truth=tests)])
+    return [*paths, f"data.path={folder / 't.parquet'}"]
+
+
+def test_the_plan_tells_where_programs_run(paths: list[str], tmp_path: Path) -> None:
+    sizes = ["rollout.prompts_per_step=1", "rollout.max_response_tokens=16", "data.max_prompt_tokens=16"]
+    sets = [*programs(paths, tmp_path), *sizes, "verifier.sandbox=unsafe"]
+    assert (
+        "can read this user's files" in dict(derived_plan(prepare(resolve("grpo", {}, sets).config)))["programs run in"]
+    )
+
+
+def test_workers_receive_the_sandbox_that_the_driver_found(
+    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "unsafe")
-    sizes = ["rollout.max_response_tokens=16", "data.max_prompt_tokens=16"]
-    prepared = prepare(resolve("grpo", {}, [*paths, *sizes, "verifier.name=code"]).config)
+    sizes = ["rollout.max_response_tokens=16", "data.max_prompt_tokens=16", "rollout.prompts_per_step=1"]
+    prepared = prepare(resolve("grpo", {}, [*programs(paths, tmp_path), *sizes]).config)
     assert (prepared.sandbox, prepared.config.verifier.sandbox) == ("unsafe", "unsafe")
     prepared = prepare(resolve("grpo", {}, [*paths, *sizes]).config)
     assert (prepared.sandbox, prepared.config.verifier.sandbox) == ("", "auto")
