@@ -72,7 +72,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, stderr
-    assert stderr.splitlines()[-1] == "interrupted"
+    assert stderr.splitlines()[-2:] == [f"resume with: rlcli train --resume {out}", "interrupted"]
     result = json.loads(stdout)
     assert result["stopped"]
     assert result["steps"] == steps_done(out) < 5000
