@@ -185,6 +185,7 @@ COMPUTED: dict[str, tuple[str, ...]] = {
     f"{ROLLOUT}.tensor_model_parallel_size": ("rollout.tensor_parallel",),
     f"{ROLLOUT}.val_kwargs.n": ("evaluation.samples",),
     f"{ROLLOUT}.val_kwargs.temperature": ("evaluation.temperature",),
+    f"{ROLLOUT}.val_kwargs.top_p": ("evaluation.top_p",),
     f"{MODEL}.enable_gradient_checkpointing": ("model.gradient_checkpointing",),
     f"{MODEL}.lora_rank": ("lora.rank",),
     f"{MODEL}.lora_alpha": ("lora.alpha",),

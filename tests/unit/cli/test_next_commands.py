@@ -108,7 +108,10 @@ def test_data_exports_and_evaluations_have_a_next_command() -> None:
     assert "--out" in after_evaluation(None)[0][0]
 
 
-def test_a_result_is_rounded_and_json_has_the_whole_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_is_rounded_and_json_has_the_whole_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlcli.cli.next_commands.shutil.which", lambda name: f"/usr/bin/{name}")
     run = run_of(tmp_path / "run", {"data.path": "sums"})
     print_result(outcome(run), as_json=False)
     printed = capsys.readouterr().out

@@ -44,6 +44,7 @@ SETS = [
     "environment.options.corpus=corpus.jsonl",
     "environment.options.factory=game.py:Game",
     "algorithm.code=loss.py",
+    "model.chat_template=turns.jinja",
     "critic.path=critic",
     "teacher.path=teacher",
     "evaluation.data=held-out",
@@ -79,6 +80,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("world.py", "game.py", "loss.py"):
         (tmp_path / name).write_text(f"# {name}\n")
     (tmp_path / "corpus.jsonl").write_text("{}\n")
+    (tmp_path / "turns.jinja").write_text("{{ messages }}")
     for name in ("policy", "critic", "teacher", "judge"):
         write_model(tmp_path / name)
     write_parquet(tmp_path / "sums" / "train.parquet", ["1+1"])
@@ -114,6 +116,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "code of an environment's option": ("game.py", "environment.options"),
     "algorithm": ("loss.py", "algorithm.code"),
     "chat template": ("policy/chat_template.jinja", "model.path"),
+    "template beside the model": ("turns.jinja", "model.chat_template"),
     "weights": ("policy/model.safetensors", "model.path"),
     "critic": ("critic/config.json", "critic.path"),
     "teacher": ("teacher/chat_template.jinja", "teacher.path"),
@@ -374,7 +377,7 @@ def test_weights_are_compared_by_size_and_blocks(tmp_path: Path) -> None:
 def test_copies_are_small_texts_of_the_run_alone(project: Path, run: Path) -> None:
     kept = {path.name[13:] for path in (run / "sources").iterdir()}
     code = {"mine.py", "helpers.py", "text.py", "deeper.py", "world.py", "game.py", "loss.py"}
-    assert kept == code | {"config.json", "chat_template.jinja"}
+    assert kept == code | {"config.json", "chat_template.jinja", "turns.jinja"}
     (project / "loss.py").write_bytes(b"#" * (inputs.COPY_BYTES + 1))
     (project / "corpus.jsonl").write_text("secret")
     config = resolve("grpo", {"model.path": "policy", "data.path": "sums"}, SETS).config
