@@ -233,6 +233,7 @@ ACCENTED = '{"prompt": "1 café?", "answer": "1"}\n'
         ("rows.jsonl", (ACCENTED * 2 + "{\n").encode(), "rows.jsonl, line 3: not JSON: Expecting property name"),
         ("rows.jsonl", b"", "rows.jsonl has no rows"),
     ],
+    ids=["UTF-16", "UTF-16LE", "CSV in UTF-16", "UTF-32", "Latin-1", "mixed", "broken line", "empty"],
 )
 def test_a_file_that_cannot_be_read_leaves_nothing_behind(
     tmp_path: Path, name: str, content: bytes, says: str, capsys: pytest.CaptureFixture[str]
