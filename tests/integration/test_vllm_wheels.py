@@ -53,7 +53,8 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def found(request: pytest.FixtureRequest, wheel: Path, models: list[str]) -> dict[str, Any]:
     """Kind of run → what this vLLM makes of it on this GPU."""
     capability: str = request.param
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    inherited = ("VLLM_", "TORCH_COMPILE_")  # without compilation vLLM captures no graphs
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     environment |= {
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests" / "wheel_stubs", wheel, ROOT))),
         "VLLM_CACHE_ROOT": str(wheel / "cache"),
