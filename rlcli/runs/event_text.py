@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+NOT_SHOWN = ("time", "event", "path", "files")
+"""Entries that the text names anyway, or that are shown beside it."""
 SUMMARIES = ("text", "message", "headline")
 """Entries that describe the event by themselves."""
 MOST_ITEMS = 12
@@ -20,7 +22,7 @@ def event_text(event: Mapping[str, Any], without: Collection[str] = ()) -> str:
     >>> event_text({"event": "pace", "step": 5, "step_s": 12.345678, "best": None, "engine": {"name": "vllm", "at": 3}})
     'step 5, step 12.3 s, engine: name vllm, at 3'
     """
-    facts = {name: value for name, value in event.items() if name not in ("time", "event", "path", *without)}
+    facts = {name: value for name, value in event.items() if name not in (*NOT_SHOWN, *without)}
     summary = next((str(facts[name]) for name in SUMMARIES if facts.get(name)), "")
     facts = {name: value for name, value in facts.items() if name not in SUMMARIES}
     if "step" in facts and "of" in facts:

@@ -192,6 +192,7 @@ LOOKED_AT = {
     "rlcli/cluster/ray_session.py": "mkdtemp, and the free space",
     "rlcli/doctor.py": "the size of all of it",
     "rlcli/launch/launch.py": "remove_shared",
+    "rlcli/prep/stored.py": "TemporaryFile, which has no name; the folder is named in an error",
     "rlcli/rollout/vllm_engine.py": "sockets_in: private_folder; unlinks what it has made",
     "rlcli/sandbox/bubblewrap.py": "within the sandbox",
     "rlcli/sandbox/private.py": "mkdtemp; sweep: only this user's, and no link is followed",

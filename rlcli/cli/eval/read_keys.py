@@ -17,7 +17,14 @@ SERVED = (
 
 LOCAL = (
     *SERVED,
-    *("model.dtype", "model.head_dtype", "data.max_prompt_tokens", "train.deterministic", "cluster"),
+    *(
+        "model.chat_template",
+        "model.dtype",
+        "model.head_dtype",
+        "data.max_prompt_tokens",
+        "train.deterministic",
+        "cluster",
+    ),
     *("rollout.engine", "rollout.servers", "rollout.servers_folder", "rollout.workers", "rollout.tensor_parallel"),
     *("rollout.gpu_memory_utilization", "rollout.kv_cache_mb", "rollout.enforce_eager", "rollout.speculate"),
     *("rollout.quantization", "rollout.sleep", "fault_tolerance.stall_s"),

@@ -58,7 +58,8 @@ def test_the_documented_file_is_short_and_its_functions_can_be_named(mine: Path)
 def test_the_documented_tests_pass(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(mine.parent)
     namespace: dict[str, Any] = {}
-    exec(blocks(PAGE, "python")[1], namespace)
+    (code,) = (block for block in blocks(PAGE, "python") if "def test_" in block)
+    exec(code, namespace)
     tests = [function for name, function in namespace.items() if name.startswith("test_")]
     assert len(tests) == 2
     for test in tests:

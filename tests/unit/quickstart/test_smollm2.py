@@ -65,14 +65,9 @@ def test_a_wheel_without_the_file_and_a_cut_off_one_are_refused(tmp_path: Path, 
     assert "is no wheel" in refused(out, cut)
 
 
-@pytest.mark.parametrize("name", ["nothing.whl", "nothing.gguf"])
-def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path, out: Path) -> None:
-    assert refused(out, tmp_path / name).startswith(str(tmp_path / name))
-
-
 def test_a_missing_file_is_named(tmp_path: Path, out: Path) -> None:
     assert "No such file" in refused(out, tmp_path / "none.gguf")
-    assert "No such file" in refused(out, tmp_path / "none.whl")
+    assert refused(out, tmp_path / "none.whl").startswith(f"{tmp_path / 'none.whl'}: No such file")
 
 
 def test_without_hub_and_registry_one_line_says_how_to_bring_the_file(

@@ -184,7 +184,7 @@ def test_curves_are_marked_where_files_changed(tmp_path: Path) -> None:
     found = Api([RunData(folder)]).answer("overview", {})
     marks = {2.5: "mine.py changed after step 2", 3.5: "a file changed after step 3"}
     assert {mark["x"]: mark["label"] for mark in found["marks"]} == marks
-    assert [event["text"] for event in found["events"][-2:]] == ["has changed", "edited by hand · files ?"]
+    assert [event["text"] for event in found["events"][-2:]] == ["has changed", "edited by hand"]
 
 
 def test_news_of_a_live_run_are_counted(tmp_path: Path) -> None:
