@@ -24,6 +24,8 @@ from rlcli.sandbox.limits import Limits
 _NUMBER = re.compile(r"[+-]?(?:0|[1-9]\d{0,400})(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _START_S = 0.1
 """Minimum time left to begin another case."""
+_EXIT_S = 2.0
+"""How long a process that has closed its pipes has to end, on a busy machine too, before it counts as hung up."""
 
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 
@@ -126,7 +128,7 @@ class _Runner:
     def _end(self) -> str:
         """Why the process ended; empty if it ended by itself with status 0."""
         self.over = True
-        end = self._process.ended(0.2)
+        end = self._process.ended(_EXIT_S)
         if end is None:
             return "the program hung up"
         if not end.killed_for and end.status == 0:

@@ -288,7 +288,7 @@ def test_programs_that_read_and_write_pass_case_after_case(sandbox: Sandbox, pro
         ("print(3)", "expected '4"),
         ("print(4); 1 / 0", "ZeroDivisionError"),
         ("print(4); raise SystemExit(3)", "SystemExit"),
-        ("print(4)\nimport os, sys; sys.stdout.flush(); os._exit(3)", "hung up|status 3"),
+        ("print(4)\nimport os, sys; sys.stdout.flush(); os._exit(3)", "status 3"),
         ("while True: pass", "ran past 1 s"),
         ("while True: print('x' * 999)", "wrote more than"),
         ("print(4", "SyntaxError"),
