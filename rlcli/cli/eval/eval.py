@@ -131,7 +131,15 @@ def evaluate(
     if not data and not environment:
         raise ConfigError("no data is given", "name a parquet file or folder with --data, or an --environment")
     config = sampling_config(
-        *(model, data[0] if data else None, samples, temperature, max_tokens, workers, seed, verifier, sets),
+        model=model,
+        data=data[0] if data else None,
+        samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        workers=workers,
+        seed=seed,
+        verifier=verifier,
+        sets=sets,
         max_prompts=max_prompts,
         environment=environment,
         top_p=top_p,
@@ -177,6 +185,7 @@ def _refuse_for_served(config: RunConfig) -> None:
 
 
 def sampling_config(
+    *,
     model: str | None,
     data: str | None,
     samples: int,
@@ -186,7 +195,6 @@ def sampling_config(
     seed: int,
     verifier: str,
     sets: list[str] | None,
-    *,
     max_prompts: int | None = None,
     environment: str | None = None,
     top_p: float = 1.0,

@@ -67,7 +67,17 @@ def filter_prompts(
     target = out / f"{split}.parquet"
     refuse_sampling(model, endpoint, samples, temperature, " --keep 1:1")
     _refuse(file, target)
-    config = sampling_config(*(model, str(file), samples, temperature, max_tokens, workers, seed, verifier, sets))
+    config = sampling_config(
+        model=model,
+        data=str(file),
+        samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        workers=workers,
+        seed=seed,
+        verifier=verifier,
+        sets=sets,
+    )
     refuse_unread("rlcli prep filter", sets, served=bool(endpoint))
     refuse_omitted(omit, endpoint)
     from rlcli.launch.evaluation.run import Request

@@ -91,7 +91,9 @@ def export(
             raise RlcliError(f"--report: {source} is not in the folder of a run", "leave it out")
         options = Options(merge, dtype or "", critic, not no_check)
         made = exporting.export(
-            *(origin, out, options),
+            origin,
+            out,
+            options,
             force=force,
             on_phase=view.phase,
             on_note=view.note,
