@@ -26,16 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """What belongs to one call of the command and not to the run. dry_run: check everything, train nothing. profile:
-    profile one step. plan: print the whole plan. accept_changes: resume though a file that the run reads by path has
-    changed."""
+    """What belongs to one call of the command and not to the run."""
 
     show_samples: int = 0
+    """Samples of each step to print."""
     dry_run: bool = False
+    """Check everything, train nothing."""
     as_json: bool = False
+    """Print the result as JSON."""
     profile: bool = False
+    """Profile one step."""
     plan: bool = False
+    """Print the whole plan."""
     accept_changes: bool = False
+    """Resume though a file that the run reads by path has changed."""
 
 
 def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: bool, auto_memory: bool) -> None:

@@ -151,7 +151,14 @@ def train(
         raise ConfigError(
             "--accept-changes is for a run that is resumed", "leave it out, or name the run: --resume RUN"
         )
-    call = Call(show_samples, dry_run, as_json, profile, whole_plan, accept_changes)
+    call = Call(
+        show_samples=show_samples,
+        dry_run=dry_run,
+        as_json=as_json,
+        profile=profile,
+        plan=whole_plan,
+        accept_changes=accept_changes,
+    )
     if dry_run and recipe is not None:
         from rlcli.launch.recipe_code import refuse_code
 
