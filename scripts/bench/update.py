@@ -178,7 +178,7 @@ def bare(path: Path, batch: Any) -> Callable[[], None]:
 
     from rlcli.model.policy import PolicyModel
 
-    lm = AutoModelForCausalLM.from_pretrained(path)
+    lm = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     policy = PolicyModel(lm, dtype=torch.float32, source="bench")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
     tokens = sum(len(micro.packed.targets) for micro in batch)
@@ -198,7 +198,7 @@ def padded(path: Path, load: Workload, budget: int) -> Callable[[], None]:
     import torch.nn.functional as F
     from transformers import AutoModelForCausalLM
 
-    lm = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+    lm = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-6, fused=True)
     order = sorted(range(len(load.rows)), key=lambda i: len(load.rows[i][0]))
     micros, total = [], load.response_tokens
