@@ -32,7 +32,7 @@ is shown in `tests/unit/algorithms`."""
 HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut", "grpo:zero"]
 """Runs in which one of two ranks goes wrong, one of which each step is broken off, one that leaves its samples out, one
 that gives those that were cut off no reward."""
-FEW = ["grpo", "ppo", "dpo", "grpo:nan", "grpo:skip"]
+FEW = ["grpo", "ppo", "grpo:nan", "grpo:skip"]
 """Those that run where no test marked `long` does."""
 KEPT = ["grpo", "ppo", "prime", "dpo", "opd", "dapo", "remax", "rft", "sft", *ADAPTED]
 """Those that differ in what a step does, not in a formula of tests/unit/algorithms; the others are `exhaustive`."""

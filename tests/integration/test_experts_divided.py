@@ -22,7 +22,7 @@ from rlcli.model.names import named_weights
 from rlcli.model.parallel.delta import LastSent, WeightCopy
 from tests.model_fixtures import Row, save_tiny
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
 ALIKE: list[Row] = [*ROWS, *((np.concatenate([ROWS[0][0][:9], tokens[:20]]), 9) for tokens, _ in ROWS[1:4])]
 """With three samples of one prompt, which is packed once where they meet."""

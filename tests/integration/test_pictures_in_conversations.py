@@ -105,6 +105,7 @@ def check(step: dict[str, Any]) -> None:
     assert step["ended/failed"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "past"),
     [

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from commands import spawned
 
+pytestmark = pytest.mark.long
 DRAWS, TOKENS, LIMIT, TEMPERATURE, TOP_P = 2000, 3, 24, 0.7, 0.9
 ENGINES: list[Any] = []
 """Of the spawned process: vLLM destroys the process group, which the next engine needs, when one is collected."""

@@ -154,7 +154,7 @@ def on_rank(rank: int, world: int, replicate: int, out: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("world", "replicate"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize(("world", "replicate"), [pytest.param(3, 1, marks=pytest.mark.long), (4, 2)])
 def test_shards_of_several_ranks_add_up_to_the_whole(world: int, replicate: int, tmp_path: Path) -> None:
     """Every rank holds a copy here, and each is checked; copies of a replicated model count once."""
     out = tmp_path / "found.json"

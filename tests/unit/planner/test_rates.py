@@ -218,7 +218,7 @@ def test_a_step_takes_its_operations_at_the_measured_rates() -> None:
     assert halved["generate"] == phases["generate"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_this_machine_can_be_measured() -> None:
     found = rates.measure("cpu", "float32", 1, 1)
     assert found is not None

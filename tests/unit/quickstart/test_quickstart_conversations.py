@@ -96,6 +96,7 @@ def test_a_guesser_keeps_to_what_it_was_answered(halves: float) -> None:
         assert won == len(rows)
 
 
+@pytest.mark.long
 def test_the_warm_start_of_a_task_is_kept_and_depends_on_the_player(tmp_path: Path) -> None:
     rows = rows_of_products(8)
 

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[3] / "scripts" / "bench" / "pictures.py"
 
 
+@pytest.mark.long
 def test_the_benchmark_of_pictures_measures_every_stage(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "--pictures", "12", "--side", "96", "--format", "JPEG", "--json", tmp_path / "j"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
