@@ -12,7 +12,7 @@ from typing import Any
 from tree import ROOT, Tree
 
 VERIFIERS = [
-    *("exact", "format", "gsm8k", "gsm8k(mode=flexible)", "math", "multiple_choice", "repetition"),
+    *("exact", "format", "gsm8k", "gsm8k(mode=flexible)", "math", "repetition"),
     *(
         "length(target=64, unit=words)",
         "overlong(max_tokens=256, buffer=64, unit=words)",
@@ -22,6 +22,8 @@ VERIFIERS = [
 ]
 CODE = ["code"]
 COUNTDOWN = ["countdown"]
+CHOICE = ["multiple_choice"]
+"""It reads no other ground truth than a letter, and a file whose first rows crash is refused."""
 CHUNK = 50
 """Rows under one digest: small enough to find a difference, and few enough to keep."""
 Row = dict[str, Any]
@@ -32,7 +34,7 @@ def verdicts(tree: Tree, work: Path) -> dict[str, Any]:
     folder = work / "verdicts"
     folder.mkdir(exist_ok=True)
     found: dict[str, Any] = {}
-    for names, files in ((VERIFIERS, texts(tree)), (CODE, programs(tree)), (COUNTDOWN, sums())):
+    for names, files in ((VERIFIERS, texts(tree)), (CODE, programs(tree)), (COUNTDOWN, sums()), (CHOICE, choices())):
         for file, rows in files:
             if not rows:
                 continue
@@ -119,6 +121,21 @@ def sums() -> Iterator[tuple[str, list[Row]]]:
     truth = json.dumps({"target": 24, "numbers": [2, 3, 4]})
     answers = ["2*3*4", "4*(2*3)", "2+3+4", "4*6", "2*3*4*1", r"\frac{4}{2}*3", "(2*3", ""]
     yield "countdown", [{"completion": f"<answer>{answer}</answer>", "ground_truth": truth} for answer in answers]
+
+
+def choices() -> Iterator[tuple[str, list[Row]]]:
+    """Multiple choice: the letter in each form that answers take, and other letters."""
+    forms = ["The answer is ({})", "\\boxed{{{}}}", "{}", "{}. seven", "It is {} or D", "**{}**", "no idea"]
+    letters = "ABC"
+    yield (
+        "choices",
+        [
+            {"completion": form.format(letter), "ground_truth": truth}
+            for form in forms
+            for letter in letters
+            for truth in letters
+        ],
+    )
 
 
 def lines_of(file: Path) -> list[Row]:
