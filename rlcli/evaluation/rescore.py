@@ -13,7 +13,7 @@ from typing import Any
 from rlcli.data.samples import sample_files
 from rlcli.evaluation.store import read_samples
 from rlcli.scoring.processes.pool import ScoringPool, in_order
-from rlcli.scoring.trial import check_first
+from rlcli.scoring.trial import check_responses
 from rlcli.types import UNVERIFIED, USAGE, Outcome, Prompt, Verdict, VerifyRequest
 
 COLUMNS = (
@@ -152,8 +152,9 @@ def try_verifier(
     *,
     thinking: bool = False,
 ) -> None:
-    """Raise `VerifierError` if the verifier crashes on the first samples, before anything is written. As `rescore`."""
-    check_first(
+    """Raise `VerifierError` if the verifier crashes on all samples that are tried, before anything is written. Its
+    arguments are those of `rescore`."""
+    check_responses(
         _of_one_turn(samples),
         lambda one: f"that of step {one.step} to {one.fields['prompt_id']}",
         lambda one: _submitted(one, prompts, verifier, pool, thinking),

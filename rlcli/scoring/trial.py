@@ -25,6 +25,9 @@ from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict, VerifyRequest
 ROWS, LOOKED_AT = 4, 256
 """Number of rows per verifier whose answers are tried, taken from this many first rows of the data."""
 
+RESPONSES = 8
+"""Number of responses that are tried before all of them are verified."""
+
 WITHOUT_ANSWER = "I do not know."
 """A response that gives no answer, as any policy writes some."""
 
@@ -104,17 +107,21 @@ def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], 
             _check_empty(terms[verifier], row, pool.submit(golds[verifier], prompt.request()).result())
 
 
-def check_first(
+def check_responses(
     items: Sequence[T], named: Callable[[T], str], submit: Callable[[T], tuple[str, Future[Verdict]]]
 ) -> None:
-    """Raise `VerifierError` if the first of some responses all crash their verifiers, before any of the others is
-    verified. named: what a response is called. submit: gives its verifier and its verification."""
-    submitted = [submit(item) for item in items[:ROWS]]
+    """Raise `VerifierError` if verifiers crash on all of `RESPONSES` responses that are spread over the first
+    `LOOKED_AT`, before any other is verified. Neighbours often answer one prompt, which may be the only one that a
+    verifier cannot judge. named: gives a response's name for messages. submit: gives its verifier and its
+    verification."""
+    first = items[:LOOKED_AT]
+    tried = [first[index * len(first) // RESPONSES] for index in range(RESPONSES)] if len(first) > RESPONSES else first
+    submitted = [submit(item) for item in tried]
     verdicts = [future.result() for _, future in submitted]
     if verdicts and all(verdict.outcome is Outcome.CRASH for verdict in verdicts):
-        count = f"the first {len(verdicts)} responses" if len(verdicts) > 1 else "the only response"
+        count = f"each of the {len(verdicts)} responses that were tried" if len(verdicts) > 1 else "the only response"
         raise VerifierError(
-            f"the verifier '{submitted[0][0]}' crashes on {count}; on {named(items[0])}: {verdicts[0].detail}",
+            f"the verifier '{submitted[0][0]}' crashes on {count}; on {named(tried[0])}: {verdicts[0].detail}",
             "fix the verifier, or these rows",
         )
 

@@ -55,7 +55,7 @@ def run_verifier(
     from rlcli.scoring.expression import parse
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, RowFile, Summary, as_fields, verify_rows, writing
-    from rlcli.scoring.trial import ROWS, check_first
+    from rlcli.scoring.trial import LOOKED_AT, check_responses
     from rlcli.serving.here import scoring_here
 
     if as_json and output == STANDARD:
@@ -69,8 +69,8 @@ def run_verifier(
     rows = RowFile(source, skip_bad)
     summary = Summary()
     with scoring_here([str(composition)], processes, deadline, sandbox, console.note) as (pool, backend):
-        check_first(
-            list(islice(rows, ROWS)),
+        check_responses(
+            list(islice(rows, LOOKED_AT)),
             lambda row: f"the one with the ground truth {row.request.ground_truth!r:.80}",
             lambda row: (str(composition), pool.submit(str(composition), row.request)),
         )

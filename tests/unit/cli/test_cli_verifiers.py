@@ -226,6 +226,15 @@ def test_a_verifier_that_hangs_or_crashes_costs_its_rows_only(
     assert "crashes on the only response; on the one with the ground truth 'x': ValueError" in said
 
 
+def test_a_file_is_verified_though_its_first_prompt_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"completion": "#### 3", "ground_truth": truth} for truth in ["a point"] * 4 + ["3"] * 5]
+    out = tmp_path / "scored.jsonl"
+    rlcli(capsys, "run", "gsm8k", "--input", lines(tmp_path / "rows.jsonl", rows), "--output", str(out))
+    assert [row["outcome"] for row in read(out)] == ["crash"] * 4 + ["ok"] * 5
+
+
 def test_audit_ends_with_a_verdict_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "train.parquet"
     told = [("12", "\\boxed{12}"), ("345", "\\boxed{345}")]

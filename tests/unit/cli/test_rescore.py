@@ -122,7 +122,7 @@ def test_a_verifier_that_crashes_ends_it_before_anything_is_written(
     (tmp_path / "mine.py").write_text("def verify(request):\n    return [][1]\n")
     before = set(run.rglob("*"))
     said = rescored(capsys, run, "--verifier", f"{tmp_path}/mine.py:verify", "--keep", expect=2)
-    assert "crashes on the first 4 responses; on that of step 1 to sums:train:0: IndexError: " in said
+    assert "crashes on each of the 8 responses that were tried; on that of step 1 to sums:train:0: IndexError: " in said
     assert f"({tmp_path}/mine.py, line 2, in verify: return [][1]); the response: " in said
     assert set(run.rglob("*")) == before
 
