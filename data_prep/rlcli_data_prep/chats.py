@@ -71,7 +71,7 @@ def ends_with_answer(value: Any) -> bool:
         value = next((value[name] for name in HOLDERS if isinstance(value.get(name), list)), None)
     if not isinstance(value, list) or not value or not isinstance(value[-1], Mapping):
         return False
-    return _role(value[-1]) == "assistant"
+    return bool(_role(value[-1]) == "assistant")
 
 
 def _parsed(value: Any, column: str) -> Any:

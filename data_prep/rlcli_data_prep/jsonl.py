@@ -137,9 +137,8 @@ def _kept(row: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
     """The columns of the source but those in `read`, without values that JSON has none for, such as bytes or times. Of
     verl's rows, the fields of `extra_info`, as verl passes them to a reward function."""
     columns = {str(name): value for name, value in row.items() if name not in read and is_json(value)}
-    if not _is_verls(row) or not isinstance(columns.get("extra_info"), dict):
-        return columns
-    return {name: value for name, value in columns.items() if name != "extra_info"} | columns["extra_info"]
+    fields = columns.pop("extra_info", {}) if _is_verls(row) and isinstance(row.get("extra_info"), dict) else {}
+    return {**columns, **fields}
 
 
 def _json(row: Mapping[str, Any], column: str) -> Any:

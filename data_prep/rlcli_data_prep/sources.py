@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -110,7 +110,7 @@ def first(row: Mapping[str, Any], *columns: str) -> tuple[str, Any]:
 
 def read_file(file: Path) -> Iterator[RawRow]:
     """The rows of one file, lazily. Raises `DataError` if the file cannot be read or has no rows."""
-    readers = {
+    readers: dict[str, Callable[[Path], Iterator[tuple[Any, str]]]] = {
         **{".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": partial(_csv, delimiter="\t")},
         **{".jsonl": _lines, ".json": _json},
     }
