@@ -27,7 +27,7 @@ ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-"""Names of who speaks, in ShareGPT's `from` → role."""
+"""Names of who speaks, of ShareGPT and others → role."""
 HOLDERS = ("messages", "conversations", "conversation")
 """Fields of a struct that hold a chat's messages."""
 _STARTS_AS_CHAT = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
@@ -36,18 +36,19 @@ _STARTS_AS_CHAT = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\
 def chat(value: Any, column: str) -> tuple[Message, ...]:
     """The messages of a chat in a column; plain text is one user message.
 
-    Messages have `role` and `content`, or `from` and `value` (ShareGPT), whose empty system prompts are left out. A
-    struct may hold them as `messages` or `conversations`, and all of it may be JSON text. Raises `DataError`.
+    Messages have `role` and `content`, or `from` and `value` (ShareGPT); empty system prompts, and an empty turn of the
+    assistant at the end, are left out. A struct may hold them as `messages` or `conversations`, or be a struct of
+    lists, and all of it may be JSON text. Raises `DataError`.
     """
-    value = _parsed(value, column)
-    if isinstance(value, Mapping):
-        value = next((value[name] for name in HOLDERS if isinstance(value.get(name), list)), [value])
+    value = _listed(_parsed(value, column))
     if not isinstance(value, list) or not value:
         return ({"role": "user", "content": text_of(value, column).strip()},)
     for message in value:
         if not isinstance(message, Mapping):
             raise DataError(f"'{column}' holds no chat message: {message!r:.80}", "give role and content as text")
-    messages = tuple(_message(message) for message in value if not _is_empty_system(message))
+    if len(value) > 1 and _is_empty(value[-1], "assistant"):
+        value = value[:-1]
+    messages = tuple(_message(message) for message in value if not _is_empty(message, "system"))
     if not messages:
         raise DataError(f"'{column}' holds no message but an empty system prompt", "fix that row")
     return messages
@@ -66,12 +67,24 @@ def without_answer(messages: tuple[Message, ...], column: str) -> tuple[tuple[Me
 
 def ends_with_answer(value: Any) -> bool:
     """Whether a column's value is a chat that ends with the assistant's turn."""
-    value = unpacked(value)
-    if isinstance(value, Mapping):
-        value = next((value[name] for name in HOLDERS if isinstance(value.get(name), list)), None)
+    value = _listed(unpacked(value))
     if not isinstance(value, list) or not value or not isinstance(value[-1], Mapping):
         return False
-    return bool(_role(value[-1]) == "assistant")
+    return bool(_role(value[-1]) == "assistant") and not _is_empty(value[-1], "assistant")
+
+
+def _listed(value: Any) -> Any:
+    """The list of messages that a struct holds, is of lists, or is itself; any other value as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    held = next((value[name] for name in HOLDERS if isinstance(value.get(name), list | Mapping)), None)
+    if held is not None:
+        return _listed(held)
+    for names in (("role", "content"), ("from", "value")):
+        speakers, texts = (value.get(name) for name in names)
+        if isinstance(speakers, list) and isinstance(texts, list) and len(speakers) == len(texts):
+            return [{names[0]: speaker, names[1]: text} for speaker, text in zip(speakers, texts, strict=True)]
+    return [value]
 
 
 def _parsed(value: Any, column: str) -> Any:
@@ -96,11 +109,8 @@ def _is_message(value: Any) -> bool:
 
 
 def _role(message: Mapping[str, Any]) -> Any:
-    role = message.get("role")
-    if role is not None:
-        return {"human": "user", "gpt": "assistant"}.get(role, role) if isinstance(role, str) else role
-    speaker = message.get("from")
-    return ROLES.get(speaker.lower(), speaker) if isinstance(speaker, str) else None
+    role = message.get("role") if message.get("role") is not None else message.get("from")
+    return ROLES.get(role.lower(), role) if isinstance(role, str) else role
 
 
 def _content(message: Mapping[str, Any]) -> Any:
@@ -108,8 +118,8 @@ def _content(message: Mapping[str, Any]) -> Any:
     return message.get("value") if content is None else content
 
 
-def _is_empty_system(message: Mapping[str, Any]) -> bool:
-    return _role(message) == "system" and _content(message) in ("", None)
+def _is_empty(message: Any, role: str) -> bool:
+    return isinstance(message, Mapping) and _role(message) == role and _content(message) in ("", None)
 
 
 def _message(message: Mapping[str, Any]) -> Message:

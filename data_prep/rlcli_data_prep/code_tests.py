@@ -6,6 +6,7 @@
 | CodeContests | `{"input": […], "output": […]}` |
 | verl with Sandbox Fusion | the same with `"assert_case": ["assert f(1) == 2"]` |
 | LiveCodeBench, DeepCoder | `[{"input": "…", "output": "…", "testtype": "functional"}]`, also packed |
+| Sandbox Fusion | `[{"input": {"stdin": "…"}, "output": {"stdout": "…"}}]` |
 | PRIME's SYNTHETIC-1, DeepCoder | `[{"type": "function_call", "fn_name": "f", "input": […], "output": […]}]` |
 | AceCode, MBPP | `["assert f(1) == 2"]`, with `test_setup_code` or `test_imports` in a column of its own |
 | KodCode | source for pytest: `from solution import f`, and functions named test_… |
@@ -50,6 +51,8 @@ _IMPORTS_MODULE = re.compile(r"^[ \t]*import[ \t]+solution\b", re.MULTILINE)
 _TEST = re.compile(r"^def[ \t]+(test\w*)[ \t]*\(([^)]*)\)", re.MULTILINE)
 _CHECK = re.compile(r"^def[ \t]+check[ \t]*\(", re.MULTILINE)
 _ASSERT = re.compile(r"^[ \t]*assert\b", re.MULTILINE)
+_TOP_ASSERT = re.compile(r"^assert\b", re.MULTILINE)
+_DEFINES = re.compile(r"^(?:class|def)\b", re.MULTILINE)
 _PYTEST_USE = re.compile(r"\bpytest[ \t]*\.[ \t]*(\w+)")
 _PYTEST_IMPORT = re.compile(r"^[ \t]*import[ \t]+pytest[ \t]*\n?", re.MULTILINE)
 _METHOD = re.compile(r"^[ \t]+def[ \t]+([A-Za-z]\w*)[ \t]*\([ \t]*self\b", re.MULTILINE)
@@ -234,8 +237,8 @@ def _of_source(source: str, column: str, row: Mapping[str, Any]) -> dict[str, An
         raise DataError(f"'{column}' holds no tests: {source.strip()!r:.80}", _FIX)
     tests = _TEST.findall(source)
     if not tests:
-        if not _ASSERT.search(source):
-            raise DataError(f"'{column}' holds source without functions named test_… and without asserts", _FIX)
+        if not _ASSERT.search(source) or (_DEFINES.search(source) and not _TOP_ASSERT.search(source)):
+            raise DataError(f"'{column}' holds no function named test_…, and no assert that would run", _FIX)
         return {"kind": "asserts", "setup": _setup(row), "asserts": [_IMPORT.sub("", source)]}
     if with_arguments := next((name for name, arguments in tests if arguments.strip()), ""):
         raise DataError(f"'{column}' holds the test {with_arguments}, which takes arguments (fixtures)", _FIX)
@@ -275,7 +278,9 @@ def _items(value: Any) -> list[Any]:
 
 
 def _lines(value: Any, column: str) -> str:
-    """A standard input or output: text, or a list of its lines."""
+    """A standard input or output: text, a list of its lines, or Sandbox Fusion's struct of it."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        (value,) = (value.get("stdin", value.get("stdout")),)
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple):

@@ -224,7 +224,7 @@ def _prompt(converter: Converter, raw: RawRow, options: ConvertOptions, split: s
     except BadImage:
         raise
     # A short converter just accesses the values that it needs; a row without them is malformed.
-    except (DataError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (DataError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise located(raw.where, error) from error
 
 

@@ -60,6 +60,9 @@ def messages(value: Any) -> list[tuple[str, str]]:
         ],
         json.dumps([{"from": "System", "value": "Be brief."}, {"from": "user", "value": USER["content"]}]),
         [SYSTEM, {"role": "user", "content": [{"type": "text", "text": USER["content"]}]}],
+        {"role": ["system", "user"], "content": ["Be brief.", USER["content"]]},
+        {"conversations": {"from": ["system", "human"], "value": ["Be brief.", USER["content"]]}},
+        [{"role": "System", "content": "Be brief."}, USER, {"role": "assistant", "content": ""}],
     ],
 )
 def test_a_chat_in_any_form_is_its_messages(value: Any) -> None:
@@ -203,6 +206,18 @@ def test_types_of_columns_leave_no_trace_in_an_answer(tmp_path: Path) -> None:
     assert (first.extra_info["half"], first.extra_info["parts"]) == (0.1, [{"x": 0.1}])
 
 
+def test_values_nested_without_end_are_refused_with_their_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = "[" * 900 + "]" * 900
+    chats = '{"messages": ' * 900 + "1" + "}" * 900
+    for row in (f'{{"prompt": "?", "answer": {deep}}}', f'{{"prompt": {chats}, "answer": 1}}'):
+        (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "?", "answer": "1"}}\n{row}\n')
+        arguments = ["prep", "jsonl", "--source", str(tmp_path / "rows.jsonl"), "--verifier", "math"]
+        assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+        assert "rows.jsonl, line 2: " in capsys.readouterr().err
+
+
 def test_structs_of_search_r1_and_tinyzero() -> None:
     row = {
         "data_source": "countdown",
@@ -295,6 +310,7 @@ FORMS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         DOUBLE,
     ),
+    "sandbox-fusion": ([{"input": {"stdin": "3\n"}, "output": {"stdout": "6\n"}}], {}, DOUBLE),
     "open-r1": ([{"input": "3\n", "output": "6\n"}], {}, DOUBLE),
     "acecode": (["assert add(1, 2) == 3", "assert add(2, 2) == 4"], {}, ADD),
     "mbpp": (["assert add(1, one) == 2"], {"test_setup_code": "one = 1", "test_imports": ["import math"]}, ADD),
@@ -339,6 +355,7 @@ def test_code_in_each_public_form_scores_right_and_wrong(tests: Any, others: dic
         ({"inputs": ["1"], "outputs": ["1"], "assert_case": ["assert f(1) == 2"]}, "that are not empty"),
         ({"inputs": [b"1"], "outputs": ["1"]}, "no text"),
         (KODCODE.replace("()", "(capsys)"), "takes arguments"),
+        ("class TestAdd:\n    def test_sum(self):\n        assert add(1, 2) == 3\n", "no assert that would run"),
         (KODCODE + "@pytest.mark.slow\ndef test_b():\n    assert add(1, 1) == 2\n", "pytest.mark"),
         (KODCODE.replace("from solution import add", "import solution"), "import the module solution"),
         (KODCODE.replace("import add", "import add as f"), "import each name as it is"),
