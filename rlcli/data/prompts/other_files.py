@@ -16,7 +16,7 @@ from rlcli.reading import opened
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".arrow")
 """Ends of the names of files that `rlcli prep jsonl` reads besides parquet."""
-PROMPTS = ("prompt", "question", "problem", "input", "instruction", "query", "messages")
+PROMPTS = ("prompt", "question", "problem", "input", "instruction", "query", "messages", "conversations")
 ANSWERS = ("answer", "ground_truth", "solution", "target", "output", "label", "final_answer")
 """Names of columns that probably hold the prompt and the answer, the likelier first."""
 LINE_BYTES = 1 << 20
