@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rlcli_data_prep import hf, jsonl
 from rlcli_data_prep.code_tests import code_tests
 from rlcli_data_prep.sources import read_splits
@@ -388,6 +390,49 @@ def test_packed_tests_that_unpack_without_end_are_refused(monkeypatch: pytest.Mo
     content = base64.b64encode(zlib.compress(b"[" + b"0," * (1 << 20) + b"0]")).decode()
     with pytest.raises(DataError, match="packed tests of more than 1 MiB"):
         code_tests(content, "tests", {})
+
+
+# Any value
+
+WORDS = (
+    *("", "4", "nan", "[", '["4"]', "\ud800", "eJwDAAAAAAE=", '{"inputs": [1], "outputs": [2]}'),
+    *("stdin", "functional", "user", "assistant"),
+    *("assert f(1) == 2", "def check(candidate):", "from solution import f", "def test_a(): assert f()"),
+)
+FIELDS = (
+    *("inputs", "outputs", "input", "output", "fn_name", "assert_case", "testtype", "metadata", "language"),
+    *("test_cases", "functional", "pytest", "test", "kind"),
+    *("role", "content", "from", "value", "messages", "text", "label", "A", "B"),
+)
+NUMBERS = st.integers() | st.floats() | st.decimals()
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.sampled_from(WORDS) | st.binary(max_size=2) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    max_leaves=8,
+)
+NAMED = (None, "math", "gsm8k", "exact", "multiple_choice", "code", "countdown")
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES, VALUES, VALUES, st.sampled_from(NAMED))
+def test_any_value_gives_a_prompt_or_an_error_with_a_fix(
+    asked: Any, answer: Any, options: Any, verifier: str | None
+) -> None:
+    row = {"prompt": asked, "answer": answer, "choices": options, "metadata": answer}
+    refusals: list[DataError] = []
+    try:
+        made = prompt(row, verifier)
+        jsonl.note(row, ConvertOptions(source="rows.jsonl", verifier=verifier))
+    except DataError as error:
+        refusals.append(error)
+    if refusals:
+        assert all(error.hint and "\n" not in str(error) for error in refusals)
+        return
+    assert made.ground_truth.strip()
+    assert all(message["content"].strip() for message in made.messages)
+    json.dumps(dict(made.extra_info), allow_nan=False)
+    for text in (made.ground_truth, *(part for message in made.messages for part in message.values())):
+        text.encode()
 
 
 # Files
