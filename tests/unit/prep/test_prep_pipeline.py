@@ -151,9 +151,13 @@ def test_tests_of_code_are_read_though_there_is_no_program_to_try() -> None:
 
 
 def test_an_answer_is_checked_with_the_options_of_its_verifier() -> None:
-    for verifier, truth in {"multiple_choice(truth=index0)": "1", "exact(extract=tag)": "Paris"}.items():
+    some = '{"numbers": [1, 1, 100], "target": 2}'
+    right = {"multiple_choice(truth=index0)": "1", "exact(extract=tag)": "Paris", "countdown(use_all=false)": some}
+    right["format(pattern='#### [0-9]+')"] = "#### 4"
+    for verifier, truth in right.items():
         assert questions(of(verifier, train=[("one?", truth)])) == ["one?"]
-    for verifier, truth in {"multiple_choice(truth=index1)": "0", "exact(extract=line)": "two\nlines"}.items():
+    wrong = {"multiple_choice(truth=index1)": "0", "exact(extract=line)": "two\nlines", "countdown": some}
+    for verifier, truth in wrong.items():
         with pytest.raises(DataError, match="rejects the row's own answer"):
             questions(of(verifier, train=[("one?", truth)]))
 
