@@ -331,7 +331,8 @@ class Converter:
     with the id "" and the dataset's extra fields in `extra_info`; it raises `DataError` only about the values, or
     `BadImage` about its pictures, and the caller adds the row's position, its id, and `split` and `index` to
     `extra_info`. options: which fields of `ConvertOptions` it reads, name → help; `rlcli prep` refuses the others.
-    reference: paper, licence, size.
+    reference: paper, licence, size. note: what `prompt` has changed in a row that its author may not expect, in words
+    that follow "12 rows "; empty if nothing. The command counts the rows of each note.
 
         def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
             return {"train": [RawRow({"country": "France", "city": "Paris"}, "row 0")]}
@@ -351,3 +352,4 @@ class Converter:
     prompt: Callable[[Mapping[str, Any], ConvertOptions], Prompt]
     options: Mapping[str, str] = field(default_factory=dict)
     reference: str = ""
+    note: Callable[[Mapping[str, Any], ConvertOptions], str] = lambda row, options: ""

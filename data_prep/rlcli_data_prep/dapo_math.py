@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcli.errors import DataError
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
-from rlcli_data_prep.jsonl import chat
+from rlcli_data_prep.chats import chat
 from rlcli_data_prep.sources import SOURCE_HELP, read_all, text
 
 HUB_ID = "BytedTsinghua-SIA/DAPO-Math-17k"
@@ -21,7 +21,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     """The prompt is the paper's, unchanged: it asks for a last line "Answer: $Answer"."""
     return Prompt(
         id="",
-        messages=chat(row, "prompt"),
+        messages=chat(row.get("prompt"), "prompt"),
         data_source="math_dapo",
         ability="math",
         verifier="math",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
@@ -18,7 +17,7 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     """Like `jsonl`; the data source is the hub id."""
-    return jsonl.prompt(row, replace(options, data_source=options.data_source or options.source))
+    return jsonl.prompt_of(row, options, str(options.source))
 
 
 CONVERTER = Converter(
@@ -28,6 +27,7 @@ CONVERTER = Converter(
     verifier="--verifier",
     read=read,
     prompt=prompt,
+    note=jsonl.note,
     options={
         "source": "the hub id, e.g. openai/gsm8k, or a local copy; required",
         "subset": "the dataset's configuration, if it has several",

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ConfigError, DataError
-from rlcli.images.rows import content_text, marked
-from rlcli.types import Converter, ConvertOptions, Message, Prompt, RawRow
+from rlcli.images.rows import marked
+from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
+from rlcli_data_prep.chats import HOLDERS, chat, ends_with_answer, without_answer
+from rlcli_data_prep.choices import Choices, letter_of, read_choices, with_choices
+from rlcli_data_prep.columns import column_value, has_column, is_json
+from rlcli_data_prep.ground_truths import CHOICE, answer_kind, ground_truth
 from rlcli_data_prep.images import images_of
-from rlcli_data_prep.sources import ENDINGS, read_splits, text
+from rlcli_data_prep.sources import ENDINGS, read_splits, text_of
 
 OPTIONS = {
-    "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt, and answer=answer, or "
-    "else ground_truth); ground_truth also means the answer, images the pictures; any other name goes into extra_info, "
-    "response for a worked answer; its other columns are kept there under their own names",
+    "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt, or else messages; and "
+    "answer=answer, or else ground_truth); a.b.c is a field in a struct; ground_truth also means the answer, images "
+    "the pictures, choices those of a question; any other name goes into extra_info, response for a worked answer; its "
+    "other columns are kept there under their own names",
     "verifier": "what scores the rows: a name or an expression (none: named when training, --verifier)",
     "instruction": "text to append to each question, such as the answer format that the verifier reads (none)",
     "data_source": "the rows' name in metrics (the source's own)",
@@ -33,39 +37,64 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The question (text or chat messages), the ground truth (text or number, else its JSON; empty if there is neither
-    a column for it nor a verifier), and pictures if `columns` names them.
+    """The question (text or a chat), the ground truth (see `ground_truths`; empty if there is neither a column for it
+    nor a verifier), and pictures if `columns` names them.
 
+    A chat that ends with the assistant's answer is cut before it; the answer becomes `response`, if the row has none.
     `extra_info` has the other columns of `columns`, under our name, and those of the source, under its own: a reward
     function that was written for the source finds them.
     """
+    return prompt_of(row, options, Path(str(options.source)).name.split(".")[0] or "local")
+
+
+def prompt_of(row: Mapping[str, Any], options: ConvertOptions, source_name: str) -> Prompt:
+    """As `prompt`. source_name: the data source of rows that name none."""
     columns = dict(options.columns)
-    question = _there(row, columns.pop("prompt", "prompt"), "prompt")
-    messages = chat(row, question)
+    kind = answer_kind(options.verifier or "")
+    question = columns.pop("prompt", "") or _question_of(row)
+    messages, answer_turn = without_answer(chat(column_value(row, question, "prompt"), question), question)
+    choices = _choices(row, columns.pop("choices", "")) if kind == CHOICE else None
+    if choices:
+        messages = with_choices(messages, choices)
     if options.instruction:
         last = messages[-1]
         messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
     images: tuple[bytes, ...] = ()
     picture = columns.pop("images", "")
     if picture:
-        images = images_of(row, options, _there(row, picture, "images"))
+        images = images_of({picture: column_value(row, picture, "images")}, options, picture)
         messages = marked(messages, len(images))
     # `answer` or `ground_truth` names the answer; with both, `answer` is one more column for extra_info.
     answer = columns.pop("ground_truth", "") or columns.pop("answer", "")
     column = answer or _answer_of(row)
     # Without a verifier that reads an answer there may be none: a reward function reads the columns that it needs.
-    has_answer = answer or options.verifier or column in row
-    truth = _truth(row, _there(row, column, "answer")) if has_answer else ""
+    has_answer = answer or options.verifier or has_column(row, column)
+    truth = ground_truth(column_value(row, column, "answer"), column, kind, row) if has_answer else ""
+    if choices and "truth=" not in str(options.verifier):  # else it is an index
+        truth = letter_of(truth, choices)
+    extra_info = _kept(row, {question, picture}) | {name: _json(row, column) for name, column in columns.items()}
+    if answer_turn:
+        extra_info.setdefault("response", answer_turn)
+    if choices:
+        extra_info["choices"] = choices.texts
     return Prompt(
         id="",
         messages=messages,
-        data_source=options.data_source or Path(str(options.source)).name.split(".")[0] or "local",
-        ability=options.ability or "general",
+        data_source=options.data_source or _text_of_verl(row, "data_source") or source_name,
+        ability=options.ability or _text_of_verl(row, "ability") or "general",
         verifier=options.verifier or "",
         ground_truth=truth,
-        extra_info=_kept(row, {question, picture}) | {name: _json(row, column) for name, column in columns.items()},
+        extra_info=extra_info,
         images=images,
     )
+
+
+def note(row: Mapping[str, Any], options: ConvertOptions) -> str:
+    """What the row's reader has changed that its author may not expect; empty if nothing."""
+    question = options.columns.get("prompt", "") or _question_of(row)
+    if has_column(row, question) and ends_with_answer(column_value(row, question, "prompt")):
+        return "ended with the assistant's answer, which was taken out of the prompt (extra_info response keeps it)"
+    return ""
 
 
 def check(options: ConvertOptions) -> None:
@@ -74,64 +103,49 @@ def check(options: ConvertOptions) -> None:
         raise ConfigError("--source is not given", "for example: --source rows.jsonl")
 
 
+def _question_of(row: Mapping[str, Any]) -> str:
+    """The column of the prompt, if none is named."""
+    return next((name for name in ("prompt", *HOLDERS) if name in row), "prompt")
+
+
 def _answer_of(row: Mapping[str, Any]) -> str:
     """The column of the answer, if none is named."""
-    return "ground_truth" if "answer" not in row and "ground_truth" in row else "answer"
+    if "answer" in row or "ground_truth" in row:
+        return "answer" if "answer" in row else "ground_truth"
+    return "reward_model.ground_truth" if _is_verls(row) else "answer"
+
+
+def _is_verls(row: Mapping[str, Any]) -> bool:
+    """Whether the row has the columns of verl's files."""
+    reward = row.get("reward_model")
+    return isinstance(reward, Mapping) and "ground_truth" in reward
+
+
+def _text_of_verl(row: Mapping[str, Any], column: str) -> str:
+    """The text in a column of verl's files; empty for rows of others."""
+    value = row.get(column)
+    return text_of(value, column) if _is_verls(row) and isinstance(value, str) and value.strip() else ""
+
+
+def _choices(row: Mapping[str, Any], column: str) -> Choices | None:
+    """The choices in the column that is named for them, else in one that is called so, if there is one."""
+    column = column or next((name for name in ("choices", "options") if row.get(name) is not None), "")
+    return read_choices(column_value(row, column, "choices"), column) if column else None
 
 
 def _kept(row: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
-    """The columns of the source but those in `read`, without values that JSON has none for, such as bytes or times."""
-    return {str(name): value for name, value in row.items() if name not in read and _is_json(value)}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def chat(row: Mapping[str, Any], column: str) -> tuple[Message, ...]:
-    """The chat messages in a column: plain text is one user message. Raises `DataError`."""
-    value = row.get(column)
-    if not isinstance(value, list) or not value:
-        return ({"role": "user", "content": text(row, column).strip()},)
-    for message in value:
-        if not isinstance(message, Mapping):
-            raise DataError(f"'{column}' holds no chat message: {message!r:.80}", "give role and content as text")
-    return tuple({"role": text(message, "role"), "content": _content(message)} for message in value)
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    """Text, or a list of parts as text with `<image>` markers."""
-    parts = message.get("content")
-    return (content_text(parts) if isinstance(parts, list) else None) or text(message, "content")
-
-
-def _there(row: Mapping[str, Any], column: str, ours: str) -> str:
-    """`column`. Raises `DataError` if the row lacks it: more likely the mapping is wrong than the row."""
-    if column not in row:
-        has = ", ".join(map(str, row)) or "nothing"
-        raise DataError(f"no column '{column}' (the row has {has})", f"name the column with --columns {ours}=THEIRS")
-    return column
-
-
-def _truth(row: Mapping[str, Any], column: str) -> str:
-    value = row.get(column)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # a column of integers with missing values is read as floats
-    if value is None or isinstance(value, str):
-        return text(row, column).strip()
-    return json.dumps(_json({column: value}, column), ensure_ascii=False)
+    """The columns of the source but those in `read`, without values that JSON has none for, such as bytes or times. Of
+    verl's rows, the fields of `extra_info`, as verl passes them to a reward function."""
+    columns = {str(name): value for name, value in row.items() if name not in read and is_json(value)}
+    fields = columns.pop("extra_info", {}) if _is_verls(row) and isinstance(row.get("extra_info"), dict) else {}
+    return {**columns, **fields}
 
 
 def _json(row: Mapping[str, Any], column: str) -> Any:
-    if column not in row:
-        raise DataError(f"no column '{column}' (the row has {', '.join(map(str, row))})", "fix --columns or that row")
-    if not _is_json(row[column]):
-        raise DataError(f"'{column}' holds no JSON value: {row[column]!r:.80}", "leave it out, or fix that row")
-    return row[column]
+    value = column_value(row, column, "OURS")
+    if not is_json(value):
+        raise DataError(f"'{column}' holds no JSON value: {value!r:.80}", "leave it out, or fix that row")
+    return value
 
 
 CONVERTER = Converter(
@@ -141,5 +155,6 @@ CONVERTER = Converter(
     verifier="--verifier",
     read=read,
     prompt=prompt,
+    note=note,
     options={"source": "the file, or a folder of train and test files; required", **OPTIONS},
 )

@@ -12,8 +12,9 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -30,7 +31,10 @@ from rlcli.reading import (
 )
 from rlcli.types import ConvertOptions, RawRow
 
-ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
+ENDINGS = (
+    *(".jsonl", ".jsonl.gz", ".json", ".json.gz"),
+    *(".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".arrow"),
+)
 _KINDS = ", ".join(ENDINGS)
 SOURCE_HELP = f"a hub id, or a local folder or file ({_KINDS})"
 
@@ -42,6 +46,10 @@ _WORDS = {
 }
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _REVISION = re.compile(r"hf://datasets/[^@]+@(\w+)/")
+_SHARD = re.compile(r"-\d+-of-\d+(?=\.)")
+SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""Files that `save_to_disk` of `datasets` writes beside the rows, which are in .arrow files."""
+ROWS_AT_ONCE = 256
 
 
 def read_splits(
@@ -56,13 +64,13 @@ def read_splits(
     parts = list(_parts(options, hub_id, config, join))
     known = {name: [rows for part, rows in parts if _split_of(part) == name] for name in _WORDS}
     if not any(known.values()):
-        if len(parts) > 1:
+        if len({_SHARD.sub("", part) for part, _ in parts}) > 1:
             names = ", ".join(part for part, _ in parts[:8])
             raise DataError(
                 f"{options.source or hub_id} does not mark its train and test files (it holds {names})",
                 "give one file as --source, or name the files after their split, e.g. train.jsonl and test.jsonl",
             )
-        return {split: parts[0][1]}
+        return {split: chain.from_iterable(rows for _, rows in parts)}
     chosen = {"train": known["train"], "test": known["test"] or known["validation"]}
     return {name: chain.from_iterable(rows) for name, rows in chosen.items() if rows}
 
@@ -80,13 +88,18 @@ def read_all(
 def text(row: Mapping[str, Any], *columns: str) -> str:
     """The text in the first of `columns` that is not None; `DataError` if it is not text or is empty."""
     column, value = first(row, *columns)
+    return text_of(value, column, "" if column in row else f"the row has {', '.join(map(str, row)) or 'nothing'}")
+
+
+def text_of(value: Any, column: str, lacking: str = "") -> str:
+    """A column's value; `DataError` if it is not text or is empty. lacking: why there is no value."""
     if isinstance(value, str) and value.strip():
         try:
             value.encode()
         except UnicodeEncodeError:
             raise DataError(f"'{column}' holds an unpaired surrogate: {value!a:.80}", "fix that row") from None
         return value
-    has = f"it holds {value!r:.80}" if column in row else f"the row has {', '.join(map(str, row)) or 'nothing'}"
+    has = lacking or f"it holds {value!r:.80}"
     raise DataError(f"no text in column '{column}' ({has})", "fix that row, or give a source with that column")
 
 
@@ -97,7 +110,10 @@ def first(row: Mapping[str, Any], *columns: str) -> tuple[str, Any]:
 
 def read_file(file: Path) -> Iterator[RawRow]:
     """The rows of one file, lazily. Raises `DataError` if the file cannot be read or has no rows."""
-    readers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _lines, ".json": _json}
+    readers: dict[str, Callable[[Path], Iterator[tuple[Any, str]]]] = {
+        **{".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": partial(_csv, delimiter="\t")},
+        **{".jsonl": _lines, ".json": _json},
+    }
     kind = next(suffix for suffix in reversed(file.suffixes) if suffix in readers)
     count = 0
     with _readable(file):
@@ -155,13 +171,26 @@ def _data_files(source: Path) -> list[Path]:
         raise DataError(f"--source: {what}: {source}", f"give a folder, a hub id, or a file of rows ({_KINDS})")
     # Skip hidden folders: `hf download --local-dir` leaves a .cache, git a .git.
     visible = [file for file in sorted(source.rglob("*")) if "/." not in f"/{_inside(file, source)}" and file.is_file()]
-    files = [file for file in visible if file.name.endswith(ENDINGS)]
+    files = _without_records([file for file in visible if file.name.endswith(ENDINGS)])
     if not files:
         names = ", ".join(file.name for file in visible[:8]) or "nothing"
         raise DataError(
             f"--source: {source} holds no file of rows (it holds {names})", f"give a file of rows ({_KINDS})"
         )
     return files
+
+
+def _without_records(files: list[Path]) -> list[Path]:
+    """The files without what `datasets` writes beside rows in .arrow files: records, and caches of `map`."""
+    folders = {file.parent for file in files if file.suffix == ".arrow"}
+    saved = {file.parent for file in files if file.name == "state.json"} & folders
+    above = folders | {folder.parent for folder in folders}
+    return [
+        file
+        for file in files
+        if not (file.name in SAVED and file.parent in above)
+        and not (file.suffix == ".arrow" and file.name.startswith("cache-") and file.parent in saved)
+    ]
 
 
 def _inside(file: Path, folder: Path) -> str:
@@ -182,9 +211,10 @@ def _dataset_rows(hub_id: str, split: str, dataset: Any) -> Iterator[RawRow]:
     sums = getattr(dataset.info, "download_checksums", None) or {}
     revision = next((match[1] for match in map(_REVISION.match, sums) if match), "")
     origin = f"{hub_id}@{revision[:12]}" if revision else hub_id
-    # `datasets` would decode pictures; as Arrow, they stay encoded.
-    has_images = "Image(" in str(dataset.features)
-    rows = (one.to_pylist()[0] for one in dataset.with_format("arrow")) if has_images else dataset
+    features = str(dataset.features)
+    # As Arrow, pictures stay encoded, and a float32 can be told from a double.
+    as_arrow = "Image(" in features or "float32" in features or "float16" in features
+    rows = (_table_rows(one)[0] for one in dataset.with_format("arrow")) if as_arrow else dataset
     for number, values in enumerate(rows):
         yield RawRow(values, f"{hub_id}, split {split}, {_row(number)}", origin)
 
@@ -252,10 +282,11 @@ def _json(file: Path) -> Iterator[tuple[Any, str]]:
     yield from ((row, _row(number)) for number, row in enumerate(rows))
 
 
-def _csv(file: Path) -> Iterator[tuple[Any, str]]:
+def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[Any, str]]:
     csv.field_size_limit(DATA_LINE_BYTES)
     with _open(file) as opened:
-        reader = csv.DictReader(_text_lines(io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")))
+        content = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
+        reader = csv.DictReader(_text_lines(content), delimiter=delimiter)
         for row in reader:
             more = ValueError(f"more fields than the header's {len(row) - 1}")
             yield (more if None in row else row), f"line {reader.line_num}"
@@ -273,9 +304,69 @@ def _parquet(file: Path) -> Iterator[tuple[Any, str]]:
     import pyarrow.parquet
 
     check_regular(file, links=True)
-    batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=256)
-    rows = (row for batch in batches for row in batch.to_pylist())
+    yield from _numbered(pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=ROWS_AT_ONCE))
+
+
+def _arrow(file: Path) -> Iterator[tuple[Any, str]]:
+    """The rows of an Arrow file: a stream, as `datasets` writes it, or a file with random access (Feather)."""
+    import pyarrow
+
+    check_regular(file, links=True)
+    with pyarrow.memory_map(str(file)) as content:
+        try:
+            batches: Any = pyarrow.ipc.open_stream(content)
+        except pyarrow.ArrowInvalid:
+            content.seek(0)
+            opened = pyarrow.ipc.open_file(content)
+            batches = map(opened.get_batch, range(opened.num_record_batches))
+        yield from _numbered(part for batch in batches for part in _valid_parts(batch))
+
+
+def _valid_parts(batch: Any) -> Iterator[Any]:
+    """A record batch in slices of few rows. Raises ValueError if its offsets lead out of its buffers: the file's
+    reader trusts them."""
+    batch.validate(full=True)
+    return (batch.slice(start, ROWS_AT_ONCE) for start in range(0, batch.num_rows, ROWS_AT_ONCE))
+
+
+def _numbered(batches: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    rows = (row for batch in batches for row in _table_rows(batch))
     yield from ((row, _row(number)) for number, row in enumerate(rows))
+
+
+def _table_rows(table: Any) -> list[dict[str, Any]]:
+    """The rows of a table or record batch of Arrow. A float32 becomes the float of its shortest text: 0.1, not
+    0.10000000149."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for field in table.schema:
+        if _has_short_floats(field.type):
+            for row in rows:
+                row[field.name] = _widened(row[field.name], field.type)
+    return rows
+
+
+def _has_short_floats(kind: Any) -> bool:
+    import pyarrow.types as kinds
+
+    if kinds.is_float16(kind) or kinds.is_float32(kind):
+        return True
+    return any(_has_short_floats(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _widened(value: Any, kind: Any) -> Any:
+    import numpy as np
+    import pyarrow.types as kinds
+
+    if kinds.is_float16(kind) or kinds.is_float32(kind):
+        short = np.float16 if kinds.is_float16(kind) else np.float32
+        return value if value is None else float(str(short(value)))
+    if value is None or not _has_short_floats(kind):
+        return value
+    if kinds.is_struct(kind):
+        return {field.name: _widened(value[field.name], field.type) for field in kind}
+    if kinds.is_map(kind):
+        return [(key, _widened(item, kind.item_type)) for key, item in value]
+    return [_widened(item, kind.value_type) for item in value] if isinstance(value, list) else value
 
 
 def _parsed(content: bytes) -> Any:

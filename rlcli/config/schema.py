@@ -537,8 +537,8 @@ class VerifierSection(Section):
     name: str = Field(
         default="auto",
         description="Verifiers for every row, with weights and options: math + 0.1 * format(strict=true), or "
-        "path/to/file.py:function; auto: the verifier named by the row (reward_model.style), as in "
-        "auto + 0.1 * format.",
+        "path/to/file.py:function; auto: the verifier named by the row (reward_model.style; in verl's files its "
+        "data_source), as in auto + 0.1 * format.",
     )
     deadline_s: PositiveFloat = Field(
         default=5.0,

@@ -1,4 +1,7 @@
-"""Check that the verifier accepts each row's own answer: if not, no response to the row could ever be rewarded."""
+"""Check that the verifier accepts each row's own answer: if not, no response to the row could ever be rewarded.
+
+Where a row has no answer to try, as with tests of code, its module's `check_row` reads the row without running it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import os
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import ModuleType
 
 from rlcli.errors import DataError
 from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Rows
@@ -22,24 +26,26 @@ DEADLINE_S = 10.0
 
 
 def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
-    """The rows whose verifier accepts the response that its module's `gold` writes for them.
+    """The rows whose verifier accepts the response that its module's `gold` writes for them, or can read them, if it
+    has `check_row`.
 
-    Rows are kept unchecked if the module has no `gold`, if it runs programs (NEEDS_SANDBOX), and if the verifier is
-    code in a file. Raises `DataError` for the first row that fails, unless `skip_bad`; `UnknownName` for an unknown
-    verifier.
+    Rows are kept unchecked if the module has neither, if it runs programs (NEEDS_SANDBOX) and has no `check_row`, and
+    if the verifier is code in a file. Raises `DataError` for the first row that fails, unless `skip_bad`; `UnknownName`
+    for an unknown verifier.
     """
-    golds: dict[str, bool] = {}
+    checks: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for row in _all(rows):
         verifier = row.prompt.verifier
         counts[verifier] += 1
-        if verifier not in golds:
-            golds[verifier] = _has_gold(verifier)
+        if verifier not in checks:
+            checks[verifier] = _check_of(verifier)
+    expressions = {verifier: check for verifier, check in checks.items() if check}
     notes: list[str] = []
     hint, refused = "fix that row of the source", 0
     kept: Rows = {}
-    total = sum(counts[verifier] for verifier, has_gold in golds.items() if has_gold)
-    with _problems([verifier for verifier, has_gold in golds.items() if has_gold], total, on_progress) as problems:
+    total = sum(counts[verifier] for verifier in expressions)
+    with _problems(expressions, total, on_progress) as problems:
         for split, some in rows.items():
             places = array("q")
             for place, (row, problem) in enumerate(problems(some)):
@@ -48,7 +54,8 @@ def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
                     continue
                 refused += 1
                 if len(notes) < EXAMPLES:
-                    why = f"the verifier '{row.prompt.verifier}' rejects the row's own answer"
+                    fails = "cannot read" if _reads_rows(row.prompt.verifier) else "rejects the row's own answer"
+                    why = f"the verifier '{row.prompt.verifier}' {fails}"
                     notes.append(f"{row.where}: {why} {row.prompt.ground_truth!r:.80}: {problem}")
             kept[split] = some.take(places)
     if refused and not skip_bad:
@@ -57,26 +64,23 @@ def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
     notes += [
         f"{count} rows of the verifier '{name}' are not checked here" if name else f"{count} rows name no verifier"
         for name, count in counts.items()
-        if not golds[name]
+        if not checks[name]
     ]
     return StepOutcome(kept, {"answer refused": refused}, notes)
 
 
 @contextmanager
 def _problems(
-    verifiers: Sequence[str], total: int, on_progress: OnProgress
+    expressions: Mapping[str, str], total: int, on_progress: OnProgress
 ) -> Iterator[Callable[[StoredRows], Iterator[tuple[Row, str]]]]:
     """A function that gives each row with why its answer is refused; empty if it is accepted or cannot be checked.
-    verifiers: those that can be. total: of their rows. `gold` runs in the scoring processes too: what a row makes of it
-    must not hold up the command."""
-    from rlcli.scoring.golds import gold_expression
+    expressions: of the verifiers that can be checked, what checks their rows. total: of these rows. `gold` and
+    `check_row` run in the scoring processes too: what a row makes of them must not hold up the command."""
     from rlcli.scoring.processes.pool import ScoringPool, in_order
 
-    if not verifiers:
+    if not expressions:
         yield lambda rows: ((row, "") for row in rows)
         return
-    first = {name: parse(name).terms[0] for name in sorted(verifiers)}
-    expressions = {name: gold_expression(VERIFIERS.target(term.ref), term) for name, term in first.items()}
     accepted: Future[Verdict] = Future()
     accepted.set_result(Verdict(1.0, Outcome.OK))
     done = 0
@@ -111,13 +115,30 @@ def _all(rows: Rows) -> Iterator[Row]:
     return (row for some in rows.values() for row in some)
 
 
-def _has_gold(expression: str) -> bool:
-    """Whether the module of the expression's first verifier, which scores the answer, writes responses to check."""
-    if not expression:  # it is named when training
-        return False
-    ref = parse(expression).terms[0].ref
+def _check_of(verifier: str) -> str:
+    """The expression that checks the rows of a verifier, by the module of its first term, which scores the answer;
+    empty if they cannot be checked."""
+    from rlcli.scoring.golds import gold_expression, row_expression
+
+    module = _module_of(verifier)
+    if module is None:
+        return ""
+    term = parse(verifier).terms[0]
+    target = VERIFIERS.target(term.ref)
+    if hasattr(module, "check_row"):
+        return row_expression(target)
+    has_gold = not getattr(module, "NEEDS_SANDBOX", False) and hasattr(module, "gold")
+    return gold_expression(target, term) if has_gold else ""
+
+
+def _reads_rows(verifier: str) -> bool:
+    return hasattr(_module_of(verifier), "check_row")
+
+
+def _module_of(verifier: str) -> ModuleType | None:
+    """The module of a verifier's first term; None if it is named when training, or is code in a file."""
+    ref = parse(verifier).terms[0].ref if verifier else ":"
     if ":" in ref:
-        return False
+        return None
     VERIFIERS.get(ref)
-    module = sys.modules[VERIFIERS.target(ref).partition(":")[0]]
-    return not getattr(module, "NEEDS_SANDBOX", False) and hasattr(module, "gold")
+    return sys.modules[VERIFIERS.target(ref).partition(":")[0]]

@@ -158,15 +158,16 @@ def _convert(
     for split in [plan.split] if plan.split is not None else raw:
         rows[split] = reading.split(split, raw[split], on_progress)
     done = [Step("read", reading.read)]
-    if reading.removed:
+    if reading.removed or reading.notes:
         left = {split: len(some) for split, some in rows.items()}
-        done.append(Step("convert", left, dict(reading.removed), reading.examples))
+        note = "; ".join(f"{count} rows {what}" for what, count in reading.notes.items())
+        done.append(Step("convert", left, dict(reading.removed), reading.examples, note))
     return rows, done, [origin for origin in reading.origins if origin]
 
 
 class _Reading:
     """Converts raw rows into a store of them. read: raw rows of each split. removed: how many were left out, by reason,
-    with examples."""
+    with examples. notes: how many rows of each note of the converter."""
 
     def __init__(self, converter: Converter, options: ConvertOptions, skip_bad: bool) -> None:
         self._converter, self._options, self._skip_bad = converter, options, skip_bad
@@ -174,6 +175,7 @@ class _Reading:
         self.read: dict[str, int] = {}
         self.origins: dict[str, None] = {}
         self.removed: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
         self.examples: list[str] = []
 
     def split(self, split: str, raw: Iterable[RawRow], on_progress: OnProgress) -> StoredRows:
@@ -195,6 +197,8 @@ class _Reading:
     def _convert(self, one: RawRow, split: str, index: int) -> None:
         try:
             self._store.add(Row(_prompt(self._converter, one, self._options, split, index), one.where))
+            if note := self._converter.note(one.values, self._options):
+                self.notes[note] += 1
         except BadImage as error:  # datasets of the web have some, which are no reason to stop
             self._leave_out("bad image", f"{one.where}: {error}")
         except DataError as error:
@@ -220,7 +224,7 @@ def _prompt(converter: Converter, raw: RawRow, options: ConvertOptions, split: s
     except BadImage:
         raise
     # A short converter just accesses the values that it needs; a row without them is malformed.
-    except (DataError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (DataError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise located(raw.where, error) from error
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,11 +25,12 @@ def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
     """The verdict of the verifier at `target` (`module:attribute` or `/path/file.py:attribute`) on the row's reference
     answer. options: the verifier's, as JSON. Raises what it raises."""
     gold, scorer = _loaded(target, options)
+    gold_options = _taken(gold, json.loads(options)) if gold else {}
     completion, how = request.ground_truth, TRIED
     why = ""
     if gold:
         try:
-            completion, how = gold(request), STATED
+            completion, how = gold(request, **gold_options), STATED
         except Exception as error:  # the row has no answer to state; whether the verifier can score it, it shows itself
             why = f"{NO_GOLD}{describe(error)}"
     # There is no tokenizer here: verifiers that count tokens get one token per word.
@@ -44,10 +47,32 @@ def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
     return replace(found, detail=f"{how}: {found.outcome}" + (f", {found.detail}" if found.detail else "") + why)
 
 
+def by_row(request: VerifyRequest, *, target: str) -> Verdict:
+    """OK if the module of the verifier at `target` can read the row (`check_row`), which runs no program; else WRONG,
+    with the reason."""
+    module, _ = find(target)
+    try:
+        module.check_row(request)
+    except ValueError as error:
+        return Verdict(0.0, Outcome.WRONG, detail=f"{STATED}: {error}")
+    return Verdict(1.0, Outcome.OK)
+
+
+def row_expression(target: str) -> str:
+    """The expression with which `by_row` reads the rows of the verifier at `target`."""
+    return str(Composition((Term("rlcli.scoring.golds:by_row", {"target": target}),)))
+
+
 def gold_expression(target: str, term: Term) -> str:
     """The expression with which `by_gold` tries the verifier of `term`, which is defined at `target`."""
     options = {"target": target, "options": json.dumps(dict(term.options))}
     return str(Composition((Term("rlcli.scoring.golds:by_gold", options),)))
+
+
+def _taken(gold: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a verifier that its module's `gold` takes too: those that decide which response is right."""
+    parameters = inspect.signature(gold).parameters
+    return {name: value for name, value in options.items() if name in parameters}
 
 
 @cache

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 from rlcli.types import Verdict, VerifyRequest
@@ -70,8 +71,9 @@ def verify(request: VerifyRequest, *, use_all: bool = True) -> Verdict:
     return judged(value == target == claim, said[:MAX_CHARS], f"it makes {value}, the target is {target}")
 
 
-def gold(request: VerifyRequest) -> str:
-    """A response with an expression that yields the target: extra_info["solution"], else the result of a search.
+def gold(request: VerifyRequest, *, use_all: bool = True) -> str:
+    """A response with an expression that yields the target: extra_info["solution"], else the result of a search, with
+    use_all=false among some of the numbers too.
 
     Raises `ValueError` if the numbers cannot yield the target.
     """
@@ -80,9 +82,10 @@ def gold(request: VerifyRequest) -> str:
     if not solution and len(numbers) > MAX_SEARCHED:
         raise ValueError(f'{len(numbers)} numbers are too many to search: give extra_info "solution"')
     if not solution:
-        solution = next(
-            (text for value, text in _search([(Fraction(n), str(n)) for n in numbers]) if value == target), ""
-        )
+        sizes = [len(numbers)] if use_all else range(len(numbers), 0, -1)
+        chosen = (some for size in sizes for some in combinations(numbers, size))
+        results = (result for some in chosen for result in _search([(Fraction(n), str(n)) for n in some]))
+        solution = next((text for value, text in results if value == target), "")
     if not solution:
         raise ValueError(f"{numbers} cannot make {target}")
     return f"<think>as it is known</think>\n<answer>{solution}</answer>"

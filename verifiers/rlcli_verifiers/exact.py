@@ -38,8 +38,8 @@ def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ign
     return judged(answer == truth, answer)
 
 
-def gold(request: VerifyRequest) -> str:
-    """A response in which every `extract` finds the ground truth."""
-    place = request.extra_info.get("answer_format")
+def gold(request: VerifyRequest, *, extract: str = "") -> str:
+    """A response in which `extract`, else the row's answer_format, finds the ground truth."""
+    place = extract or request.extra_info.get("answer_format")
     truth = request.ground_truth
     return {"tag": f"<answer>{truth}</answer>", "box": f"\\boxed{{{truth}}}"}.get(str(place), truth)

@@ -40,9 +40,16 @@ def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
     return judged(True, answer.strip()) if not is_blank(answer) else no_answer("the answer is empty")
 
 
-def gold(request: VerifyRequest) -> str:
-    """The ground truth in the usual format; if the row has its own regex, the row's own response must match it."""
-    return f"<think>\nas it is known\n</think>\n<answer>{request.ground_truth or 'yes'}</answer>"
+def gold(request: VerifyRequest, *, pattern: str = "") -> str:
+    """The ground truth in the usual format. pattern: the first that matches of it, the bare ground truth and the row's
+    own response; matched only in a scoring process, which has a deadline. A row with a regex of its own has a response
+    that must match it."""
+    usual = f"<think>\nas it is known\n</think>\n<answer>{request.ground_truth or 'yes'}</answer>"
+    if not pattern:
+        return usual
+    wanted = str(request.extra_info.get("format") or pattern)
+    forms = (usual, request.ground_truth, str(request.extra_info.get("response") or ""))
+    return next(filter(_compiled(wanted).fullmatch, forms), usual)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

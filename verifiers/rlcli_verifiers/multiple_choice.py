@@ -80,10 +80,12 @@ def verify(
     return judged(letter == right, letter, "several choices" if len(letter) > 1 else "")
 
 
-def gold(request: VerifyRequest) -> str:
-    """A response that states the ground truth, which is a letter or the text of a choice, as a letter."""
+def gold(
+    request: VerifyRequest, *, count: int = len(LETTERS), truth: Literal["letter", "index0", "index1"] = "letter"
+) -> str:
+    """A response that states the right choice as a letter."""
     choices = _choices(request)
-    return f"The answer is ({_right(request.ground_truth, choices, LETTERS[: len(choices)] or LETTERS, 'letter')})."
+    return f"The answer is ({_right(request.ground_truth, choices, LETTERS[: len(choices) or count], truth)})."
 
 
 def _choices(request: VerifyRequest) -> list[str]:

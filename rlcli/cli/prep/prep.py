@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlcli.types import Converter, Prompt
 
 FORMATS = ("verl", "trl")
-FILES = (".json", ".jsonl", ".csv", ".parquet", ".gz")
+FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".gz")
 of_source = partial(typer.Option, rich_help_panel="The source")
 of_rows = partial(typer.Option, rich_help_panel="Which rows")
 of_output = partial(typer.Option, rich_help_panel="The output")

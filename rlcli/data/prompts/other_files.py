@@ -14,9 +14,9 @@ from typing import Any
 from rlcli.errors import DataError
 from rlcli.reading import opened
 
-ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz")
+ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".arrow")
 """Ends of the names of files that `rlcli prep jsonl` reads besides parquet."""
-PROMPTS = ("prompt", "question", "problem", "input", "instruction", "query", "messages")
+PROMPTS = ("prompt", "question", "problem", "input", "instruction", "query", "messages", "conversations")
 ANSWERS = ("answer", "ground_truth", "solution", "target", "output", "label", "final_answer")
 """Names of columns that probably hold the prompt and the answer, the likelier first."""
 LINE_BYTES = 1 << 20
@@ -82,15 +82,15 @@ def _mapping(columns: Iterable[str]) -> str:
 
 
 def _columns(path: Path) -> list[str]:
-    """The columns of the first row of a file of JSON Lines or CSV; none if they cannot be read."""
-    if not path.is_file() or path.suffix == ".json":
+    """The columns of the first row of a file of JSON Lines, CSV or TSV; none if they cannot be read."""
+    if not path.is_file() or path.suffix in (".json", ".arrow"):
         return []
     try:
         with opened(path, links=True) as file:
             lines: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
             line = lines.readline(LINE_BYTES).decode("utf-8-sig")
-        if ".csv" in path.suffixes:
-            return [name.strip().strip('"') for name in line.split(",")]
+        if separator := "," if ".csv" in path.suffixes else "\t" if ".tsv" in path.suffixes else "":
+            return [name.strip().strip('"') for name in line.split(separator)]
         row = json.loads(line)
     except (OSError, EOFError, ValueError, RecursionError):
         return []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, image_counts, is_text_type, mapped
 from rlcli.data.prompts.other_files import has_other_files, is_other_file, missing, raw_rows, unprepared
 from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
+from rlcli.data.prompts.verl_rows import ground_truth_text, is_verls_style, verifier_of
 from rlcli.errors import ConfigError, DataError
 from rlcli.images.rows import BadImage, content_text, marked, pictures
 from rlcli.reading import parse_json
@@ -50,7 +51,8 @@ def read_prompts(path: str | Path, split: str, verifier: str = "auto", label: st
     """The rows of a parquet file, or of `<split>.parquet` in a folder. Files made for verl work as well.
 
     verifier: an expression (see `scoring.expression`), in which "auto" stands for the verifier that each row names
-    (`reward_model.style`); without it the row's name is not read. A prompt's verifier is the resulting expression.
+    (`reward_model.style`), or that verl's table names for its `data_source`; without it the row's name is not read. A
+    prompt's verifier is the resulting expression.
     A prompt's id is `data_source:split:row`, with rows counted from 0, after `label/` if one is given.
     Every row is checked. Raises `DataError` that names the file, the column or the row, and the fix; `ConfigError` for
     an expression that cannot be parsed.
@@ -243,7 +245,7 @@ class PromptTable(Sequence[Prompt]):
 
         if not self.origin.expression.names_rows_own:
             return {str(self.origin.expression): self[0].id} if len(self) else {}
-        _, firsts = np.unique(self._style_codes()[self.places], return_index=True)
+        _, firsts = np.unique(self._verifier_codes()[self.places], return_index=True)
         found: dict[str, str] = {}
         for place in sorted(firsts.tolist()):
             prompt = self[place]
@@ -269,30 +271,38 @@ class PromptTable(Sequence[Prompt]):
             and (ability is None or _is_text(ability, nulls=True) or kinds.is_null(ability.type))
             and (extra is None or _are_extras(extra))
             and _has_texts(reward, "ground_truth")
-            and (not self.origin.expression.names_rows_own or self._are_verifiers(reward))
+            and (not self.origin.expression.names_rows_own or self._are_verifiers(columns["data_source"], reward))
         )
 
-    def _are_verifiers(self, reward: Any) -> bool:
-        """Whether every row of the column `reward_model` names a verifier."""
+    def _are_verifiers(self, data_sources: Any, reward: Any) -> bool:
+        """Whether every row names a verifier: by the column `reward_model`, or as verl by `data_source`."""
         import pyarrow.compute
 
         if not _has_texts(reward, "style"):
             return False
         styles = pyarrow.compute.struct_field(reward, "style").unique().to_pylist()
-        if len(styles) > MOST_VERIFIERS:
+        verls = [style for style in styles if is_verls_style(style)]
+        sources = data_sources.unique().to_pylist() if verls else []
+        if len(styles) > MOST_VERIFIERS or len(sources) > MOST_VERIFIERS:
             return False
         try:
-            return all(not _is_verls(style) and self._of_style(style) for style in styles)
+            return all(self._of_style(style) for style in styles if style not in verls) and all(
+                verifier_of(style, source) for style in verls for source in sources
+            )
         except ConfigError:
             return False
 
-    def _style_codes(self) -> np.ndarray:
-        """int64 `[rows of the table]`: equal numbers for equal `reward_model.style`."""
+    def _verifier_codes(self) -> np.ndarray:
+        """int64 `[rows of the table]`: equal numbers only for rows that name the same verifier, by equal
+        `reward_model.style` and, with a style of verl's, equal `data_source`."""
         import numpy as np
         import pyarrow.compute
 
-        styles = pyarrow.compute.struct_field(self.table.column("reward_model"), "style").dictionary_encode()
-        codes: np.ndarray = np.concatenate([chunk.indices.to_numpy(zero_copy_only=False) for chunk in styles.chunks])
+        styles = pyarrow.compute.struct_field(self.table.column("reward_model"), "style")
+        codes = _codes(styles)
+        if any(is_verls_style(style) for style in styles.unique().to_pylist()):
+            sources = _codes(self.table.column("data_source"))
+            codes = codes * (np.int64(sources.max(initial=0)) + 1) + sources
         return codes
 
     def _prompt(self, at: int, row: Mapping[str, Any]) -> Prompt:
@@ -314,8 +324,9 @@ class PromptTable(Sequence[Prompt]):
             except BadImage as error:
                 raise bad(str(error)) from error
         reward = row["reward_model"]
-        if not isinstance(reward, dict) or not isinstance(reward.get("ground_truth"), str):
-            raise bad(f"'reward_model' must hold 'ground_truth' as text, and is {reward!r:.120}")
+        truth = ground_truth_text(reward.get("ground_truth")) if isinstance(reward, dict) else None
+        if truth is None:
+            raise bad(f"'reward_model' must hold 'ground_truth' as text, a number or a struct, and is {reward!r:.120}")
         source, ability, extra = row["data_source"], row.get("ability") or "", row.get("extra_info")
         if not isinstance(source, str) or not isinstance(ability, str):
             raise bad(f"'data_source' and 'ability' must be text, and are {source!r:.60} and {ability!r:.60}")
@@ -325,13 +336,15 @@ class PromptTable(Sequence[Prompt]):
             extra_info = unpack_extra_info(extra)
         except (ValueError, TypeError, RecursionError) as error:
             raise bad(f"'extra_info.{JSON_FIELD}' is not the JSON of an object ({type(error).__name__})") from error
+        if not isinstance(reward["ground_truth"], str):  # a reward function written for verl takes the struct
+            extra_info.setdefault("ground_truth", reward["ground_truth"])
         return Prompt(
             id=f"{self.origin.label}{'/' * bool(self.origin.label)}{source}:{self.origin.split}:{number}",
             messages=messages,
             data_source=source,
             ability=ability,
-            verifier=self._verifier(reward.get("style"), bad),
-            ground_truth=reward["ground_truth"],
+            verifier=self._verifier(reward.get("style"), source, bad),
+            ground_truth=truth,
             extra_info=extra_info,
             images=images,
         )
@@ -343,16 +356,20 @@ class PromptTable(Sequence[Prompt]):
         found = pictures(value, self.origin.file.parent)
         return found, len(found)
 
-    def _verifier(self, style: Any, bad: Callable[..., DataError]) -> str:
+    def _verifier(self, style: Any, data_source: str, bad: Callable[..., DataError]) -> str:
         if not self.origin.expression.names_rows_own:
             return str(self.origin.expression)
-        if not isinstance(style, str) or _is_verls(style):
+        named = style
+        if isinstance(style, str) and is_verls_style(style):
+            named = verifier_of(style, data_source)
+        if not isinstance(named, str) or not named:
             raise bad(
-                f"'reward_model.style' is {style!r}, which names no verifier",
+                f"'reward_model.style' is {style!r}, which names no verifier, and verl's table has none for the "
+                f"data_source {data_source!r:.80}",
                 "give one with: --verifier NAME (rlcli verifiers list shows the names), or --verifier FILE.py:FUNCTION",
             )
         try:
-            expression = self._of_style(style)
+            expression = self._of_style(named)
         except ConfigError as error:
             raise bad(f"'reward_model.style' is {style!r:.200}: {error.message}", error.hint) from None
         if self._of_style.cache_info().currsize > MOST_VERIFIERS:
@@ -469,9 +486,14 @@ def pictures_of(prompts: Sequence[Prompt]) -> np.ndarray:
     return counts
 
 
-def _is_verls(style: str) -> bool:
-    """verl stores the kind of the reward (by a rule, by a model), not the name of the verifier."""
-    return style in ("", "rule", "model") or style.startswith("rule-")
+def _codes(column: Any) -> np.ndarray:
+    """int64 `[rows]`: equal numbers for equal texts."""
+    import numpy as np
+
+    codes: np.ndarray = np.concatenate(
+        [chunk.indices.to_numpy(zero_copy_only=False) for chunk in column.dictionary_encode().chunks]
+    ).astype(np.int64)
+    return codes
 
 
 def _is_text(column: Any, nulls: bool = False) -> bool:

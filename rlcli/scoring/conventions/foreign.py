@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -45,12 +46,20 @@ def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
         inputs = {
             "data_source": request.data_source,
             "solution_str": request.completion,
-            "ground_truth": request.ground_truth,
+            "ground_truth": _stored_truth(request),
             "extra_info": dict(request.extra_info),
         }
         return _of_verl(function, await awaited(function(**wanted(inputs), **options)))
 
     return gathered(one, many=is_async(function))
+
+
+def _stored_truth(request: VerifyRequest) -> Any:
+    """The ground truth as verl's file holds it: a struct or list, whose text is the request's, else that text."""
+    stored = request.extra_info.get("ground_truth")
+    if isinstance(stored, dict | list) and json.dumps(stored, ensure_ascii=False) == request.ground_truth:
+        return stored
+    return request.ground_truth
 
 
 def _of_verl(function: Callable[..., Any], result: Any) -> Verdict:

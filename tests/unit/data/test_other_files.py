@@ -70,5 +70,5 @@ def test_rows_that_name_no_verifier_ask_for_one(capsys: pytest.CaptureFixture[st
     Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     assert main(["prep", "jsonl", "--source", "rows.jsonl", "--out", "out"]) == 0
     assert "the rows name no verifier: name it when training" in capsys.readouterr().out
-    assert "'reward_model.style' is 'rule', which names no verifier; give one with: --verifier NAME" in refused("out")
+    assert "'reward_model.style' is 'rule', which names no verifier, and verl's table has none" in refused("out")
     assert read_prompts("out", "train", "gsm8k")[0].verifier == "gsm8k"

@@ -22,11 +22,11 @@ from rlcli.types import Prompt, VerifyRequest
 CHAT = [{"content": "What is 6*7?", "role": "user"}]
 
 
-def verl_file(path: Path, style: str | None = "rule") -> Path:
+def verl_file(path: Path, style: str | None = "rule", data_source: str = "openai/gsm8k") -> Path:
     """As verl's examples make them: content before role, pandas' index column, no answer for `style` to name."""
     rows = [
         {
-            "data_source": "openai/gsm8k",
+            "data_source": data_source,
             "prompt": CHAT,
             "ability": "math",
             "reward_model": {"ground_truth": "42", "style": style},
@@ -54,7 +54,7 @@ def test_a_file_made_for_verl_is_read_when_a_verifier_is_given(tmp_path: Path) -
 
 @pytest.mark.parametrize("style", ["rule", "rule-lighteval/MATH_v2", "model", "", None])
 def test_a_style_that_names_no_verifier_asks_for_one(tmp_path: Path, style: str | None) -> None:
-    file = verl_file(tmp_path / "a.parquet", style)
+    file = verl_file(tmp_path / "a.parquet", style, "openai/gsm8k" if style in ("model", None) else "mine")
     with pytest.raises(DataError, match=r"row 0 .*--verifier NAME"):
         read_prompts(file, "train")
 

@@ -287,17 +287,17 @@ def test_orz_reads_pairs_of_turns(tmp_path: Path) -> None:
 def test_jsonl_maps_columns_as_it_is_told(tmp_path: Path) -> None:
     rows = [
         {"q": " 2+2? ", "target": 4.0, "about": ["sums"]},
-        {"q": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}], "target": {"a": "ü"}},
+        {"q": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}], "target": {"value": "ü"}},
     ]
     file = write(tmp_path / "my.rows.jsonl", [rows[0], {**rows[1], "about": []}])
     columns = {"prompt": "q", "answer": "target", "topic": "about"}
     train = prompts(jsonl.CONVERTER, file, columns=columns, verifier="math", instruction="Box it.")["train"]
     assert train[0].messages == ({"role": "user", "content": "2+2?\n\nBox it."},)
     assert [message["content"] for message in train[1].messages] == ["Be brief.", "?\n\nBox it."]
-    assert [prompt.ground_truth for prompt in train] == ["4", '{"a": "ü"}']
+    assert [prompt.ground_truth for prompt in train] == ["4", "ü"]
     assert [dict(prompt.extra_info) for prompt in train] == [
         {"target": 4.0, "about": ["sums"], "topic": ["sums"]},
-        {"target": {"a": "ü"}, "about": [], "topic": []},
+        {"target": {"value": "ü"}, "about": [], "topic": []},
     ]
     assert (train[0].verifier, train[0].data_source, train[0].ability) == ("math", "my", "general")
     both = {"prompt": "q", "ground_truth": "target", "answer": "about"}

@@ -136,10 +136,30 @@ def test_the_first_of_several_verifiers_judges_the_answer() -> None:
 
 
 def test_what_cannot_be_checked_is_said_and_an_unknown_verifier_refused() -> None:
-    code = of("code", train=[("one?", "1"), ("two?", "2")])
-    assert last_step(code).examples == ["2 rows of the verifier 'code' are not checked here"]
+    patterns = of("regex", train=[("one?", "1"), ("two?", "2")])
+    assert last_step(patterns).examples == ["2 rows of the verifier 'regex' are not checked here"]
     with pytest.raises(UnknownName, match="did you mean gsm8k"):
         prepare(of("gsm9k", train=[("one?", "1")]), ConvertOptions(), Plan())
+
+
+def test_tests_of_code_are_read_though_there_is_no_program_to_try() -> None:
+    readable = '{"inputs": ["3\\n"], "outputs": ["6\\n"]}'
+    converter = of("code", train=[("one?", readable), ("two?", '{"inputs": ["3\\n"], "outputs": []}')])
+    with pytest.raises(DataError, match=r"line 2: the verifier 'code' cannot read .*'outputs' is not a list of tests"):
+        prepare(converter, ConvertOptions(), Plan())
+    assert questions(converter, skip_bad=True) == ["one?"]
+
+
+def test_an_answer_is_checked_with_the_options_of_its_verifier() -> None:
+    some = '{"numbers": [1, 1, 100], "target": 2}'
+    right = {"multiple_choice(truth=index0)": "1", "exact(extract=tag)": "Paris", "countdown(use_all=false)": some}
+    right["format(pattern='#### [0-9]+')"] = "#### 4"
+    for verifier, truth in right.items():
+        assert questions(of(verifier, train=[("one?", truth)])) == ["one?"]
+    wrong = {"multiple_choice(truth=index1)": "0", "exact(extract=line)": "two\nlines", "countdown": some}
+    for verifier, truth in wrong.items():
+        with pytest.raises(DataError, match="rejects the row's own answer"):
+            questions(of(verifier, train=[("one?", truth)]))
 
 
 def test_a_failed_write_leaves_both_splits_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
