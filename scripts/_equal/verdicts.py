@@ -102,13 +102,17 @@ def boxed(solution: str) -> str:
 def programs(tree: Tree) -> Iterator[tuple[str, list[Row]]]:
     """HumanEval and MBPP: each reference program, and the next task's in its place."""
     tasks = [
-        (each["prompt"] + each["canonical_solution"], {"tests": f"{each['test']}\ncheck({each['entry_point']})"})
+        (
+            each["prompt"] + each["canonical_solution"],
+            {"kind": "check", "test": each["test"], "entry_point": each["entry_point"]},
+        )
         for each in lines_of(tree.data / "code" / "HumanEval.jsonl.gz")
     ]
     file = tree.data / "code" / "sanitized-mbpp.json.gz"
     if file.exists():
         for each in json.loads(gzip.decompress(file.read_bytes())):
-            tasks.append((each["code"], {"tests": "\n".join([*each["test_imports"], *each["test_list"]])}))
+            setup = "\n".join(each["test_imports"])
+            tasks.append((each["code"], {"kind": "asserts", "setup": setup, "asserts": each["test_list"]}))
     rows = []
     for index, (program, truth) in enumerate(tasks):
         for text in (program, tasks[index - 1][0]):
