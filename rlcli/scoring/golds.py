@@ -1,9 +1,10 @@
-"""A verifier that runs another on the row's reference answer, in a scoring process and within its deadline."""
+"""Verifiers that take the row's reference answer, in a scoring process and within its deadline: one runs another
+verifier on it, one has a module's `gold` write it as a response."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,21 @@ TRIED, STATED = "tried", "stated"
 the ground truth itself was tried, which only shows whether the verifier crashes."""
 NO_GOLD = ", its gold: "
 """In such a detail, before the reason why the module's `gold` cannot write a response for the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldResponse(Verdict):
+    """A verdict whose answer is a whole response, which must reach the audit as it is: it is not shortened."""
+
+
+def write_gold(request: VerifyRequest, *, target: str) -> GoldResponse:
+    """The response with the row's answer that `gold` writes, of the module that has the verifier `target`: the answer
+    of the verdict; None if it writes none. Raises what `gold` raises, and `TypeError` for anything but text."""
+    module, _ = find(target)
+    response = module.gold(request)
+    if response is not None and not isinstance(response, str):
+        raise TypeError(f"gold returned {response!r:.60}, not text")
+    return GoldResponse(1.0, Outcome.OK, answer=response or None)
 
 
 def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
@@ -48,6 +64,11 @@ def gold_expression(target: str, term: Term) -> str:
     """The expression with which `by_gold` tries the verifier of `term`, which is defined at `target`."""
     options = {"target": target, "options": json.dumps(dict(term.options))}
     return str(Composition((Term("rlcli.scoring.golds:by_gold", options),)))
+
+
+def gold_writer(target: str) -> str:
+    """The expression of `write_gold` for the verifier at `target`."""
+    return str(Composition((Term("rlcli.scoring.golds:write_gold", {"target": target}),)))
 
 
 @cache
