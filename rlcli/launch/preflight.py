@@ -95,13 +95,14 @@ def prepare(
     on_checked: Callable[[RunConfig, str], None] = lambda config, device: None,
     on_progress: OnProgress = lambda done, total: None,
     day: date | None = None,
+    loads_verifiers: bool = True,
 ) -> Prepared:
     """Check what can be checked and tokenise the prompts.
 
     train=False checks for evaluation alone: `config.evaluation.data` is then the only data. on_checked: called with the
     configuration and the device before the slow checks, of the model and the prompts. on_progress: how many of a set's
-    prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
-    is wrong and a hint.
+    prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). loads_verifiers: False leaves
+    their code alone, and so the sandbox open. Raises RlcliError with what is wrong and a hint.
     """
     from rlcli.model.io.facts import check_model
 
@@ -113,7 +114,7 @@ def prepare(
     config, adapter = _located(with_model_folders(config, on_note), train)
     check_adapter(config, compute_dtype(config, device), device, adapter)
     train_rows, test_rows = sets = _rows(config, train)
-    config, verifiers, sandbox = _scoring(config, train_rows, test_rows, on_note)
+    config, verifiers, sandbox = _scoring(config, train_rows, test_rows, on_note, loads=loads_verifiers)
     _check_place(config.model.path, on_note)
     config = with_cpu_dtype(config, device, partial(_parameters, config.model.path))
     dtype = compute_dtype(config, device)
@@ -186,7 +187,12 @@ def _note_open_cluster(config: RunConfig, on_note: Callable[[str], None]) -> Non
 
 
 def _scoring(
-    config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt], on_note: Callable[[str], None]
+    config: RunConfig,
+    train_rows: Sequence[Prompt],
+    test_rows: Sequence[Prompt],
+    on_note: Callable[[str], None],
+    *,
+    loads: bool,
 ) -> tuple[RunConfig, tuple[str, ...], str]:
     """The configuration with the sandbox that was found, the verifiers of these rows, and that sandbox, or empty if
     they need none. Raises what `check_verifiers` and `check_rivals` do."""
@@ -197,6 +203,7 @@ def _scoring(
         # A first attempt has tried them; with given responses nothing is rewarded.
         tried=() if is_restart() or config.data.response else (train_rows, test_rows),
         converses=bool(config.environment.name),
+        loads=loads,
     )
     _note_engine_key(config, on_note)
     _check_rivals(config, train_rows, test_rows)
@@ -242,7 +249,9 @@ def _rows(config: RunConfig, train: bool) -> tuple[Sequence[Prompt], Sequence[Pr
     test_rows: Sequence[Prompt] = []
     name, limit = config.verifier.name, config.evaluation.max_prompts
     if train and data:
-        train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name)
+        names = dataset_names(data, "--data", "train")
+        # Responses that the data gives (data.response) are not verified.
+        train_rows = read_sets(data, names, "train", name, verified=not config.data.response)
     elif train:
         train_rows = numbered_rows(config)
     if held_out:
