@@ -16,8 +16,9 @@ from rlcli.scoring.trial import Answers, asks_server, check_answers
 from rlcli.types import Prompt
 
 
-def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
-    """Raise an `RlcliError` for what would fail, or could not be learned from, after the start of the run."""
+def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: bool = True) -> None:
+    """Raise an `RlcliError` for what would fail, or could not be learned from, after the start of the run. verifies:
+    whether verifiers may run."""
     from rlcli.model.io.facts import check_lora, check_weights
 
     config = prepared.config
@@ -32,7 +33,7 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
         check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
     found = [check_not_empty(rows, on_note) for rows in sets]
-    if prepared.verifiers and not config.data.response:
+    if prepared.verifiers and verifies and not config.data.response:
         with ScoringPool(1, config.verifier.deadline_s, sandbox=prepared.sandbox) as pool:
             for answers in found:
                 # `check_verifiers` has tried the other verifiers; an empty answer may be further down.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ class Call:
     """Print the whole plan."""
     accept_changes: bool = False
     """Resume though a file that the run reads by path has changed."""
+    untried: str = ""
+    """The verifier, if it is code that only a recipe's file names: a dry run does not run it."""
 
 
 def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: bool, auto_memory: bool) -> None:
@@ -71,7 +74,8 @@ def resume_training(
     from rlcli.tracking.console import View
 
     if call.dry_run:
-        refuse_code(str(find_run(run) / "config.toml"), flags, sets, "--dry-run")
+        own = str(find_run(run) / "config.toml")
+        call = replace(call, untried=refuse_code(own, flags, sets, "--dry-run", leaves_verifier=True) or call.untried)
 
     notes: list[str] = []
     with View(show_samples=call.show_samples) as view, EarlyStart() as early:
@@ -126,6 +130,12 @@ def _run(
             on_checked=partial(_checked, early=None if call.dry_run else early, view=view),
             on_progress=view.progress,
             day=resumed.day if resumed else None,
+            loads_verifiers=not call.untried,
+        )
+    if call.untried:
+        notes.append(
+            f"verifier.name = {call.untried}: a dry run does not run code that only a recipe's file names, a run does; "
+            f"to try it on the first rows: --verifier {shlex.quote(call.untried)}"
         )
     startup.done("prepared")
     if resolved.config.train.epochs is not None:
@@ -151,7 +161,7 @@ def _run(
         plan += estimates(prepared, prepared.config.train.steps - (resumed.step if resumed else 0))
 
         view.phase("try verifiers and weights")
-        try_out(prepared, notes.append)
+        try_out(prepared, notes.append, verifies=not call.untried)
         return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
     if not call.plan:
         from rlcli.launch.planning.summary import summary
