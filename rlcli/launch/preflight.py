@@ -37,6 +37,7 @@ from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.machine import processor
 from rlcli.machine.device import NVML, for_rocm, has_nvml
+from rlcli.model.io.config import check_place, expert_count, plain_config
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.reading import read_json
 from rlcli.runs.checkpoint import TEMPLATE
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from rlcli.model.io.facts import ModelFacts
 
 MOST_LISTED = 5
+ALWAYS_MEASURED = ("pass@1", "mean@1")
+"""Measures of every evaluation."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ def prepare(
     _check_place(config.model.path, on_note)
     config = with_cpu_dtype(config, device, partial(_parameters, config.model.path))
     dtype = compute_dtype(config, device)
+    if train:
+        _check_early(config, test_rows)
     on_checked(config, device)
     facts = check_model(config.model.path, has_template=bool(config.model.chat_template))
     check_half(dtype, facts.kind)
@@ -222,8 +227,6 @@ def _note_engine_key(config: RunConfig, on_note: Callable[[str], None]) -> None:
 
 def _check_place(model: str, on_note: Callable[[str], None]) -> None:
     """Raise `ModelError` if there can be no such model; use the hub's cache alone if the hub cannot be reached."""
-    from rlcli.model.io.config import check_place
-
     if not Path(model).is_dir():
         offline_unless_reachable(on_note)
     check_place(model)
@@ -306,14 +309,7 @@ def _check_best(config: RunConfig, held_out: TokenizedPrompts | None, on_note: C
                 f"{kept} has no effect: nothing is evaluated (evaluation.data is unset), so no checkpoint is the best"
             )
         return
-    problems = Problems.of_prompts(held_out.prompts, conversing=bool(config.environment.name))
-    ks = ks_of(int(np.bincount(problems.of_row).min()) * config.evaluation.samples)
-    measures = [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks[1:]), *dict.fromkeys(("mean@1", f"mean@{ks[-1]}"))]
-    if rules.best_by not in measures:
-        raise ConfigError(
-            f"checkpoint.best_by = {rules.best_by}: the evaluations measure {', '.join(measures)}",
-            "give one of them, or raise evaluation.samples",
-        )
+    _check_measure(config, held_out.prompts)
     if rules.keep_best and not every:
         on_note(f"{kept} has no effect: of the checkpoints only the last is evaluated; set evaluation.every")
     elif rules.keep_best:
@@ -324,6 +320,29 @@ def _check_best(config: RunConfig, held_out: TokenizedPrompts | None, on_note: C
                 f"{kept}: {lost} of {len(evaluated)} evaluations before the last are of steps without a checkpoint "
                 f"(evaluation.every = {every}, checkpoint.every = {rules.every}), so the best of them cannot be kept"
             )
+
+
+def _check_measure(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise `ConfigError` if evaluations on these prompts do not have the measure `checkpoint.best_by`."""
+    if config.checkpoint.best_by in ALWAYS_MEASURED:
+        return
+    problems = Problems.of_prompts(prompts, conversing=bool(config.environment.name))
+    ks = ks_of(int(np.bincount(problems.of_row).min()) * config.evaluation.samples)
+    measures = [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks[1:]), *dict.fromkeys(("mean@1", f"mean@{ks[-1]}"))]
+    if config.checkpoint.best_by not in measures:
+        raise ConfigError(
+            f"checkpoint.best_by = {config.checkpoint.best_by}: the evaluations measure {', '.join(measures)}",
+            "give one of them, or raise evaluation.samples",
+        )
+
+
+def _check_early(config: RunConfig, test_rows: Sequence[Prompt]) -> None:
+    """Raise `ConfigError` for what config.json and rows show in milliseconds, before Ray starts: once it does, every
+    later check takes longer. Each is checked again when everything is known."""
+    if (plain := plain_config(config.model.path)) is not None:
+        check_fit(config, plain.max_position_embeddings, plain.num_attention_heads, expert_count(plain))
+    if len(test_rows):
+        _check_measure(config, test_rows)
 
 
 def _check_given(config: RunConfig, train: bool) -> None:
