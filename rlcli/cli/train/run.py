@@ -114,6 +114,7 @@ def _run(
     """Run all checks that need no worker, while `early` starts Ray; then print the plan and train, or try verifiers and
     weights and return what `--dry-run` reports."""
     from rlcli.cluster.process import startup
+    from rlcli.config.rules import without_effect
     from rlcli.launch.derived_plan import derived_plan
     from rlcli.launch.planning.engine_sleep import with_least_sleep
     from rlcli.launch.preflight import prepare, with_epochs_counted
@@ -148,6 +149,7 @@ def _run(
         resumed = check_data(with_downloads(resumed, notes.append), prepared.prompts.fingerprint())
         if resumed.nothing_to_do:  # known now, if the length was given in epochs
             return _finished(resumed)
+    notes += without_effect(prepared.config)
     chosen: list[tuple[str, str]] = []
     if resumed is None:
         resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)
