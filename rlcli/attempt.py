@@ -3,14 +3,18 @@ program (`rlcli.api`) to the command that it has started."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
 import stat
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+REFUSED = 2
+"""Exit code after an error that the user can fix, before any work was done."""
 INTERRUPTED = 130
 """Exit code after an interrupt, as in a shell after Ctrl-C."""
 RETRY = 75
@@ -25,6 +29,8 @@ _inherited = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _
 """Removed from the environment: they are for this process, not for another rlcli started within the run, which would
 remove the run's own files."""
 _supervisor = os.getppid()
+_own_exit_functions: list[Callable[[], object]] = []
+_leaves_ray = False
 
 
 def child_environment(group: str, restarts: int) -> dict[str, str]:
@@ -46,6 +52,29 @@ def is_supervised() -> bool:
     """Whether a supervisor waits for this process, reports how it ended, and may restart it. False if the supervisor
     was killed."""
     return bool(_inherited[_SUPERVISED]) and os.getppid() == _supervisor
+
+
+def at_exit(function: Callable[[], object]) -> None:
+    """Call a function of rlcli when this process exits, also if it leaves Ray behind."""
+    atexit.register(function)
+    _own_exit_functions.append(function)
+
+
+def leave_ray_behind() -> None:
+    """Leave the Ray cluster that is still starting in this process to the supervisor, which ends its processes: Ray's
+    own exit functions would first wait until it has started."""
+    global _leaves_ray
+    assert is_supervised()
+    _leaves_ray = True
+
+
+def run_exit_functions() -> None:
+    """What the interpreter runs when it exits; without Ray's, and other libraries', after `leave_ray_behind`."""
+    if not _leaves_ray:
+        atexit._run_exitfuncs()
+        return
+    for function in reversed(_own_exit_functions):
+        function()
 
 
 def is_restart() -> bool:

@@ -183,6 +183,17 @@ def described(path: Path) -> dict[str, Any]:
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 
 
+def filled_path(pattern: str, field: str, value: object) -> str:
+    """`pattern` with `value` in place of `{field}` in the file's name alone: the user's folders may have braces in
+    their names.
+
+    >>> filled_path("runs/{rank}/step-000001/rank-{rank}.parquet", "rank", 3)
+    'runs/{rank}/step-000001/rank-3.parquet'
+    """
+    folder, name = os.path.split(pattern)
+    return os.path.join(folder, name.replace(f"{{{field}}}", str(value)))
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file that is on the disk, not only in a cache, when this returns."""
     with path.open("wb") as file:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.audit.run import Options
-from rlcli.audit.subject import module_of
+from rlcli.audit.subject import JUDGED, module_of
 from rlcli.data.prompts.table import find_file, read_prompts
 from rlcli.errors import DataError
 from rlcli.scoring.checking import check_loaded, key_notes
@@ -19,9 +19,6 @@ from rlcli.scoring.expression import AUTO, Composition
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.rows import read_rows
 from rlcli.types import UNVERIFIED, USAGE, Outcome, Prompt, Verdict, VerifyRequest
-
-JUDGED = "judged"
-"""The ANSWER_KIND of a judge's module."""
 
 ROWS = 50
 """Rows of an audit without --limit: each of its about twelve responses is a call."""
@@ -153,10 +150,15 @@ class JudgeReport:
         return about | verdict | figures | {"kinds": kinds, "usage": self.usage, "seconds": self.seconds}
 
 
-def is_judge(composition: Composition) -> bool:
-    """Whether an expression is one judge."""
-    ref = composition.terms[0].ref
-    return not composition.is_sum and ref != AUTO and getattr(module_of(ref), "ANSWER_KIND", "") == JUDGED
+def is_judge(composition: Composition, options: Options) -> bool:
+    """Whether an expression is one judge. Code in a file is loaded in a scoring process to find out."""
+    ref, name = composition.terms[0].ref, str(composition)
+    if composition.is_sum or ref == AUTO:
+        return False
+    if ":" not in ref:
+        return bool(getattr(module_of(ref), "ANSWER_KIND", "") == JUDGED)
+    with ScoringPool(1, options.deadline_s, [name], options.sandbox) as pool:
+        return pool.loaded[name].answer_kind == JUDGED
 
 
 def audit_judge(

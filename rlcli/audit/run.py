@@ -15,13 +15,13 @@ from rlcli.audit.forms import OWN, Form, accepted, bare, choose, stating
 from rlcli.audit.pictures import split_of
 from rlcli.audit.probes import Case, Group, Probe
 from rlcli.audit.report import END_CHARS, Determinism, Latency, Report, Surprise, Tally
-from rlcli.audit.subject import Subject, subject
+from rlcli.audit.subject import GoldFailed, Subject, refuse_installed_judges, subject
 from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, VerifierError
 from rlcli.images.described import described
 from rlcli.scoring.checking import check_loaded, key_notes
 from rlcli.scoring.crash import without_response
-from rlcli.scoring.expression import parse
+from rlcli.scoring.expression import Composition, parse
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.processes.worker import OVERRAN
 from rlcli.scoring.registry import of_row
@@ -79,22 +79,28 @@ def audit(
     started = time.monotonic()
     prompts = _read(data, verifier)
     rows = prompts[: options.limit] if options.limit else prompts
-    subjects = _subjects(verifier, rows, data)
-    expressions = sorted({one.expression for one in subjects})
-    with ScoringPool(options.processes, options.deadline_s, expressions, options.sandbox) as pool:
+    compositions = _compositions(verifier, rows, data)
+    distinct = {str(one): one for one in dict.fromkeys(compositions)}
+    expressions = sorted(distinct)
+    refuse_installed_judges(distinct.values())
+    with (
+        ScoringPool(options.processes, options.deadline_s, expressions, options.sandbox) as pool,
+        ScoringPool(1, options.deadline_s, expressions, options.sandbox) as another,
+    ):
         check_loaded(pool.loaded, options.deadline_s, options.sandbox, "--deadline")
+        known = {one: subject(one, pool.loaded[name], another) for name, one in distinct.items()}
+        subjects = [known[one] for one in compositions]
         run = _Audit(rows, subjects, pool, options, on_progress)
         run.refuse_crashing()
         run.gold()
         run.mutated()
         sent = key_notes(pool.loaded)
-    if not run.seconds:
-        raise DataError(
-            f"data: {data}: no row has a right answer to try"
-            + (f"; the verifier crashes on some responses: {run.crash}" if run.crash else ""),
-            "fix the verifier" if run.crash else "give rows an extra_info.response, or the verifier a gold",
-        )
-    with ScoringPool(1, options.deadline_s, expressions, options.sandbox) as another:
+        if not run.seconds:
+            raise DataError(
+                f"data: {data}: no row has a right answer to try"
+                + (f"; the verifier crashes on some responses: {run.crash}" if run.crash else ""),
+                "fix the verifier" if run.crash else "give rows an extra_info.response, or the verifier a gold",
+            )
         determinism = run.again(another)
     return Report(
         verifier=verifier,
@@ -119,16 +125,16 @@ def _read(data: Path, verifier: str) -> Sequence[Prompt]:
     return read_prompts(data, split_of(data), "auto" if names_rows_own else verifier)
 
 
-def _subjects(verifier: str, rows: Sequence[Prompt], data: Path) -> list[Subject]:
+def _compositions(verifier: str, rows: Sequence[Prompt], data: Path) -> list[Composition]:
     """The verifier of each row."""
     composition = parse(verifier).located()
     if not composition.names_rows_own:
-        return [subject(composition)] * len(rows)
-    known: dict[str, Subject] = {}
+        return [composition] * len(rows)
+    known: dict[str, Composition] = {}
     for number, row in enumerate(rows):
         if row.verifier not in known:
             try:
-                known[row.verifier] = subject(of_row(composition, row.verifier).located())
+                known[row.verifier] = of_row(composition, row.verifier).located()
             except ConfigError as error:
                 raise DataError(f"data: {data}, row {number} (the first is 0): {error.message}", error.hint) from error
     return [known[row.verifier] for row in rows]
@@ -267,8 +273,8 @@ class _Audit:
         form = self.forms[one.expression]
         try:
             return form.right(request) if form else None
-        except Exception as error:
-            raise self._unreadable(number, f"{type(error).__name__}: {error}") from error
+        except GoldFailed as error:
+            raise self._unreadable(number, str(error)) from error
 
     def _mutations(self) -> Iterator[_Asked]:
         tried: Counter[tuple[Group, str]] = Counter()

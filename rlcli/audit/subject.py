@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rlcli.errors import VerifierError
 from rlcli.importing import import_problem
-from rlcli.scoring.expression import Composition
+from rlcli.scoring.crash import without_response
+from rlcli.scoring.expression import Composition, Term
+from rlcli.scoring.golds import gold_writer
+from rlcli.scoring.processes.fork_server import Facts
+from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import VERIFIERS, target
-from rlcli.types import VerifyRequest
+from rlcli.types import Outcome, VerifyRequest
 
 KINDS = ("number", "latex", "choice", "text", "code", "countdown", "shape", "length")
 
+JUDGED = "judged"
+"""The ANSWER_KIND of a judge's module."""
+
 Gold = Callable[[VerifyRequest], str]
+
+
+class GoldFailed(Exception):
+    """A module's `gold` has written no response for a row: the text says why."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +49,45 @@ class Subject:
         return not self.composed and self.kind != "length"
 
 
-def subject(composition: Composition) -> Subject:
-    """Import the first verifier of `composition`. Raises `VerifierError` if that fails or its kind is unknown."""
+def refuse_installed_judges(compositions: Iterable[Composition]) -> None:
+    """Raise `VerifierError` if an expression begins with a judge of an installed package, before it is loaded: a judge
+    would ask its endpoint."""
+    for composition in compositions:
+        if ":" not in composition.terms[0].ref:
+            _refuse_judge(composition, getattr(module_of(composition.terms[0].ref), "ANSWER_KIND", ""))
+
+
+def _refuse_judge(composition: Composition, kind: str) -> None:
+    if kind == JUDGED:
+        judge = composition.terms[0].verifier
+        raise VerifierError(f"'{composition}' begins with a judge", f"audit the judge alone: {judge}")
+
+
+def subject(composition: Composition, facts: Facts, golds: ScoringPool) -> Subject:
+    """The subject of an audit of `composition`. facts: of the loaded expression. golds: runs the module's `gold`, which
+    is untrusted code. Raises `VerifierError` if the kind of its answers is unknown."""
     first = composition.terms[0]
-    module = module_of(first.ref)
-    kind, gold = getattr(module, "ANSWER_KIND", ""), getattr(module, "gold", None)
-    if kind == "judged":
-        raise VerifierError(f"'{composition}' begins with a judge", f"audit the judge alone: {first.verifier}")
+    kind = facts.answer_kind
+    _refuse_judge(composition, kind)
     if kind and kind not in KINDS:
         raise VerifierError(
             f"the verifier '{first.ref}': its module's ANSWER_KIND is {kind!r}", f"make it one of {', '.join(KINDS)}"
         )
-    gold = gold if callable(gold) else None
-    return Subject(str(composition), str(kind), gold, bool(first.options), composition.is_sum)
+    gold = _gold(first, golds) if facts.has_gold else None
+    return Subject(str(composition), kind, gold, bool(first.options), composition.is_sum)
+
+
+def _gold(term: Term, pool: ScoringPool) -> Gold:
+    """The `gold` of the module that has this verifier, run in a process of `pool`."""
+    expression = gold_writer(target(term.ref), term)
+
+    def gold(request: VerifyRequest) -> str:
+        verdict = pool.submit(expression, request).result()
+        if verdict.outcome is not Outcome.OK:
+            raise GoldFailed(without_response(verdict.detail))
+        return verdict.answer or ""
+
+    return gold
 
 
 def module_of(ref: str) -> Any:

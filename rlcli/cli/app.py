@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import contextlib
 import errno
@@ -18,7 +17,7 @@ import typer
 from typer import TyperException
 
 from rlcli import __version__
-from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, error_file, is_supervised
+from rlcli.attempt import INTERRUPTED, REFUSED, REPORTED, RETRY, error_file, is_supervised, run_exit_functions
 from rlcli.cli.bash_words import rejoined_words
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import DEBUG, RlcliError, RunFailed
@@ -89,7 +88,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         done = INTERRUPTED
     except Exception as error:
         if isinstance(error, TyperException) and not error.format_message():
-            return 2  # A group without a command: its help has been printed.
+            return REFUSED  # A group without a command: its help has been printed.
         if is_supervised() and isinstance(error, RunFailed) and error.retry:
             return RETRY  # The supervisor prints why: the run has recorded it.
         if debug and not isinstance(error, TyperException):
@@ -223,7 +222,7 @@ def leave(code: int) -> NoReturn:
     or memory that is corrupted there would make a finished run look failed."""
     if is_supervised():
         if code != RETRY:  # The next attempt needs what this one has made, such as a model folder.
-            atexit._run_exitfuncs()
+            run_exit_functions()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(REPORTED if code == 1 else code)

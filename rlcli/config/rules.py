@@ -7,6 +7,9 @@ from rlcli.config.schema import RunConfig
 MOST_SAMPLES = 1_000_000
 """Maximum samples of one step: more would fill the driver's memory before a token is generated."""
 
+CLIP_RATIO = ("ppo", "cispo", "dppo_tv", "clip_cov", "gspo", "gmpo")
+"""Losses that clip how far the policy has moved from that at the start of the step."""
+
 OF_SESSION = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "RLCLI_SESSION", "RLCLI_ROW", "RLCLI_REWARD_KEY")
 """Environment variables that a command gets for each sample."""
 
@@ -26,6 +29,8 @@ def without_effect(config: RunConfig) -> list[str]:
     """A message for each key that differs from its default although nothing reads it."""
     settled = "no response is being generated when the weights change"
     alternate = "nothing is generated while a step is trained on"
+    one_update = config.train.minibatches * config.train.passes == 1
+    at_start = "with one update a step (train.minibatches × train.passes = 1) it is that of the policy itself"
     idle = [
         ("evaluation", "every samples temperature top_p max_prompts", not config.evaluates, "evaluation.data is unset"),
         ("evaluation", "top_p", config.evaluation.temperature == 0, "evaluation.temperature = 0 is greedy"),
@@ -65,6 +70,14 @@ def without_effect(config: RunConfig) -> list[str]:
             config.data.sampling != "uniform",
             f"data.sampling = {config.data.sampling} draws at random",
         ),
+        (
+            "algorithm",
+            "clip_low clip_high dual_clip",
+            one_update and config.algorithm.loss in CLIP_RATIO and "bypass" not in config.algorithm.correction,
+            f"the ratio is always 1: {at_start}",
+        ),
+        ("critic", "clip", one_update, f"no value differs from its old one: {at_start}"),
+        ("train", "min_lr_fraction", config.train.schedule == "constant", "train.schedule = constant ends at train.lr"),
         ("shaping", "overlong_penalty", not config.shaping.overlong_buffer, "shaping.overlong_buffer = 0"),
     ]
     found = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RunFailed
-from rlcli.files import replacing, sync_file, sync_folder
+from rlcli.files import filled_path, replacing, sync_file, sync_folder
 from rlcli.images.described import described
 from rlcli.reading import UnfitFile
 from rlcli.types import Prompt, Verdict
@@ -223,7 +223,8 @@ class PartWriter:
     def flush(self) -> None:
         """Write the pending rows."""
         if self._rows:
-            write_samples(Path(self._pattern.replace("{part}", f"{self._number:06d}")), self._step, self._rows)
+            path = Path(filled_path(self._pattern, "part", f"{self._number:06d}"))
+            write_samples(path, self._step, self._rows)
             self._rows = []
             self._number += 1
         self._wrote = time.monotonic()

@@ -69,15 +69,22 @@ def repeats_note(rows: int, problems: int) -> str:
 
 
 def check_rows(prompts: Sequence[Prompt], path: str) -> None:
-    """Raise `DataError` if all of several rows, read from `path`, ask one and the same prompt: no interval could be
-    computed, and it is nearly always the wrong column. Ends at the first row that differs."""
+    """Raise `DataError` if all of several rows, read from `path`, ask one and the same prompt. With equal ground truths
+    they are one problem, so that no interval could be computed; with different ones nothing that a model reads tells
+    them apart. Both are nearly always the wrong column. Ends at the first row that differs."""
     if len(prompts) < 2:
         return
     first = prompts[0]
     if any(prompt.messages != first.messages or prompt.images != first.images for prompt in prompts):
         return
+    problem = f"{path}: all {len(prompts)} rows to evaluate ask the same prompt, {first.messages[-1]['content']!r:.80}"
+    column = "check which column became the prompt (rlcli prep … --columns prompt=NAME)"
+    truths = (prompt.ground_truth for prompt in prompts)
+    other = next((truth for truth in truths if truth != first.ground_truth), None)
+    if other is None:
+        raise DataError(problem, f"{column}, or keep one row and draw several samples of it (--samples)")
     raise DataError(
-        f"{path}: all {len(prompts)} rows to evaluate ask the same prompt, {first.messages[-1]['content']!r:.80}",
-        "check which column became the prompt (rlcli prep … --columns prompt=NAME), or keep one row and draw several "
-        "samples of it",
+        f"{problem}, with different ground truths ({first.ground_truth!r:.40} and {other!r:.40}, for two): nothing in "
+        "the prompt says which is asked for",
+        column,
     )

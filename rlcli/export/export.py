@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
@@ -10,10 +9,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcli import __version__
+from rlcli.attempt import at_exit
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.export.source import Notify, Origin, find_origin, is_run, newest_in
@@ -144,7 +145,7 @@ def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
         return str(out)
     if not _writable(out.parent, origin.run):
         temporary = tempfile.mkdtemp(prefix="rlcli-export-")
-        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        at_exit(partial(shutil.rmtree, temporary, ignore_errors=True))
         out = Path(temporary) / out.name
         on_note(f"the folder of {checkpoint} is not writable: its export is temporary and lasts for this command")
     elif out.exists():

@@ -233,9 +233,11 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
         missing = f"{dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds"
         rows["dynamic sampling"] = f"groups {kept}; {missing}"
     if prepared.verifiers:
+        count = config.verifier.processes
+        processes = f"{count} processes a machine" if count else "processes by the machine's cores"
         rows["verifiers"] = (
-            f"{_listed(prepared.verifiers)}; {config.verifier.processes or 'by its cores'} processes a machine, "
-            f"killed after {config.verifier.deadline_s:g} s of CPU time"
+            f"{_listed(prepared.verifiers)}; {processes}, each response for at most "
+            f"{config.verifier.deadline_s:g} s of CPU time"
         )
     if prepared.sandbox:
         rows["programs run in"] = SANDBOXES.get(prepared.sandbox, prepared.sandbox)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rlcli.config.rules import without_effect
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable
 from rlcli.errors import DataError
 from rlcli.launch.planning.summary import setting_of_run
@@ -16,15 +15,14 @@ from rlcli.scoring.trial import Answers, asks_server, check_answers
 from rlcli.types import Prompt
 
 
-def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
-    """Raise an `RlcliError` for what would fail, or could not be learned from, after the start of the run."""
+def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: bool = True) -> None:
+    """Raise an `RlcliError` for what would fail, or could not be learned from, after the start of the run. verifies:
+    whether verifiers may run."""
     from rlcli.model.io.facts import check_lora, check_weights
 
     config = prepared.config
-    for note in without_effect(config):
-        on_note(note)
     if (plan := setting_of_run(prepared)) and (asynchrony := advice(plan)):
-        on_note(f"asynchrony: {asynchrony.told} (simulated; responses {asynchrony.lengths})")
+        on_note(f"{asynchrony.told} (simulated; responses {asynchrony.lengths})")
     if config.lora.rank:
         check_lora(config.model.path, config.lora.targets)
     models = (config.model.path, config.critic.path, *(one.path for one in config.teacher.held))
@@ -32,7 +30,7 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
         check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
     found = [check_not_empty(rows, on_note) for rows in sets]
-    if prepared.verifiers and not config.data.response:
+    if prepared.verifiers and verifies and not config.data.response:
         with ScoringPool(1, config.verifier.deadline_s, sandbox=prepared.sandbox) as pool:
             for answers in found:
                 # `check_verifiers` has tried the other verifiers; an empty answer may be further down.

@@ -474,10 +474,9 @@ def _judge(
         listed = "; ".join(map(str, changes[:MOST_LISTED])) + (f"; and {more} more" if more > 0 else "")
         copy = run / SOURCES / copy_name(next((change for change in changes if change.was), changes[0]))
         restore = f"restore it (a copy: {copy})" if copy.is_file() else "restore it"
-        raise ConfigError(
-            f"{run} cannot resume from step {step}: {listed}",
-            f"{restore}, or continue with what is there now: --accept-changes, which marks the curve at this step",
-        )
+        if all(change.now for change in changes):  # what is gone or unreadable, a run cannot continue with
+            restore += ", or continue with what is there now: --accept-changes, which marks the curve at this step"
+        raise ConfigError(f"{run} cannot resume from step {step}: {listed}", restore)
     for change in changes:
         then = "the run starts over with it" if step is None else f"accepted from step {step + 1} on"
         on_note(f"{change} ({then})")

@@ -37,6 +37,7 @@ from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.machine import processor
 from rlcli.machine.device import NVML, for_rocm, has_nvml
+from rlcli.model.io.config import check_place, expert_count, plain_config
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.reading import read_json
 from rlcli.runs.checkpoint import TEMPLATE
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from rlcli.model.io.facts import ModelFacts
 
 MOST_LISTED = 5
+ALWAYS_MEASURED = ("pass@1", "mean@1")
+"""Measures of every evaluation."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,14 @@ def prepare(
     on_checked: Callable[[RunConfig, str], None] = lambda config, device: None,
     on_progress: OnProgress = lambda done, total: None,
     day: date | None = None,
+    loads_verifiers: bool = True,
 ) -> Prepared:
     """Check what can be checked and tokenise the prompts.
 
     train=False checks for evaluation alone: `config.evaluation.data` is then the only data. on_checked: called with the
     configuration and the device before the slow checks, of the model and the prompts. on_progress: how many of a set's
-    prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
-    is wrong and a hint.
+    prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). loads_verifiers: False leaves
+    their code alone, and so the sandbox open. Raises RlcliError with what is wrong and a hint.
     """
     from rlcli.model.io.facts import check_model
 
@@ -113,10 +117,12 @@ def prepare(
     config, adapter = _located(with_model_folders(config, on_note), train)
     check_adapter(config, compute_dtype(config, device), device, adapter)
     train_rows, test_rows = sets = _rows(config, train)
-    config, verifiers, sandbox = _scoring(config, train_rows, test_rows, on_note)
+    config, verifiers, sandbox = _scoring(config, train_rows, test_rows, on_note, loads=loads_verifiers)
     _check_place(config.model.path, on_note)
     config = with_cpu_dtype(config, device, partial(_parameters, config.model.path))
     dtype = compute_dtype(config, device)
+    if train:
+        _check_early(config, test_rows)
     on_checked(config, device)
     facts = check_model(config.model.path, has_template=bool(config.model.chat_template))
     check_half(dtype, facts.kind)
@@ -186,7 +192,12 @@ def _note_open_cluster(config: RunConfig, on_note: Callable[[str], None]) -> Non
 
 
 def _scoring(
-    config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt], on_note: Callable[[str], None]
+    config: RunConfig,
+    train_rows: Sequence[Prompt],
+    test_rows: Sequence[Prompt],
+    on_note: Callable[[str], None],
+    *,
+    loads: bool,
 ) -> tuple[RunConfig, tuple[str, ...], str]:
     """The configuration with the sandbox that was found, the verifiers of these rows, and that sandbox, or empty if
     they need none. Raises what `check_verifiers` and `check_rivals` do."""
@@ -197,6 +208,7 @@ def _scoring(
         # A first attempt has tried them; with given responses nothing is rewarded.
         tried=() if is_restart() or config.data.response else (train_rows, test_rows),
         converses=bool(config.environment.name),
+        loads=loads,
     )
     _note_engine_key(config, on_note)
     _check_rivals(config, train_rows, test_rows)
@@ -215,8 +227,6 @@ def _note_engine_key(config: RunConfig, on_note: Callable[[str], None]) -> None:
 
 def _check_place(model: str, on_note: Callable[[str], None]) -> None:
     """Raise `ModelError` if there can be no such model; use the hub's cache alone if the hub cannot be reached."""
-    from rlcli.model.io.config import check_place
-
     if not Path(model).is_dir():
         offline_unless_reachable(on_note)
     check_place(model)
@@ -242,7 +252,9 @@ def _rows(config: RunConfig, train: bool) -> tuple[Sequence[Prompt], Sequence[Pr
     test_rows: Sequence[Prompt] = []
     name, limit = config.verifier.name, config.evaluation.max_prompts
     if train and data:
-        train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name)
+        names = dataset_names(data, "--data", "train")
+        # Responses that the data gives (data.response) are not verified.
+        train_rows = read_sets(data, names, "train", name, verified=not config.data.response)
     elif train:
         train_rows = numbered_rows(config)
     if held_out:
@@ -297,14 +309,7 @@ def _check_best(config: RunConfig, held_out: TokenizedPrompts | None, on_note: C
                 f"{kept} has no effect: nothing is evaluated (evaluation.data is unset), so no checkpoint is the best"
             )
         return
-    problems = Problems.of_prompts(held_out.prompts, conversing=bool(config.environment.name))
-    ks = ks_of(int(np.bincount(problems.of_row).min()) * config.evaluation.samples)
-    measures = [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks[1:]), *dict.fromkeys(("mean@1", f"mean@{ks[-1]}"))]
-    if rules.best_by not in measures:
-        raise ConfigError(
-            f"checkpoint.best_by = {rules.best_by}: the evaluations measure {', '.join(measures)}",
-            "give one of them, or raise evaluation.samples",
-        )
+    _check_measure(config, held_out.prompts)
     if rules.keep_best and not every:
         on_note(f"{kept} has no effect: of the checkpoints only the last is evaluated; set evaluation.every")
     elif rules.keep_best:
@@ -315,6 +320,29 @@ def _check_best(config: RunConfig, held_out: TokenizedPrompts | None, on_note: C
                 f"{kept}: {lost} of {len(evaluated)} evaluations before the last are of steps without a checkpoint "
                 f"(evaluation.every = {every}, checkpoint.every = {rules.every}), so the best of them cannot be kept"
             )
+
+
+def _check_measure(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise `ConfigError` if evaluations on these prompts do not have the measure `checkpoint.best_by`."""
+    if config.checkpoint.best_by in ALWAYS_MEASURED:
+        return
+    problems = Problems.of_prompts(prompts, conversing=bool(config.environment.name))
+    ks = ks_of(int(np.bincount(problems.of_row).min()) * config.evaluation.samples)
+    measures = [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks[1:]), *dict.fromkeys(("mean@1", f"mean@{ks[-1]}"))]
+    if config.checkpoint.best_by not in measures:
+        raise ConfigError(
+            f"checkpoint.best_by = {config.checkpoint.best_by}: the evaluations measure {', '.join(measures)}",
+            "give one of them, or raise evaluation.samples",
+        )
+
+
+def _check_early(config: RunConfig, test_rows: Sequence[Prompt]) -> None:
+    """Raise `ConfigError` for what config.json and rows show in milliseconds, before Ray starts: once it does, every
+    later check takes longer. Each is checked again when everything is known."""
+    if (plain := plain_config(config.model.path)) is not None:
+        check_fit(config, plain.max_position_embeddings, plain.num_attention_heads, expert_count(plain))
+    if len(test_rows):
+        _check_measure(config, test_rows)
 
 
 def _check_given(config: RunConfig, train: bool) -> None:

@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 
+from rlcli.attempt import REFUSED, is_supervised, leave_ray_behind
 from rlcli.cluster.placement import Placed, Pool, place
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, local, policy_pool, ray_session, set_environment
 from rlcli.config.schema import RunConfig
+from rlcli.errors import RlcliError
 
 CLOSE_S = 20.0
 """Maximum time for a cluster to shut down."""
@@ -32,7 +34,8 @@ class EarlyStart:
                 group = start_group(Worker, pool, logs, spec, placed=early.take(pool))
 
     It runs in a separate thread, since Ray's daemons die with the thread that started them. `session` raises the
-    errors of that thread.
+    errors of that thread. If the run is refused before `session`, the process can exit at once: a supervisor ends what
+    has started.
     """
 
     def __init__(self) -> None:
@@ -42,6 +45,7 @@ class EarlyStart:
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._switch_s = 0.0
+        self._session = False
 
     def begin(self, config: RunConfig, device: str) -> None:
         """Start the cluster and its workers. Returns when these exist, or could not be started, or after ALONE_S: their
@@ -62,8 +66,12 @@ class EarlyStart:
     def __enter__(self) -> EarlyStart:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done.set()
+        if kind is not None and issubclass(kind, RlcliError) and kind.exit_code == REFUSED and self._is_unused:
+            # The thread would first wait until Ray has started: seconds in which the user waits for the reason.
+            leave_ray_behind()
+            return
         if self._thread is not None:
             self._thread.join(CLOSE_S)
             self._thread = None
@@ -76,7 +84,7 @@ class EarlyStart:
             with ray_session(config.cluster.address, config.all_workers, on_lost, config.cluster.wait_s):
                 yield
             return
-        self._on_lost = on_lost
+        self._on_lost, self._session = on_lost, True
         with self, contextlib.redirect_stdout(sys.stderr):
             self._placed.result()
             sys.setswitchinterval(self._switch_s)
@@ -88,6 +96,11 @@ class EarlyStart:
             return None
         self._pool = None
         return self._placed.result()
+
+    @property
+    def _is_unused(self) -> bool:
+        """Whether a cluster has been started for nothing, and a supervisor ends what this process leaves behind."""
+        return self._thread is not None and not self._session and is_supervised()
 
     def _run(self, pool: Pool, workers: int, engine: str) -> None:
         try:

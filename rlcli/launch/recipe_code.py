@@ -18,14 +18,21 @@ _NAME = re.compile(r"[\w-]*")
 _WORDS = re.compile(r"[\w\s-]*")
 _SANDBOXES = ("auto", "bwrap", "landlock")
 _OPTIONS = "environment.options."
-ALGORITHM = "algorithm.code"
+ALGORITHM, VERIFIER = "algorithm.code", "verifier.name"
 
 
 def refuse_code(
-    recipe: str, flags: Mapping[str, object], sets: Sequence[str], command: str, only: str | None = None
-) -> None:
+    recipe: str,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
+    command: str,
+    only: str | None = None,
+    *,
+    leaves_verifier: bool = False,
+) -> str:
     """Raise `ConfigError` if a recipe's file names code, or an address that would be asked, which the command line does
-    not name itself.
+    not name itself. leaves_verifier: such code in `verifier.name` is no error; the command does not run it. Returns
+    that expression, or an empty text.
 
     A recipe may come from anyone, and `--dry-run` and `rlcli plan` are how one looks at it. Recipes of installed
     packages may name what they like. recipe: a name or a file. command: what the user called, for the message. only:
@@ -34,13 +41,17 @@ def refuse_code(
     on_command_line = {key for key, value in flags.items() if value is not None}
     on_command_line |= {text.partition("=")[0].strip() for text in sets}
     loaded = load(recipe)
+    left = ""
+    if leaves_verifier and VERIFIER in loaded.in_files and VERIFIER not in on_command_line:
+        left = _code_alone(loaded.values[VERIFIER])
+        on_command_line |= {VERIFIER} if left else set()
     code = {
         key: loaded.values[key]
         for key in loaded.in_files
         if key not in on_command_line and only in (None, key) and _is_code(key, loaded.values[key])
     }
     if not code:
-        return
+        return left
     key, value = next(iter(code.items()))
     more = f" (and {len(code) - 1} more)" if len(code) > 1 else ""
     words = " ".join(_command_line(key, value) for key, value in code.items())
@@ -61,6 +72,13 @@ def _is_code(key: str, value: Any) -> bool:
 
 def _of_verifier(value: Any) -> bool:
     return isinstance(value, str) and any(_only_users_may_name(ref) for ref in _refs(value))
+
+
+def _code_alone(expression: Any) -> str:
+    """The expression if all that only the user may name in it is code in files and modules, which can be left out of a
+    check: no judge, whose address would be asked, and no model. Else an empty text."""
+    named = [ref for ref in _refs(expression) if _only_users_may_name(ref)] if isinstance(expression, str) else []
+    return str(expression) if named and all(":" in ref for ref in named) else ""
 
 
 def _refs(expression: str) -> list[str]:
@@ -89,7 +107,7 @@ def _command_line(key: str, value: Any) -> str:
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "verifier.name": _of_verifier,
+    VERIFIER: _of_verifier,
     "verifier.sandbox": lambda value: value not in _SANDBOXES,
     "environment.name": lambda value: not _NAME.fullmatch(str(value)),
     "environment.python": bool,

@@ -23,12 +23,13 @@ def check_verifiers(
     *,
     tried: Sequence[Sequence[Prompt]] = (),
     converses: bool = False,
+    loads: bool = True,
 ) -> tuple[tuple[str, ...], str]:
     """Load the verifiers that the rows name, in a separate process since plugin code never runs here, open the sandbox
     if one of them runs programs, and try them on the first rows of each of `tried` (`scoring.trial`).
 
     converses: responses are conversations with an environment, which the rows that are tried lack: what fails then is
-    only noted.
+    only noted. loads: False checks names alone.
 
     Returns the expressions, each once, and the name of the sandbox's backend, tested here; empty if none needs it.
     on_note: told which key goes to which address.
@@ -41,6 +42,8 @@ def check_verifiers(
     for expression, composition in compositions.items():
         _check_names(composition, first[expression] if parse(section.name).names_rows_own else "")
     backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
+    if not (compositions and loads):
+        return tuple(compositions), ""
     with ScoringPool(1, section.deadline_s, tuple(compositions), backend) as pool:
         for note in key_notes(pool.loaded):
             on_note(note)

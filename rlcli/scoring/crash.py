@@ -12,8 +12,8 @@ from types import FrameType
 from rlcli.redact import redacted
 from rlcli.scoring.conventions.calls import BadResult, code_of
 
-OURS = ("rlcli", "rlcli_verifiers", "rlcli_environments")
-"""Packages whose lines tell a user nothing."""
+OURS = ("rlcli", "rlcli_verifiers", "rlcli_environments", "importlib")
+"""Packages whose lines tell a user nothing; the last imports the user's file."""
 FILE_MODULE = "rlcli_verifier_"
 """Prefix of the module name of a user's file, see `load.find`."""
 ERROR_CHARS, CODE_CHARS, SHOWN_CHARS, TRACEBACK_CHARS = 700, 100, 120, 8000

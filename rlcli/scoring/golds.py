@@ -1,11 +1,12 @@
-"""A verifier that runs another on the row's reference answer, in a scoring process and within its deadline."""
+"""Verifiers that take the row's reference answer, in a scoring process and within its deadline: one runs another
+verifier on it, one has a module's `gold` write it as a response."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,22 @@ TRIED, STATED = "tried", "stated"
 the ground truth itself was tried, which only shows whether the verifier crashes."""
 NO_GOLD = ", its gold: "
 """In such a detail, before the reason why the module's `gold` cannot write a response for the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldResponse(Verdict):
+    """A verdict whose answer is a whole response, which must reach the audit as it is: it is not shortened."""
+
+
+def write_gold(request: VerifyRequest, *, target: str, options: str) -> GoldResponse:
+    """The response with the row's answer that `gold` writes, of the module that has the verifier `target`: the answer
+    of the verdict; None if it writes none. options: the verifier's, as JSON. Raises what `gold` raises, and `TypeError`
+    for anything but text."""
+    module, _ = find(target)
+    response = module.gold(request, **_taken(module.gold, json.loads(options)))
+    if response is not None and not isinstance(response, str):
+        raise TypeError(f"gold returned {response!r:.60}, not text")
+    return GoldResponse(1.0, Outcome.OK, answer=response or None)
 
 
 def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
@@ -73,6 +90,12 @@ def _taken(gold: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a verifier that its module's `gold` takes too: those that decide which response is right."""
     parameters = inspect.signature(gold).parameters
     return {name: value for name, value in options.items() if name in parameters}
+
+
+def gold_writer(target: str, term: Term) -> str:
+    """The expression of `write_gold` for the verifier of `term`, which is defined at `target`."""
+    options = {"target": target, "options": json.dumps(dict(term.options))}
+    return str(Composition((Term("rlcli.scoring.golds:write_gold", options),)))
 
 
 @cache

@@ -22,6 +22,8 @@ from rlcli.types import VerifyRequest
 
 AT_ONCE = 32
 """Maximum number of requests in one call of a verifier that takes batches or is async."""
+KIND_CHARS = 100
+"""Maximum length of a module's ANSWER_KIND."""
 
 
 class WrongOption(Exception):
@@ -52,7 +54,8 @@ class Scorer:
     requests in one call; `begins` is called with the index of each term before it is verified. needs_sandbox: whether
     one of its verifiers runs programs. patience_s: how long its verifiers wait in total, by their option `timeout_s`.
     own_limits: of each term, its options `deadline_s` and `wait_s`, 0 if it has none. keys: environment variables whose
-    values are sent, each with its address: of verifiers with options `url` and `key`."""
+    values are sent, each with its address: of verifiers with options `url` and `key`. answer_kind: ANSWER_KIND of the
+    first term's module; empty if it sets none. has_gold: whether that module has a function `gold`."""
 
     verify: Callable[..., list[Verified]]
     at_once: int
@@ -60,6 +63,8 @@ class Scorer:
     patience_s: float
     own_limits: tuple[tuple[float, float], ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
+    answer_kind: str = ""
+    has_gold: bool = False
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
@@ -69,10 +74,14 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
     `NotLoaded` for any exception of the modules and for an object that is not a verifier.
     """
     loaded, limits, sandbox, patience_s = [], [], False, 0.0
+    kind, has_gold = "", False
     keys: list[tuple[str, str]] = []
     for index, part in enumerate(parts):
         try:
             module, function = find(part.target)
+            if index == 0:
+                kind = str(getattr(module, "ANSWER_KIND", ""))[:KIND_CHARS]
+                has_gold = callable(getattr(module, "gold", None))
             options = _options(function, part)
             loaded.append(adapt(function, options))
             if preload := getattr(module, "preload", None):
@@ -95,7 +104,14 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
         return [combine(expression, weights, row) for row in zip(*columns, strict=True)]
 
     return Scorer(
-        verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox, patience_s, tuple(limits), tuple(keys)
+        verify,
+        AT_ONCE if any(one.many for one in loaded) else 1,
+        sandbox,
+        patience_s,
+        tuple(limits),
+        tuple(keys),
+        kind,
+        has_gold,
     )
 
 

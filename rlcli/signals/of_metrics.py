@@ -86,14 +86,23 @@ def _evaluation_fall(lines: Sequence[Line], steps: Sequence[Line], examples: Seq
     if before is None or after is None or low is None or high is None:
         return _because(unknown, "There are too few steps around the evaluations, or they have no intervals.")
     value = low - high
+    intervals = [_interval(line, metric) for line in (best, last)]
     explanation = (
         f"The evaluation was {best[metric]:.3g} at step {best['step']} and is {last[metric]:.3g} at step "
-        f"{last['step']}: their intervals do not overlap, and the reward has not fallen. What was learned since then "
-        "costs what the evaluation measures. Go back to the checkpoint of that step (checkpoint.keep_best), and "
-        "compare samples of both."
+        f"{last['step']}: their intervals, {intervals[0]} and {intervals[1]}, do not overlap, and the reward has not "
+        "fallen. What was learned since then costs what the evaluation measures. Go back to the checkpoint of that "
+        "step (checkpoint.keep_best), and compare samples of both."
     )
     warns = value > threshold and after >= before
+    if warns:
+        figures = [f"{line[metric]:.3g} {interval}" for line, interval in zip((best, last), intervals, strict=True)]
+        title = f"{title}, from {figures[0]} at step {best['step']} to {figures[1]} at step {last['step']}"
     return Signal(name, title, value, threshold, "warning" if warns else "ok", explanation, series, examples)
+
+
+def _interval(line: Line, metric: str) -> str:
+    """The interval of a line's metric, as [low, high]."""
+    return f"[{number(line.get(f'{metric}/low')) or 0.0:.3g}, {number(line.get(f'{metric}/high')) or 0.0:.3g}]"
 
 
 def _reward_around(steps: Sequence[Line], step: int) -> float | None:

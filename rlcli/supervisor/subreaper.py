@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
+from rlcli.attempt import REFUSED
 from rlcli.supervisor.signals import REPEAT_S
 
 LEAVE_S = 15.0
@@ -74,7 +75,8 @@ class Children:
             if time.monotonic() > self._leave_by:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
-        self._end_the_rest()
+        # A refused command has done nothing that an orphan could still save: Ray may have been starting.
+        self._end_the_rest(0.0 if statuses[child] == REFUSED else self._grace_s)
         return statuses[child]
 
     def pause(self, seconds: float) -> None:
@@ -137,8 +139,8 @@ class Children:
                 ended[found[0]] = os.waitstatus_to_exitcode(found[1])
         return ended
 
-    def _end_the_rest(self) -> None:
-        kill_from = time.monotonic() + self._grace_s
+    def _end_the_rest(self, grace_s: float) -> None:
+        kill_from = time.monotonic() + grace_s
         while (self._reaped() or True) and (left := self._left()) and time.monotonic() < kill_from + KILL_S:
             for process in left:
                 if self.asked > 1 or time.monotonic() >= kill_from:

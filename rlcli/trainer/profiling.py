@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from rlcli.files import filled_path
+
 if TYPE_CHECKING:
     from rlcli.cluster.worker_group import WorkerGroup
 
@@ -79,7 +81,7 @@ class StepProfile:
         for name, group in self.groups.items():
             pattern = f"{self.folder}/.{name}-{{rank}}.json"
             failed += [why for why in group.stop_profile(pattern) if why]
-            parts |= {f"{name} {rank}": Path(pattern.format(rank=rank)) for rank in range(len(group))}
+            parts |= {f"{name} {rank}": Path(filled_path(pattern, "rank", rank)) for rank in range(len(group))}
         if failed:
             raise OSError(failed[0])
         path = self.folder / f"step-{self.step}.json.gz"

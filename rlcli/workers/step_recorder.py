@@ -20,6 +20,7 @@ from rlcli.data.packer import Bin
 from rlcli.data.samples import write_table
 from rlcli.data.step_files import RecordedSample, Recording, TokenValues, tokens_row, tokens_table
 from rlcli.data.trajectories import Trajectory
+from rlcli.files import filled_path
 from rlcli.runs.background import BackgroundWriter
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, MicroBatch, TrainBatch
 from rlcli.workers.token_texts import TokenTexts
@@ -165,4 +166,4 @@ class StepRecorder:
                 for one, whole in found
             ]
         )
-        write_table(Path(recording.path.format(rank=self._rank)), table)
+        write_table(Path(filled_path(recording.path, "rank", self._rank)), table)

@@ -22,6 +22,7 @@ from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.template_choice import choose_template
 from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import Environments
+from rlcli.files import filled_path
 from rlcli.images.sight import Sight
 from rlcli.importing import trust_imports
 from rlcli.machine.device import GROUPS, capability
@@ -296,7 +297,7 @@ class Worker(WeightSync):
         """Write what this rank trains on in a minibatch to `path`, with `{rank}` in its name. Returns the error, or
         "": a batch saved for inspection must not stop the run."""
         try:
-            self._batch.save(minibatch, Path(path.format(rank=self.rank)))
+            self._batch.save(minibatch, Path(filled_path(path, "rank", self.rank)))
         except (OSError, RuntimeError) as error:
             return str(error).splitlines()[0]
         return ""
@@ -335,7 +336,7 @@ class Worker(WeightSync):
     def stop_profile(self, path: str) -> str:
         """Write the recording to `path`, with `{rank}` in its name. Returns the error, or ""."""
         try:
-            profiling.stop(Path(path.format(rank=self.rank)))
+            profiling.stop(Path(filled_path(path, "rank", self.rank)))
         except OSError as error:
             return str(error)
         return ""

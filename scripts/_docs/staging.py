@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._docs.diagrams import as_svg
+from scripts._docs.questions import questions, with_questions
 from scripts._docs.reference import generated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +53,14 @@ def stage(folder: Path) -> None:
     """Write `folder`/zensical.toml and `folder`/pages. Raises `SiteError` if the navigation and the pages differ."""
     pages = folder / "pages"
     made = generated()
+    if unknown := sorted(questions().keys() - sources().keys()):
+        raise SiteError(f"docs/questions.toml names {unknown[0]}, which is no written page")
     check_navigation(navigated(), {*sources(), *made})
     for page, file in sources().items():
-        write(pages / page, adapted(file.read_text(encoding="utf-8"), page, file, pages))
+        text, missing = with_questions(adapted(file.read_text(encoding="utf-8"), page, file, pages), page)
+        if missing:
+            raise SiteError(f"docs/questions.toml names a section that {page} lacks: #{missing[0]}")
+        write(pages / page, text)
     for page, text in made.items():
         write(pages / page, text)
     for asset in [*DOCS.rglob("*.png"), *DOCS.rglob("*.svg"), *DOCS.rglob("*.css")]:

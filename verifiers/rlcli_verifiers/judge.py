@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 from rlcli.errors import ConfigError
+from rlcli.registry import near
 from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.judge_cache import Cache, key_of
-from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check, served_at
+from rlcli_verifiers.judge_client import FIELDS, CallFailed, Endpoint, Spent, ask, check, served_at
 from rlcli_verifiers.judge_compare import Judged, compared
 from rlcli_verifiers.judge_limits import Limits, shared_folder
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
@@ -35,8 +36,12 @@ async def verify(
     rivals: int = 0,
     key: str = "OPENAI_API_KEY",
     temperature: float = 0.0,
+    top_p: float = 1.0,
     max_tokens: int = 1024,
+    seed: int | None = None,
     structured: bool = True,
+    omit: list[str] = [],  # noqa: B006 - never changed
+    rename: dict[str, str] = {},  # noqa: B006 - never changed
     extra: dict[str, Any] = {},  # noqa: B006 - never changed
     concurrency: int = 16,
     requests_per_minute: int = 0,
@@ -59,8 +64,10 @@ async def verify(
 
     url, model: of an OpenAI-compatible endpoint. serve: a model that the run serves itself instead, on devices of its
     own: its folder or hub id, or {model = "…", workers = 2, tensor_parallel = 2} (devices in all, and of each server).
-    key: the environment variable with its API key. structured: ask for JSON by a schema, as long as the endpoint
-    accepts it. extra: further fields of each request. concurrency, requests_per_minute, tokens_per_minute: of this
+    key: the environment variable with its API key. temperature, top_p, max_tokens, seed: of its replies. structured:
+    ask for JSON by a schema, as long as the endpoint accepts it. omit: fields of the request that are not sent, such as
+    temperature. rename: other names for fields, such as {max_tokens = "max_completion_tokens"}. extra: further fields
+    of each request. concurrency, requests_per_minute, tokens_per_minute: of this
     machine, 0: no limit. call_s: the longest call. wait_s: for all calls and waits of one verdict. cache: keep verdicts
     by content in the user's cache folder. price_in, price_out: of a million tokens, for the metric usage/cost.
 
@@ -77,7 +84,11 @@ async def verify(
         call_s=call_s,
         max_tokens=max_tokens,
         temperature=temperature,
+        top_p=top_p,
+        seed=seed,
         structured=structured,
+        omit=tuple(omit),
+        rename=rename,
         extra=extra,
         limits=limits,
     )
@@ -106,7 +117,9 @@ async def _score(
 ) -> Graded:
     """What the judge gives of the points: from the cache, or by a call."""
     one = endpoint
-    content = key_of(one.place, one.model, one.max_tokens, one.temperature, one.structured, one.extra, points, chat)
+    sampling = (one.max_tokens, one.temperature, one.top_p, one.seed)
+    request = (one.structured, one.omit, dict(one.rename), one.extra)
+    content = key_of(one.place, one.model, *sampling, *request, points, chat)
     if known and (kept := known.get(content)):
         spent.cached += 1
         return kept
@@ -126,6 +139,7 @@ def preload(**options: Any) -> None:
     for name in ("concurrency", "wait_s", "call_s"):
         if given[name] <= 0:
             raise ConfigError(f"the option {name} is {given[name]:g}", "give a number above 0")
+    _check_fields(given.get("omit", ()), given.get("rename", {}), given.get("extra", {}))
     url, model = given.get("url", ""), given.get("model", "")
     if bool(given.get("serve")) == bool(url or model) or bool(url) != bool(model):
         raise ConfigError(
@@ -135,6 +149,18 @@ def preload(**options: Any) -> None:
     shared_folder()
     if not given.get("serve"):
         check(Endpoint(url, model, **({"key": given["key"]} if "key" in given else {})))
+
+
+def _check_fields(omit: Sequence[str], rename: Mapping[str, str], extra: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an option about a field that no request has, and for two fields of one name."""
+    for option, names in (("omit", omit), ("rename", rename)):
+        if unknown := next((name for name in names if name not in FIELDS), ""):
+            raise ConfigError(f"the option {option} names '{unknown}', which no request has", near(unknown, FIELDS))
+    if "messages" in omit:
+        raise ConfigError("the option omit names messages, without which there is nothing to judge", "leave it out")
+    sent = [name for name in FIELDS if name not in omit and name not in rename]
+    if twice := next((name for name in rename.values() if name in (*sent, *extra)), ""):
+        raise ConfigError(f"the option rename gives a field the name {twice}, which another one has", "give another")
 
 
 @cache

@@ -29,6 +29,13 @@ BACKOFF_S, LONGEST_WAIT_S, CONNECT_S, LISTING_S = 0.5, 30.0, 10.0, 20.0
 CHARS_A_TOKEN = 3
 """For the estimate of a prompt's tokens before the endpoint has counted them; low, so that estimates are high."""
 
+NEUTRAL: Mapping[str, float] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sampling values that nobody chooses for a judge, each without an effect. They are sent because a server takes values
+that are missing from the defaults of the model's generation config. OpenAI's own protocol does not have them: an
+endpoint that refuses them is asked without."""
+FIELDS = ("model", "messages", "temperature", "top_p", *NEUTRAL, "max_tokens", "seed", "response_format")
+"""The fields of a request, which the options omit and rename may name."""
+
 _KEY_NAME = re.compile(r"[A-Z_][A-Z0-9_]*(?:KEY|TOKEN|SECRET)[A-Z0-9_]*")
 _DEFAULT_KEY = "OPENAI_API_KEY"
 
@@ -42,9 +49,10 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """key: the environment variable with the API key. extra: further fields of each request. structured: ask for
-    structured output unless the endpoint has refused it. served: the identity of a model that the run serves: its
-    server is started again where it dies, so calls are tried until the caller's time is over."""
+    """key: the environment variable with the API key. seed: None sends none. structured: ask for structured output
+    unless the endpoint has refused it. omit: those of `FIELDS` that are not sent. rename: one of `FIELDS` → its name in
+    requests. extra: further fields of each request. served: the identity of a model that the run serves: its server is
+    started again where it dies, so calls are tried until the caller's time is over."""
 
     url: str
     model: str
@@ -52,7 +60,11 @@ class Endpoint:
     call_s: float = 60.0
     max_tokens: int = 1024
     temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
     structured: bool = True
+    omit: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict, hash=False)
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     limits: Limits = field(default_factory=lambda: Limits("", 16))
     served: str = ""
@@ -152,20 +164,28 @@ def check(endpoint: Endpoint) -> None:
 
 
 class _Trouble(NamedTuple):
-    """Why a call brought no reply. status: 0 if there was no answer. asked_s: by the header Retry-After."""
+    """Why a call brought no reply. status: 0 if there was no answer. asked_s: by the header Retry-After. refused:
+    fields of the request that the answer names."""
 
     text: str
     status: int = 0
     asked_s: float = 0.0
+    refused: tuple[str, ...] = ()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the endpoint does not take the request as it is."""
+        return self.status in (400, 422)
 
 
 async def ask(endpoint: Endpoint, messages: list[dict[str, str]], points: int, spent: Spent) -> str:
     """The judge's reply. Raises `CallFailed`, and `Unparsed` for one that was cut off; the caller limits the time. What
     the calls have cost is added to `spent`."""
     structured = endpoint.structured and endpoint.place not in _unstructured
+    neutral = endpoint.place not in _without_neutral
 
-    async def attempt(asks_for_json: bool) -> str | _Trouble:
-        body = _body(endpoint, messages, points if asks_for_json else None)
+    async def attempt() -> str | _Trouble:
+        body = _body(endpoint, messages, points if structured else None, neutral=neutral)
         estimate = sum(len(one["content"]) for one in messages) // CHARS_A_TOKEN + endpoint.max_tokens
         answer = await _call(endpoint, f"{endpoint.base}/chat/completions", body, estimate, spent)
         return (
@@ -173,16 +193,22 @@ async def ask(endpoint: Endpoint, messages: list[dict[str, str]], points: int, s
         )
 
     async def reply() -> str | _Trouble:
-        nonlocal structured
-        found = await attempt(structured)
-        if structured and isinstance(found, _Trouble) and found.status in (400, 422):
-            structured = False  # it may not support that; if it does, the next answer is the same
-            found = await attempt(False)
+        nonlocal structured, neutral
+        found = await attempt()
+        # It may not support one of these; if it does, the next answer is the same.
+        while isinstance(found, _Trouble) and found.refuses and (structured or neutral):
+            if neutral and (not structured or set(found.refused) & set(NEUTRAL)):
+                neutral = False
+            else:
+                structured = False
+            found = await attempt()
         return found
 
     text = await _retried(endpoint, spent, reply)
     if endpoint.structured and not structured:
         _unstructured.add(endpoint.place)
+    if not neutral:
+        _without_neutral.add(endpoint.place)
     return text
 
 
@@ -204,7 +230,7 @@ async def _retried(endpoint: Endpoint, spent: Spent, attempt: Callable[[], Await
     while isinstance(found := await attempt(), _Trouble):
         spent.trouble = f"the endpoint {found.text}"
         if 400 <= found.status < 500 and found.status not in (408, 429):
-            raise CallFailed(spent.trouble)
+            raise CallFailed(spent.trouble + _advice(found.refused))
         tries, waits = tries + (found.status != 429), waits + (found.status == 429)
         if tries >= TRIES and not endpoint.served:
             raise CallFailed(f"{spent.trouble} ({tries} tries)")
@@ -235,19 +261,41 @@ async def _call(
             return _Trouble(f"cannot be reached ({_line(str(error) or type(error).__name__)})")
     if answer.status_code != 200:
         asked_s = _retry_after(answer.headers.get("retry-after", ""))
-        return _Trouble(f"answers {answer.status_code}: {_line(answer.text)}", answer.status_code, asked_s)
+        fields = [endpoint.rename.get(name, name) for name in FIELDS if name not in ("model", "messages")]
+        refused = tuple(name for name in fields if name in body and _has_word(answer.text, name))
+        return _Trouble(f"answers {answer.status_code}: {_line(answer.text)}", answer.status_code, asked_s, refused)
     return answer
 
 
-def _body(endpoint: Endpoint, messages: list[dict[str, str]], points: int | None) -> dict[str, Any]:
-    return {
+def _has_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<![A-Za-z0-9_]){re.escape(word)}(?![A-Za-z0-9_])", text) is not None
+
+
+def _advice(refused: Sequence[str]) -> str:
+    """How to make a request without the fields that an answer names, to follow the answer; empty if it names none."""
+    if not refused:
+        return ""
+    listed = ", ".join(f'"{name}"' for name in refused)
+    return f'; the option omit=[{listed}] leaves it out, rename={{{refused[0]} = "…"}} gives it another name'
+
+
+def _body(
+    endpoint: Endpoint, messages: list[dict[str, str]], points: int | None, *, neutral: bool = True
+) -> dict[str, Any]:
+    """The fields of a request. points: ask for JSON with so many; None: for text. neutral: send the values of
+    `NEUTRAL`."""
+    fields = {
         "model": endpoint.model,
         "messages": messages,
         "temperature": endpoint.temperature,
+        "top_p": endpoint.top_p,
+        **(NEUTRAL if neutral else {}),
         "max_tokens": endpoint.max_tokens,
+        **({} if endpoint.seed is None else {"seed": endpoint.seed}),
         **({"response_format": response_format(points)} if points is not None else {}),
-        **endpoint.extra,
     }
+    named = {endpoint.rename.get(name, name): value for name, value in fields.items() if name not in endpoint.omit}
+    return {**named, **endpoint.extra}
 
 
 def _reply(endpoint: Endpoint, answer: httpx.Response, spent: Spent, estimate: int) -> str | None:
@@ -298,6 +346,8 @@ def _line(text: str) -> str:
 
 _unstructured: set[str] = set()
 """Places of endpoints that have refused structured output."""
+_without_neutral: set[str] = set()
+"""Places of endpoints that have refused a request with the values of `NEUTRAL` and taken it without them."""
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ class Call:
     """Print the whole plan."""
     accept_changes: bool = False
     """Resume though a file that the run reads by path has changed."""
+    untried: str = ""
+    """The verifier, if it is code that only a recipe's file names: a dry run does not run it."""
 
 
 def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: bool, auto_memory: bool) -> None:
@@ -71,7 +74,8 @@ def resume_training(
     from rlcli.tracking.console import View
 
     if call.dry_run:
-        refuse_code(str(find_run(run) / "config.toml"), flags, sets, "--dry-run")
+        own = str(find_run(run) / "config.toml")
+        call = replace(call, untried=refuse_code(own, flags, sets, "--dry-run", leaves_verifier=True) or call.untried)
 
     notes: list[str] = []
     with View(show_samples=call.show_samples) as view, EarlyStart() as early:
@@ -110,6 +114,7 @@ def _run(
     """Run all checks that need no worker, while `early` starts Ray; then print the plan and train, or try verifiers and
     weights and return what `--dry-run` reports."""
     from rlcli.cluster.process import startup
+    from rlcli.config.rules import without_effect
     from rlcli.launch.derived_plan import derived_plan
     from rlcli.launch.planning.engine_sleep import with_least_sleep
     from rlcli.launch.preflight import prepare, with_epochs_counted
@@ -126,6 +131,12 @@ def _run(
             on_checked=partial(_checked, early=None if call.dry_run else early, view=view),
             on_progress=view.progress,
             day=resumed.day if resumed else None,
+            loads_verifiers=not call.untried,
+        )
+    if call.untried:
+        notes.append(
+            f"verifier.name = {call.untried}: a dry run does not run code that only a recipe's file names, a run does; "
+            f"to try it on the first rows: --verifier {shlex.quote(call.untried)}"
         )
     startup.done("prepared")
     if resolved.config.train.epochs is not None:
@@ -138,6 +149,7 @@ def _run(
         resumed = check_data(with_downloads(resumed, notes.append), prepared.prompts.fingerprint())
         if resumed.nothing_to_do:  # known now, if the length was given in epochs
             return _finished(resumed)
+    notes += without_effect(prepared.config)
     chosen: list[tuple[str, str]] = []
     if resumed is None:
         resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)
@@ -151,7 +163,7 @@ def _run(
         plan += estimates(prepared, prepared.config.train.steps - (resumed.step if resumed else 0))
 
         view.phase("try verifiers and weights")
-        try_out(prepared, notes.append)
+        try_out(prepared, notes.append, verifies=not call.untried)
         return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
     if not call.plan:
         from rlcli.launch.planning.summary import summary

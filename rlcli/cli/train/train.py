@@ -151,6 +151,11 @@ def train(
         raise ConfigError(
             "--accept-changes is for a run that is resumed", "leave it out, or name the run: --resume RUN"
         )
+    untried = ""
+    if dry_run and recipe is not None:
+        from rlcli.launch.recipe_code import refuse_code
+
+        untried = refuse_code(recipe, flags, sets or [], "--dry-run", leaves_verifier=True)
     call = Call(
         show_samples=show_samples,
         dry_run=dry_run,
@@ -158,11 +163,8 @@ def train(
         profile=profile,
         plan=whole_plan,
         accept_changes=accept_changes,
+        untried=untried,
     )
-    if dry_run and recipe is not None:
-        from rlcli.launch.recipe_code import refuse_code
-
-        refuse_code(recipe, flags, sets or [], "--dry-run")
     if (run := _resumed(resume, memory, out, force, go_on)) is not None:
         return resume_training(run, recipe, flags, sets or [], call)
     resolved = _resolved(recipe, flags, sets or [], memory)

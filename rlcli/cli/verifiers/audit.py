@@ -69,7 +69,7 @@ def audit_verifier(
     from rlcli.scoring.expression import parse
 
     options = Options(limit, seed, mutations, processes or len(os.sched_getaffinity(0)), deadline, sandbox, strict)
-    if is_judge(composition := parse(name).located()):
+    if is_judge(composition := parse(name).located(), options):
         return _audit_judge(composition, data, options, html, as_json)
     with console.progress() as on_progress:
         report = audit(name, data, options, on_progress)

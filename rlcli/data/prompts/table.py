@@ -37,29 +37,34 @@ MOST_VERIFIERS = 1000
 
 
 def read_sets(
-    paths: Sequence[str], names: Sequence[str], split: str, verifier: str, limit: int = 0
+    paths: Sequence[str], names: Sequence[str], split: str, verifier: str, limit: int = 0, *, verified: bool = True
 ) -> Sequence[Prompt]:
     """The prompts of one dataset, or of several as `JoinedPrompts`; the ids of these begin with their set's name, so
     that rows of two sets differ. limit: the first rows of each; 0: all. Raises like `read_prompts`."""
     if len(paths) == 1:
-        return read_prompts(paths[0], split, verifier)[: limit or None]
-    parts = [read_prompts(path, split, verifier, name) for path, name in zip(paths, names, strict=True)]
+        return read_prompts(paths[0], split, verifier, verified=verified)[: limit or None]
+    parts = [
+        read_prompts(path, split, verifier, name, verified=verified) for path, name in zip(paths, names, strict=True)
+    ]
     return JoinedPrompts([part[: limit or None] for part in parts], names)
 
 
-def read_prompts(path: str | Path, split: str, verifier: str = "auto", label: str = "") -> PromptTable:
+def read_prompts(
+    path: str | Path, split: str, verifier: str = "auto", label: str = "", *, verified: bool = True
+) -> PromptTable:
     """The rows of a parquet file, or of `<split>.parquet` in a folder. Files made for verl work as well.
 
     verifier: an expression (see `scoring.expression`), in which "auto" stands for the verifier that each row names
     (`reward_model.style`), or that verl's table names for its `data_source`; without it the row's name is not read. A
     prompt's verifier is the resulting expression.
     A prompt's id is `data_source:split:row`, with rows counted from 0, after `label/` if one is given.
+    verified: responses to the rows will be verified; if not, rows need not name a verifier, and have "" then.
     Every row is checked. Raises `DataError` that names the file, the column or the row, and the fix; `ConfigError` for
     an expression that cannot be parsed.
     """
     expression = parse(verifier).located()
     file = find_file(Path(path), split)
-    origin = Origin(file, split, expression, _stamp(file), label)
+    origin = Origin(file, split, expression, _stamp(file), label, verified)
     table = PromptTable(_read(file), origin)
     table.check()
     return table
@@ -146,13 +151,14 @@ def _row_of_bad_text(column: Any) -> str:
 @dataclass(frozen=True)
 class Origin:
     """The source of a table's rows. expression: of verifiers. stamp: of the file, taken before it was read. label:
-    prefix of the rows' ids."""
+    prefix of the rows' ids. verified: as of `read_prompts`."""
 
     file: Path
     split: str
     expression: Composition
     stamp: tuple[int, int, int]
     label: str = ""
+    verified: bool = True
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
@@ -240,9 +246,12 @@ class PromptTable(Sequence[Prompt]):
         return self.origin.stamp == _stamp(self.origin.file)
 
     def verifiers(self) -> dict[str, str]:
-        """Each distinct verifier expression of the rows → the id of the first such row."""
+        """Each distinct verifier expression of the rows → the id of the first such row. None of rows whose responses
+        are not verified, unless the user has named one."""
         import numpy as np
 
+        if self.origin.expression.names_rows_own and not self.origin.verified:
+            return {}
         if not self.origin.expression.names_rows_own:
             return {str(self.origin.expression): self[0].id} if len(self) else {}
         _, firsts = np.unique(self._verifier_codes()[self.places], return_index=True)
@@ -286,8 +295,8 @@ class PromptTable(Sequence[Prompt]):
         if len(styles) > MOST_VERIFIERS or len(sources) > MOST_VERIFIERS:
             return False
         try:
-            return all(self._of_style(style) for style in styles if style not in verls) and all(
-                verifier_of(style, source) for style in verls for source in sources
+            return all(self._of_style(style) for style in styles if style not in verls) and (
+                not self.origin.verified or all(verifier_of(style, source) for style in verls for source in sources)
             )
         except ConfigError:
             return False
@@ -363,6 +372,8 @@ class PromptTable(Sequence[Prompt]):
         if isinstance(style, str) and is_verls_style(style):
             named = verifier_of(style, data_source)
         if not isinstance(named, str) or not named:
+            if not self.origin.verified:
+                return ""
             raise bad(
                 f"'reward_model.style' is {style!r}, which names no verifier, and verl's table has none for the "
                 f"data_source {data_source!r:.80}",

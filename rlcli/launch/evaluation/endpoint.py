@@ -16,6 +16,7 @@ from rlcli.data.samples import PartWriter, sample_row
 from rlcli.errors import EndpointError
 from rlcli.evaluation.report import PURPOSE
 from rlcli.evaluation.responses import COLUMNS, Responses
+from rlcli.files import filled_path
 from rlcli.launch.verifiers import check_verifiers, refuse_rivals
 from rlcli.orchestrator.dispatcher import OnProgress
 from rlcli.rollout.call import GREEDY
@@ -67,7 +68,7 @@ def ask(
     receives a line if no two samples of any prompt differ."""
     asked = {f"{index}:{sample}": (index, sample) for index, samples in enumerate(wanted) for sample in samples}
     requests = [_request(config, prompts[index], sample, key) for key, (index, sample) in asked.items()]
-    writer = PartWriter(save_as.replace("{rank}", "0"), 0) if save_as else None
+    writer = PartWriter(filled_path(save_as, "rank", 0), 0) if save_as else None
     waiting: list[_Answered] = []
     done: list[dict[str, Any]] = []
     places: list[int] = []

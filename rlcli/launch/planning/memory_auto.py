@@ -277,8 +277,9 @@ def _first_fix(found: Forecast) -> str:
 
 def _prompts(config: RunConfig) -> TokenizedPrompts:
     paths = config.data.paths
-    rows = read_sets(paths, dataset_names(paths, "--data", "train"), "train", config.verifier.name)
     response, most = config.data.response, config.rollout.max_response_tokens
+    names = dataset_names(paths, "--data", "train")
+    rows = read_sets(paths, names, "train", config.verifier.name, verified=not response)
     tokenizer = chat_template.fix(
         load_tokenizer(config.model.path, config.model.chat_template),
         config.data.chat_template_kwargs,

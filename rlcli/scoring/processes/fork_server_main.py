@@ -34,6 +34,7 @@ from rlcli.errors import DEBUG, RlcliError
 from rlcli.redact import redacted
 from rlcli.scoring.combine import Verified
 from rlcli.scoring.crash import describe, user_traceback
+from rlcli.scoring.golds import GoldResponse
 from rlcli.scoring.load import NotLoaded, Part, Scorer, WrongOption, load
 from rlcli.scoring.service.sources import joined
 from rlcli.types import Verdict, VerifyRequest
@@ -124,6 +125,7 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
     facts: dict[str, Any] = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox}
     facts |= {"patience_s": scorer.patience_s, "keys": scorer.keys}
+    facts |= {"answer_kind": scorer.answer_kind, "has_gold": scorer.has_gold}
     return facts | ({"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {})
 
 
@@ -227,10 +229,11 @@ def _crash(error: BaseException, completion: str | None) -> bytes:
 
 def _encode(verdict: Verified) -> dict[str, Any]:
     assert isinstance(verdict, Verdict), verdict
+    most = None if isinstance(verdict, GoldResponse) else MAX_TEXT_CHARS
     return {
         "score": float(verdict.score),
         "outcome": str(verdict.outcome),
-        "answer": None if verdict.answer is None else str(verdict.answer)[:MAX_TEXT_CHARS],
+        "answer": None if verdict.answer is None else str(verdict.answer)[:most],
         "parts": {str(name): float(part) for name, part in verdict.parts.items()},
         "detail": str(verdict.detail)[:MAX_TEXT_CHARS],
     }

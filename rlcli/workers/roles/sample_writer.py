@@ -19,6 +19,7 @@ from rlcli.data.signature import tokens_digest
 from rlcli.data.step_pictures import MOST, beside, write_pictures
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.held import Held
+from rlcli.files import filled_path
 from rlcli.scoring.service.client import Scored
 from rlcli.types import ENDED, Outcome, Prompt, Sample, Verdict
 
@@ -140,12 +141,13 @@ class Saver:
     save_as, truncated: as in `RolloutCall`."""
 
     def __init__(self, save_as: str, rank: int, step: int, truncated: TruncatedRule | Literal[""] = "") -> None:
-        path = save_as.replace("{rank}", str(rank))
+        path = filled_path(save_as, "rank", rank)
         self.rows: list[dict[str, Any]] = []
         self._copies: dict[str, bytes] = {}
         self._step, self._truncated = step, truncated
-        self._whole = "" if "{part}" in path else path
-        self._parts = PartWriter(path, step) if "{part}" in path else None
+        in_parts = "{part}" in Path(path).name
+        self._whole = "" if in_parts else path
+        self._parts = PartWriter(path, step) if in_parts else None
         self._waiting: list[PendingSample] = []
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,41 @@ def test_percentiles_are_of_what_was_measured() -> None:
     assert (latency.p50, latency.p90, latency.p99, latency.max) == (0.001, 0.01, 0.1, 0.1)
     assert sum(latency.counts) == 100
     assert len(latency.bounds) == len(latency.counts) + 1
+
+
+def own_gold(folder: Path, body: str) -> str:
+    """A verifier of the last word whose module has this body of `gold`."""
+    file = folder / "last_word.py"
+    file.write_text(
+        "import os\n\n"
+        f"open({str(folder / 'imported')!r}, 'a').write(f'{{os.getpid()}}\\n')\n\n"
+        "def verify(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return float(solution_str.split()[-1:] == [ground_truth])\n\n"
+        f"def gold(request):\n    {body}\n"
+    )
+    return f"{file}:verify"
+
+
+def test_gold_runs_where_verifiers_run_and_its_text_arrives_whole(tmp_path: Path) -> None:
+    called = tmp_path / "called"
+    body = f"open({str(called)!r}, 'a').write(f'{{os.getpid()}}\\n'); return 'word ' * 2000 + request.ground_truth"
+    report = audit(own_gold(tmp_path, body), sums(tmp_path), dataclasses.replace(ALL, mutations=3))
+    (form,) = report.forms.values()
+    assert form == "the verifier's own gold"
+    stated = next(tally for tally in report.tallies if tally.kind == "the answer stated")
+    assert (stated.tried, stated.as_expected) == (3, 3), "cut off, it would not end with the answer"
+    for file in (called, tmp_path / "imported"):
+        assert str(os.getpid()) not in file.read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return request.extra_info['missing']", r"KeyError: 'missing' \(.*last_word\.py, line \d+"),
+        ("os._exit(3)", r"the verifier's process died \(exit status 3\)"),
+        ("return 7", r"TypeError: gold returned 7, not text"),
+    ],
+)
+def test_a_gold_that_fails_ends_the_audit_with_the_row(tmp_path: Path, body: str, says: str) -> None:
+    with pytest.raises(DataError, match=rf"row 0 .*: {says}"):
+        audit(own_gold(tmp_path, body), sums(tmp_path), ALL)

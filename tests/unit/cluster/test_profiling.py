@@ -15,6 +15,7 @@ import torch
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import profiling
+from rlcli.files import filled_path
 from rlcli.trainer.profiling import StepProfile, profiled_step
 
 
@@ -29,7 +30,7 @@ class Rank:
 
     def stop_profile(self, path: str) -> list[str]:
         try:
-            profiling.stop(Path(path.format(rank=0)))
+            profiling.stop(Path(filled_path(path, "rank", 0)))
         except OSError as error:
             return [str(error)]
         return [""]
@@ -57,7 +58,7 @@ class OtherRank(Rank):
         found = {"pid": 7, "spans": [["update", 10**18, 10**18 + 5000]], "events": []}
         found["events"] = [{"name": "gemm", "cat": "kernel", "pid": 0, "tid": 7, "ts": 10**18 + 1000, "dur": 2000}]
         with contextlib.suppress(OSError):
-            Path(path.format(rank=0)).write_text(json.dumps(found))
+            Path(filled_path(path, "rank", 0)).write_text(json.dumps(found))
         return [""]
 
 
@@ -85,8 +86,9 @@ def by_name(events: list[dict[str, Any]], process: str) -> dict[str, dict[str, A
 
 @pytest.mark.parametrize("steps", [3, 4])
 def test_one_step_is_in_it_with_the_driver_and_every_rank(tmp_path: Path, steps: int) -> None:
-    notes = run(tmp_path / "profile", steps)
-    (file,) = (tmp_path / "profile").iterdir()
+    folder = tmp_path / "profile {lr=1} {rank}"
+    notes = run(folder, steps)
+    (file,) = folder.iterdir()
     assert file.name == "step-3.json.gz"
     assert str(file) in notes[0]
     assert "perfetto" in notes[0]

@@ -184,7 +184,7 @@ def test_quickstart_is_grpo_with_settings_for_a_tiny_model() -> None:
     assert (train.steps, rollout.prompts_per_step, rollout.samples_per_prompt) == (60, 32, 8)
     assert (train.lr, train.betas) == (2e-4, (0.9, 0.99))
     assert (train.warmup_steps, train.schedule, train.min_lr_fraction) == (10, "linear", 0.1)
-    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (None, 0.28, 0.0)
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (None, None, 0.0)  # no ratio to clip
     assert (algorithm.aggregation, rollout.temperature) == ("token-mean", 1.0)
 
 

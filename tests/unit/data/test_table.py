@@ -162,3 +162,17 @@ def test_tokenizing_a_table_equals_tokenizing_its_rows(tmp_path: Path) -> None:
     assert as_table.fingerprint() == as_rows.fingerprint()
     lengths = [len(as_table.tokens(i)) for i in range(len(as_table))]
     assert as_table.longest() == lengths.index(max(lengths))
+
+
+@pytest.mark.parametrize("style", ["rule", "", None])
+def test_rows_that_are_not_verified_need_no_verifier(tmp_path: Path, style: str | None) -> None:
+    many = rows(300)
+    for number in (0, 257):
+        many[number]["reward_model"] = {"style": style, "ground_truth": "2"}
+    pq.write_table(pa.Table.from_pylist(many), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="which names no verifier"):
+        read_prompts(tmp_path / "a.parquet", "train")
+    table = read_prompts(tmp_path / "a.parquet", "train", verified=False)
+    assert [table[number].verifier for number in (0, 1, 257)] == ["", rows(2)[1]["reward_model"]["style"], ""]
+    assert table.verifiers() == {}
+    assert read_prompts(tmp_path / "a.parquet", "train", "math", verified=False).verifiers() == {"math": table[0].id}

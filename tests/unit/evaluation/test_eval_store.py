@@ -192,18 +192,20 @@ def test_a_writer_waits_a_second_between_parts_and_longer_later(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("rlcli.data.samples.time.monotonic", lambda: now[0])
-    writer = PartWriter(str(tmp_path / "{part}.parquet"), 0)
+    folder = tmp_path / "{part} {n}"
+    folder.mkdir()
+    writer = PartWriter(str(folder / "{part}.parquet"), 0)
 
     def parts_after(seconds: float) -> int:
         now[0] += seconds
         writer.add(row(0, 0))
-        return len(list(tmp_path.iterdir()))
+        return len(list(folder.iterdir()))
 
     assert [parts_after(0.5), parts_after(0.6), parts_after(0.9), parts_after(0.2)] == [0, 1, 1, 2]
     assert parts_after(1000.0) == 3
     assert [parts_after(5.0), parts_after(6.0)] == [3, 4]
     writer.flush()
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_a_row_says_what_is_known_of_a_sample(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,11 @@ def test_rows_that_were_left_out_stand_in_the_report() -> None:
 def test_a_set_whose_rows_are_all_one_prompt_is_refused() -> None:
     with pytest.raises(DataError, match=r"all 32 rows to evaluate ask the same prompt, '7\+1='"):
         check_rows([row(n, 7) for n in range(32)], "data/test.parquet")
+    with pytest.raises(
+        DataError, match=r"the same prompt, '7\+1=', with different ground truths \('8' and '9', for"
+    ) as no:
+        check_rows([replace(row(n, 7), ground_truth=str(8 + n)) for n in range(32)], "data/test.parquet")
+    assert "samples" not in no.value.hint
     check_rows([row(0, 7)], "data/test.parquet")
     check_rows([row(0, 7), row(1, 7), row(2, 8)], "data/test.parquet")
 

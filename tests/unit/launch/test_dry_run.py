@@ -237,6 +237,15 @@ def test_keys_without_effect_are_named() -> None:
         "shaping.overlong_penalty = 2.0 has no effect: shaping.overlong_buffer = 0",
     ]
     assert without_effect(resolve("grpo", {}, []).config) == []
+    clip = ["algorithm.clip_high=0.28", "algorithm.dual_clip=3", "train.min_lr_fraction=0.1"]
+    assert [note.partition(" has")[0] for note in without_effect(resolve("grpo", {}, clip).config)] == [
+        "algorithm.clip_high = 0.28",
+        "algorithm.dual_clip = 3.0",
+        "train.min_lr_fraction = 0.1",
+    ]
+    for several in ("train.minibatches=2", "train.passes=2", "algorithm.correction=bypass"):
+        noted = without_effect(resolve("grpo", {}, [*clip, several, "train.schedule=cosine"]).config)
+        assert noted == [], several
     assert without_effect(resolve("dapo", {}, ["data.sampling=thompson", "data.shuffle=false"]).config) == [
         "data.shuffle = False has no effect: data.sampling = thompson draws at random"
     ]
@@ -288,3 +297,21 @@ def test_a_verifier_that_crashes_ends_each_command_before_the_model_loads(
     assert "mine.py:correct' fails (crash) on row toy:t" in said
     assert "returned None, expected a list of 1 number (mine.py, line 1, correct); the response: '2'" in said
     assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_no_recipe_sets_a_key_that_has_no_effect() -> None:
+    from rlcli.config.recipes import names
+
+    for name in names():
+        found = [note for note in without_effect(resolve(name, {}, []).config) if "is unset" not in note]
+        assert found == [], name
+
+
+def test_every_loss_that_clips_the_ratio_is_known() -> None:
+    from rlcli.algorithms.losses.base import loss_functions
+    from rlcli.algorithms.named import options_of
+    from rlcli.config.rules import CLIP_RATIO
+
+    built_in = {name: loss_functions.get(name) for name in loss_functions.names()}
+    clips = {name for name, loss in built_in.items() if "clip_high" in options_of(loss)}
+    assert clips == set(CLIP_RATIO)

@@ -100,6 +100,27 @@ def test_it_is_said_whether_the_best_checkpoint_can_be_kept(
     assert says is None or says in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (["data.max_prompt_tokens=4096"], "positions of"),
+        (["checkpoint.keep_best=1", "checkpoint.best_by=pass@64"], "the evaluations measure pass@1, mean@1"),
+    ],
+)
+def test_what_rows_and_config_json_show_is_refused_before_ray_starts(
+    sets: list[str], says: str, model: Path, tmp_path: Path
+) -> None:
+    paths = {"train": write(tmp_path / "train.parquet", ["1+1="]), "test": write(tmp_path / "test.parquet", ["2+2="])}
+    flags = {"model.path": str(model), "data.path": paths["train"], "evaluation.data": paths["test"]}
+    config = resolve("grpo", flags, ["cluster.device=cpu", "rollout.max_response_tokens=64", *sets]).config
+
+    def starts(config: object, device: str) -> None:
+        pytest.fail("Ray starts here")
+
+    with pytest.raises(ConfigError, match=says):
+        prepare(config, on_checked=starts)
+
+
 def test_nothing_is_the_best_without_evaluations(model: Path, tmp_path: Path) -> None:
     _, notes = prepared(model, tmp_path, ["1+1="], sets=["checkpoint.keep_best=2"])
     assert notes == [

@@ -13,7 +13,7 @@ import pytest
 from rlcli.cluster.placement import Placed
 from rlcli.cluster.ray_session import policy_pool
 from rlcli.config.schema import RunConfig
-from rlcli.errors import RunFailed
+from rlcli.errors import ConfigError, RunFailed
 from rlcli.launch import prewarm
 from rlcli.launch.prewarm import EarlyStart
 
@@ -111,6 +111,34 @@ def test_no_workers_start_for_a_run_refused_while_ray_started(cluster: Cluster) 
         start.begin(CONFIG, "cpu")
     assert [event for event, _ in cluster.events] == ["begin", "end"]
     assert cluster.preloads == []
+
+
+def started_then(error: BaseException) -> NoReturn:
+    with EarlyStart() as start:
+        start.begin(CONFIG, "cpu")
+        raise error
+
+
+def test_a_refused_run_does_not_wait_until_ray_has_started(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[bool] = []
+    monkeypatch.setattr(prewarm, "is_supervised", lambda: True)
+    monkeypatch.setattr(prewarm, "leave_ray_behind", lambda: left.append(True))
+    cluster.start_now.clear()  # it never starts
+    with pytest.raises(ConfigError):
+        started_then(ConfigError("no"))
+    assert left == [True]
+    assert cluster.events == []
+    cluster.start_now.set()
+
+
+@pytest.mark.parametrize("error", [RunFailed("gone"), KeyboardInterrupt()])
+def test_only_a_refusal_leaves_ray_to_the_supervisor(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(prewarm, "is_supervised", lambda: True)
+    with pytest.raises(type(error)):
+        started_then(error)
+    assert [event for event, _ in cluster.events] == ["begin", "end"]
 
 
 def test_a_failure_to_start_is_the_sessions(cluster: Cluster) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import entry_points
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -15,6 +19,7 @@ from rlcli.config.recipes import names as recipe_names
 from scripts._docs import staging
 from scripts._docs.__main__ import build
 from scripts._docs.built import Page, breakable, problems
+from scripts._docs.questions import with_questions
 from scripts._docs.staging import DOCS, ROOT, SiteError, adapted, check_navigation, navigated
 from scripts._docs.text import prose, table
 from tests.browser import LAPTOP, PHONE, Visitor, chromium, url_of
@@ -105,6 +110,66 @@ def test_the_site_opens_from_disk_without_a_network(site: Path, viewport: dict[s
 
 def test_the_search_index_has_the_pages(site: Path) -> None:
     assert "equal_groups" in (site / "search.json").read_text(encoding="utf-8")
+
+
+QUESTIONS = {
+    "reward stuck at 0": "debug.html",
+    "reward is always zero": "debug.html",
+    "does not learn": "debug.html",
+    "no gradient": "debug.html",
+    "multi-node": "several_machines.html",
+    "hold out test split": "datasets.html",
+    "out of memory": "bigger_model.html",
+    "gpu memory": "planning.html",
+    "resume from checkpoint": "resume.html",
+    "llm as a judge": "judges.html",
+    "custom reward": "your_own_verifier.html",
+    "which algorithm": "choosing.html",
+    "grpo vs ppo": "choosing.html",
+    "compare with trl": "choosing.html",
+    "tool calling": "environments.html",
+    "entropy collapse": "debug.html",
+    "wandb": "metrics.html",
+    "slurm": "clusters.html",
+}
+"""What is typed → the page that is among the first two results, whichever of its sections."""
+
+
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """The address of the site: from disk, browsers run no search."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_search_finds_the_page_that_answers(served: str) -> None:
+    missed = {}
+    with chromium() as browser:
+        visitor = Visitor(browser, served)
+        page = visitor.page
+        page.goto(f"{served}/index.html")
+        page.keyboard.press("/")
+        box = page.locator("input[type=text], input:not([type])").locator("visible=true").first
+        for typed, answer in QUESTIONS.items():
+            box.fill(typed)
+            results = page.locator(f"a[href*='?h={quote_plus(typed)}']")
+            results.first.wait_for()
+            first = [str(link.get_attribute("href")).partition("?")[0] for link in results.all()[:2]]
+            if f"{served}/{answer}" not in first:
+                missed[typed] = first
+        visitor.close()
+    assert missed == {}
+
+
+def test_a_question_about_a_section_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts._docs.questions.questions", lambda: {"a.md": {"": "first", "gone": "x", "kept": "y"}})
+    text, missing = with_questions("# A\n\n```bash\n# gone\n```\n\n## Kept\n", "a.md")
+    assert missing == ["gone"]
+    assert text.index(">first<") < text.index("```bash")
+    assert text.endswith('## Kept\n\n<p class="asked">y</p>\n')
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_named() -> None:
     assert signal.value is not None
     assert abs(signal.value - 0.1) < 1e-9
     assert "was 0.7 at step 10 and is 0.5 at step 20" in signal.explanation
+    assert signal.title.endswith("rises, from 0.7 [0.65, 0.75] at step 10 to 0.5 [0.45, 0.55] at step 20")
     far = found(evaluations(metrics(reward__mean=(0.8, 0.95)), s0=0.3, s20=0.1))
     assert (far["evaluation"].state, far["evaluation_fall"].state) == ("unknown", "warning"), "also of another task"
 

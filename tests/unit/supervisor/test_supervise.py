@@ -495,6 +495,24 @@ def test_a_finished_run_is_finished_whatever_its_libraries_do_at_exit(run: Run) 
     assert run.end(0) == ("done\ncleared up\n", "")
 
 
+def test_what_a_refused_run_has_started_is_ended_at_once(tmp_path: Path) -> None:
+    orphan = f"subprocess.Popen([sys.executable, '-c', {SURVIVOR!r}], stdout=subprocess.PIPE, text=True)"
+    first = BEGIN.format(folder=str(tmp_path)) + f"say({orphan}.stdout.readline().strip()); os._exit(2)"
+    process = subprocess.run(
+        [sys.executable, "-c", SUPERVISOR.replace("grace_s=0.3", "grace_s=600.0"), str(tmp_path), first, ""],
+        stdout=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    assert process.returncode == 2
+    assert gone(int(process.stdout))
+
+
+def test_what_libraries_do_at_exit_does_not_hold_a_run_that_leaves_ray_behind(run: Run) -> None:
+    hang = "import atexit; atexit.register(time.sleep, 600)"
+    own = "from rlcli.attempt import at_exit, leave_ray_behind; at_exit(lambda: say('cleared up'))"
+    run.start(f"{hang}; {own}; leave_ray_behind(); from rlcli.cli.app import leave; leave(2)")
+    assert run.end(2) == ("cleared up\n", "")
+
+
 def test_a_run_that_does_not_leave_when_asked_twice_is_killed(tmp_path: Path) -> None:
     code = SUPERVISOR.replace("folder, first", "import rlcli.supervisor.subreaper as c; c.LEAVE_S = 0.5\nfolder, first")
     process = subprocess.Popen(

@@ -60,7 +60,7 @@ class Ranks:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run")
+    return RunFolder.create(tmp_path / "run {rank} {lr=1}")  # a name that the user may give
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(judge_client, "BACKOFF_S", 0.001)
     judge_client._unstructured.clear()
+    judge_client._without_neutral.clear()
 
 
 @pytest.fixture
@@ -141,6 +142,78 @@ def test_a_verdict_may_follow_reasoning_or_stand_in_a_block() -> None:
     assert graded('<think>{"score": 1}</think>\n{"reason": "no", "score": 0}', 1) == Graded(0, "no")
     assert graded('{"reason": "no:\nnothing", "score": 0}', 1) == Graded(0, "no:\nnothing")
     assert graded('```json\n{"reason": "yes", "score": 1}\n```', 1) == Graded(1, "yes")
+
+
+def sampling(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in ("model", "messages", "response_format")}
+
+
+def test_every_sampling_value_is_sent(server: Judge) -> None:
+    neutral = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    asked(server)
+    assert sampling(server.bodies[-1]) == {"temperature": 0.0, "top_p": 1.0, "max_tokens": 1024, **neutral}
+    asked(server, temperature=0.7, top_p=0.9, max_tokens=50, seed=3)
+    chosen = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 50, "seed": 3}
+    assert sampling(server.bodies[-1]) == {**chosen, **neutral}
+
+
+def test_fields_are_left_out_renamed_and_added(server: Judge) -> None:
+    name = expression(server, omit=["temperature", "top_k", "min_p", "repetition_penalty"], seed=0)[:-1]
+    name += ', rename={max_tokens = "max_completion_tokens"}, extra={reasoning_effort = "low"})'
+    with ScoringPool(1, 20.0, [name]) as pool:
+        assert pool.submit(name, RIGHT).result().score == 1.0
+    assert sampling(server.bodies[-1]) == {
+        "top_p": 1.0,
+        "max_completion_tokens": 1024,
+        "seed": 0,
+        "reasoning_effort": "low",
+    }
+
+
+def strict(*refused: str) -> Callable[[Handler], None]:
+    """Refuses fields that OpenAI's protocol does not have, the first alone, as its own service does."""
+
+    def answer(handler: Handler) -> None:
+        body = handler.server.bodies[-1]
+        if names := [name for name in refused if name in body]:
+            handler.send(400, {"error": {"message": f"Unrecognized request argument supplied: {names[0]}"}})
+        else:
+            handler.send(200, completion('{"reason": "yes", "score": 1}'))
+
+    return answer
+
+
+def test_an_endpoint_that_knows_openais_values_alone_is_asked_for_those(server: Judge) -> None:
+    server.always = strict("min_p", "top_k", "repetition_penalty")
+    assert asked(server, temperature=0.3).score == asked(server, temperature=0.3).score == 1.0
+    assert ["top_k" in body for body in server.bodies] == [True, False, False]
+    assert all("response_format" in body and body["temperature"] == 0.3 for body in server.bodies)
+    server.always = strict("min_p", "response_format")
+    judge_client._without_neutral.clear()
+    assert asked(server).score == 1.0
+    assert ["response_format" in body for body in server.bodies[3:]] == [True, True, False]
+
+
+def test_a_value_that_the_user_chose_is_never_dropped(server: Judge) -> None:
+    server.always = strict("max_tokens")
+    verdict = asked(server)
+    assert verdict.outcome is Outcome.CRASH
+    assert 'omit=["max_tokens"] leaves it out, rename={max_tokens = "…"} gives it another name' in verdict.detail
+    assert all("max_tokens" in body for body in server.bodies)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"omit": ["temprature"]}, "omit names 'temprature', which no request has; did you mean temperature?"),
+        ({"rename": {"max_token": "n"}}, "rename names 'max_token', which no request has; did you mean max_tokens?"),
+        ({"omit": ["messages"]}, "omit names messages, without which there is nothing to judge"),
+        ({"rename": {"max_tokens": "top_p"}}, "the name top_p, which another one has"),
+        ({"rename": {"max_tokens": "n"}, "extra": {"n": 1}}, "the name n, which another one has"),
+    ],
+)
+def test_options_about_fields_are_checked(server: Judge, options: dict[str, Any], says: str) -> None:
+    assert says in refused(server, **options)
 
 
 def test_without_structured_output_it_asks_in_plain_text(server: Judge) -> None:
