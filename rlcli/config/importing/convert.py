@@ -23,6 +23,7 @@ from rlcli.errors import ConfigError
 from rlcli.extras import missing
 
 LONGEST_SHOWN = 80
+LONGEST_KEY = 200
 LONGEST_NOTE = 600
 NAMES = {"verl": "verl", "trl": "TRL"}
 TRACKERS_KEY = "tracking.trackers"
@@ -121,7 +122,9 @@ def _translated(
 def shown(line: Line) -> Line:
     """The line with printable texts: bounded in length, without control characters."""
     note = _printable(line.note, LONGEST_NOTE)
-    return replace(line, source=_printable(line.source), given=_safe(line.given), value=_safe(line.value), note=note)
+    return replace(
+        line, source=_printable(line.source, LONGEST_KEY), given=_safe(line.given), value=_safe(line.value), note=note
+    )
 
 
 def _safe(value: Any) -> Any:
