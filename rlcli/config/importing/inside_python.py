@@ -210,6 +210,12 @@ class Recorded(Stub):
             calls.append(about | {"args": plain(list(args)), "kwargs": plain(kwargs)})
         self.__dict__.update(kwargs)
 
+    def __setattr__(self, name: str, value: "Any") -> None:
+        """An argument that is set afterwards counts like one that is given."""
+        self.__dict__[name] = value
+        if self._call < len(calls):
+            calls[self._call]["kwargs"]["table"][name] = plain(value)
+
     def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
         return self._next(f"{self._text}()")
 

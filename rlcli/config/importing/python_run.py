@@ -189,9 +189,7 @@ def _beside(configuration: Configuration, trainer: Mapping[str, Any] | None, pri
 
 def _add_lora(values: dict[str, Any], kwargs: Mapping[str, Any]) -> None:
     given = _values(kwargs)
-    ours = {LORA[name]: value for name, value in given.items() if name in LORA}
-    if ours:
-        values |= {"use_peft": True, **ours}
+    values |= {"use_peft": True} | {LORA[name]: value for name, value in given.items() if name in LORA}
 
 
 def _model(value: Any, loads: Sequence[Mapping[str, Any]]) -> Any:

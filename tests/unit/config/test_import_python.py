@@ -229,6 +229,7 @@ common = dict(learning_rate=1e-6 * 5, bf16=torch.cuda.is_bf16_supported())
 args = GRPOConfig(per_device_train_batch_size=Sizes().total(), seed=int(os.environ["MY_SEED"][-1:] == "D"), **common,
                   model_init_kwargs={"dtype": torch.bfloat16}, run_name=os.environ["RUN"])
 trainer = GRPOTrainer(model=model, args=args, reward_funcs=[], train_dataset=None)
+args.beta = 0.5
 for _ in trainer.history: pass
 with torch.no_grad():
     loss, (a, b) = trainer.step(), trainer.pair
@@ -238,6 +239,7 @@ with torch.no_grad():
     assert found.settings["train.lr"] == pytest.approx(5e-6)
     assert found.settings["rollout.prompts_per_step"] == 1
     assert found.settings["lora.rank"] == 32
+    assert found.settings["algorithm.kl_coef"] == 0.5  # set afterwards
     assert found.settings["train.seed"] == 1
     assert found.warnings == []
 
