@@ -246,15 +246,19 @@ def _processes_of(launch: Launch, path: Path) -> int | None:
 def _located(name: str, folder: Path, script: Path) -> Path | None:
     """A file that a script names, in its working directory, its own folder, or one above within the project. What is
     outside of the project, also by a link, is not read."""
-    own = script.resolve().parent
-    project = next((above for above in (own, *own.parents) if (above / ".git").exists()), None)
+    script_folder = script.resolve().parent
+    project = next((above for above in (script_folder, *script_folder.parents) if (above / ".git").exists()), None)
     if project is None:
         home = Path.home()
-        above = [one for one in own.parents[:LEVELS_ABOVE] if one != one.parent and not home.is_relative_to(one)]
+        above = [
+            folder_above
+            for folder_above in script_folder.parents[:LEVELS_ABOVE]
+            if folder_above != folder_above.parent and not home.is_relative_to(folder_above)
+        ]
     else:
-        above = [one for one in own.parents if one.is_relative_to(project)]
-    bounds = [project] if project else [own, *above]
-    for base in dict.fromkeys([folder, own, *above]):
+        above = [folder_above for folder_above in script_folder.parents if folder_above.is_relative_to(project)]
+    bounds = [project] if project else [script_folder, *above]
+    for base in dict.fromkeys([folder, script_folder, *above]):
         file = Path(name) if Path(name).is_absolute() else base / name
         try:
             if file.is_file() and any(file.resolve().is_relative_to(bound) for bound in bounds):

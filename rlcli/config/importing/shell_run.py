@@ -46,7 +46,6 @@ SILENT = (
         "wget",
         "curl",
         "sleep",
-        "wait4",
     ),
     *("apt", "apt-get", "yum", "wandb", "swanlab", "mkdir", "touch", "cp", "mv", "rm", "ln", "chmod", "chown", "ip"),
     *("ifconfig", "lsof", "pkill", "kill", "killall", "fuser", "free", "df", "du", "kubectl", "rsync", "unzip", "tar"),

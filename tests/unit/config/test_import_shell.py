@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -272,11 +271,9 @@ def test_what_breaks_a_limit_is_one_line_and_leaves_nothing(
 def test_a_script_that_waits_is_imported_as_far_as_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = confined.text_of("inside_shell.py").replace("LONGEST_S = 6.0", "LONGEST_S = 1.0")
     monkeypatch.setattr(shell_run, "text_of", lambda name: short)
-    began = time.monotonic()
     found = import_file(script(tmp_path, f"{TRAIN} {ROLLOUT}.n=2 &\nuntil false; do :; done\n"))
     assert found.settings["rollout.samples_per_prompt"] == 2
     assert found.warnings == ["the script did not end: it may wait for something that does not happen here"]
-    assert time.monotonic() > began + 1.0
 
 
 @pytest.mark.parametrize("record", ["CALL\0python3\0-m", "END\0END\0", "CALL\0END\0", "CALL\0python\0END\0", "\0\0"])
