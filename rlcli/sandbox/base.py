@@ -80,7 +80,7 @@ def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landloc
         "path": list(places.packages()),
         "die_with_parent": bare,
         "landlock_fd": landlock_fd,
-        "filter": _filter(keep_metadata),
+        "filter": _filter(keep_metadata, limits.processes > 1),
         "own_pid": seccomp.OWN_PID,
         "limits": {
             "RLIMIT_AS": limits.memory_bytes + _ADDRESS_SLACK,

@@ -13,6 +13,7 @@ from rlcli.errors import SetupError
 from rlcli.sandbox import base, places
 from rlcli.sandbox.child import Launch
 from rlcli.sandbox.limits import Limits
+from rlcli.sandbox.members import members_of
 from rlcli.sandbox.private import MAX_FILES, PrivateFolder, sweep
 
 _NOBODY = "65534"
@@ -52,6 +53,7 @@ class Bubblewrap(base.Sandbox):
             exceeds_disk=exceeds_disk,
             close=lambda: folder.remove() if folder else None,
             leaves_parent=True,
+            members=members_of,
         )
 
 

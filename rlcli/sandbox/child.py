@@ -21,6 +21,7 @@ from typing import Any, Self, cast
 from rlcli.errors import SetupError
 from rlcli.sandbox import orphans
 from rlcli.sandbox.limits import Excess, Exit, Limits, cpu_seconds
+from rlcli.sandbox.members import Members
 
 TICK_S = 0.02
 """Interval between checks of a program's memory, threads and files."""
@@ -43,6 +44,8 @@ class Launch:
     cwd, environment, pass_fds: of the started process. status: how `Exit` represents that process's status.
     exceeds_disk: whether the program with this process id has used up the disk. close: frees all resources made for it.
     leaves_parent: whether a process between the program and this one outlives the started one.
+    members: counts all processes of the program with this process id, for programs that may start others; None: this
+    backend cannot end them.
     """
 
     command: Sequence[str]
@@ -54,6 +57,7 @@ class Launch:
     exceeds_disk: Callable[[int], bool]
     close: Callable[[], None]
     leaves_parent: bool = False
+    members: Callable[[int], Members] | None = None
 
 
 class Child:
@@ -74,6 +78,9 @@ class Child:
     _failure: Exception | None = None
 
     def __init__(self, launch: Launch, limits: Limits) -> None:
+        if limits.processes > 1 and launch.members is None:
+            launch.close()
+            raise SetupError("only bubblewrap can end all that a program starts", "install bubblewrap")
         self._launch = launch
         self._limits = limits
         self._lock, self._waiting = threading.Lock(), threading.Lock()
@@ -165,9 +172,11 @@ class Child:
                 self._end()
 
     def _end(self) -> None:
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        # The parent is the first process of the program's PID namespace: the kernel ends all others with it, at once.
+        for pidfd in (self._parent, self._pidfd) if self._limits.processes > 1 else (self._pidfd,):
+            if pidfd >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _live(self) -> None:
         """The thread: start, watch, reap, clean up."""
@@ -190,7 +199,9 @@ class Child:
             self._watch()
             self._status = self._launch.status(process.wait())
         finally:
-            orphans.reap(self._parent)
+            with self._lock:
+                parent, self._parent = self._parent, -1
+            orphans.reap(parent)
             with self._lock:
                 if self._pidfd >= 0:
                     os.close(self._pidfd)
@@ -265,6 +276,8 @@ class Child:
                 self._kill("time")
             elif self._exceeds_memory():
                 self._kill("memory")
+            elif excess := self._excess_of_members():
+                self._kill(excess)
             elif now >= look_at_disk:
                 if self._launch.exceeds_disk(self.pid):
                     self._kill("disk")
@@ -275,6 +288,14 @@ class Child:
                 poll.poll()
                 break
         self._seconds = time.monotonic() - started
+
+    def _excess_of_members(self) -> Excess:
+        if self._launch.members is None or self._limits.processes == 1:
+            return ""
+        members = self._launch.members(self.pid)
+        if members.processes > self._limits.processes + 1:  # bubblewrap's own
+            return "processes"
+        return "memory" if members.resident_bytes > self._limits.memory_bytes else ""
 
     def _exceeds_memory(self) -> bool:
         try:

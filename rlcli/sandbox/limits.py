@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-Excess = Literal["", "cpu", "time", "memory", "output", "disk"]
+Excess = Literal["", "cpu", "time", "memory", "output", "disk", "processes"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,15 @@ class Limits:
     cpu_s: float = math.inf
     """CPU seconds of all its threads, from the same moment: on a loaded machine `wall_s` alone would end a program that
     has hardly run."""
+    processes: int = 1
+    """Processes at once. Above 1 the program may start others, which only bubblewrap can bound and end: `memory_bytes`
+    then holds for all of them together, `cpu_s` for the first one."""
 
     def __post_init__(self) -> None:
         assert min(self.wall_s, self.cpu_s) > 0, self
         assert min(self.memory_bytes, self.disk_bytes) > 0, self
         assert self.output_bytes >= 0, self
+        assert self.processes >= 1, self
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ FOLDERS = ("rlcli", "recipes", "verifiers", "environments", "data_prep")
 
 PACKAGE = "a file of the package"
 KERNEL = "/proc or /sys"
+SANDBOXED = "in the sandbox: its own files, and a pipe of its owner"
 PROCESS = "standard input or a pipe of a process that rlcli started"
 WRITTEN = "written by this command, or by a process that it started, in a folder of its own"
 CACHE = "the user's own cache"
@@ -31,7 +32,10 @@ KNOWN = {
     "rlcli/cluster/watchdog.py": RUNNING,
     "rlcli/cluster/worker_group.py": RUNNING,
     "rlcli/config/changes.py": TEXT,
+    "rlcli/config/importing/confined.py": PACKAGE,
     "rlcli/config/importing/files.py": CHECKED,
+    "rlcli/config/importing/inside_python.py": SANDBOXED,
+    "rlcli/config/importing/inside_shell.py": SANDBOXED,
     "rlcli/config/load.py": TEXT,
     "rlcli/config/recipes.py": PACKAGE,
     "rlcli/data/prompts/cache.py": CACHE,
@@ -68,6 +72,7 @@ KNOWN = {
     "rlcli/sandbox/judge/boot.py": PACKAGE,
     "rlcli/sandbox/judge/remote.py": PROCESS,
     "rlcli/sandbox/judge/tester.py": PROCESS,
+    "rlcli/sandbox/members.py": KERNEL,
     "rlcli/sandbox/orphans.py": KERNEL,
     "rlcli/sandbox/owned_main.py": KERNEL,
     "rlcli/scoring/expression.py": TEXT,

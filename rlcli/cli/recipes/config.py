@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ from rlcli.cli import console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json
 from rlcli.cli.recipes.recipes import check_new, write_new
+from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlcli.config.importing.convert import Imported
@@ -21,7 +24,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help="Import configurations o
 HEADINGS = {
     "mapped": "in the recipe",
     "same": "the same without a key",
-    "unresolved": "not in the file: give these yourself",
+    "unresolved": "give these yourself",
     "missing": "no counterpart",
 }
 
@@ -33,35 +36,65 @@ def group() -> None:
 
 @app.command("import")
 def import_config(
-    file: Annotated[Path, typer.Argument(help="A verl script or YAML, or a TRL YAML, JSON or Python file.")],
+    file: Annotated[Path, typer.Argument(help="A script, notebook, YAML or JSON of verl or TRL.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of a script, after --.")] = None,
     out: Annotated[Path | None, typer.Option(help="Recipe to write (.toml); default: print it.")] = None,
-    processes: Annotated[int, typer.Option(min=1, max=100_000, help="Processes that TRL runs with.")] = 1,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Processes that TRL runs with (default: the script's, or 1).")
+    ] = None,
+    variable: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment variable of a script; repeatable.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Turn a configuration of verl or TRL into a recipe, and list what has no counterpart. Nothing in it is executed.
+    """Turn a configuration of verl or TRL into a recipe, and list what has no counterpart.
+
+    A script runs in the sandbox, without network and files, among programs that only record how they are called: no
+    training starts. Its reward functions are copied into a file beside the recipe.
 
     Examples:
 
       rlcli config import run_qwen2-7b.sh --out mine.toml
-      rlcli config import grpo.py --processes 8
+      rlcli config import train.sh --variable NNODES=2 -- 8 --lr 1e-6
+      rlcli config import grpo.py --processes 8 --out mine.toml
       rlcli train mine.toml --data data/gsm8k --dry-run
     """
     from rlcli.config.importing.convert import import_file
 
+    variables = _variables(variable or [])
     if out is not None:
         check_new(out)
-    found = import_file(file, processes)
+    found = import_file(file, processes, out=out, variables=variables, arguments=arguments or [])
     if out is not None:
+        if found.rewards and os.path.lexists(found.rewards_file):
+            raise ConfigError(f"{found.rewards_file} exists", "name another file with --out")
         write_new(out, found.toml)
+        if found.rewards:
+            write_new(found.rewards_file, found.rewards)
     if json:
         console.emit_json({"file": file, "out": out, **_json(found)})
         return
+    for warning in found.warnings:
+        console.note(warning)
     for kind, heading in HEADINGS.items():
         lines = [line for line in found.lines if line.kind == kind]
         if lines:
             console.plain(f"{heading}:")
             console.plain("".join(f"  {_described(line, found)}\n" for line in lines))
-    console.plain(f"wrote {out}; try it: rlcli train {out} --dry-run" if out else found.toml.rstrip())
+    if out is None:
+        console.plain(found.toml.rstrip())
+        return
+    if found.rewards:
+        console.plain(f"wrote {found.rewards_file}: the script's reward functions; read it before you train with it")
+    console.plain(f"wrote {out}; try it: rlcli train {out} --dry-run")
+
+
+def _variables(pairs: list[str]) -> dict[str, str]:
+    """NAME → VALUE. Raises `ConfigError` for a word of another form."""
+    for pair in pairs:
+        if not re.fullmatch(r"[A-Za-z_]\w*=.*", pair, re.DOTALL | re.ASCII):
+            raise ConfigError(f"--variable {pair!r:.100} is not NAME=VALUE", "as in --variable NNODES=2")
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _json(found: Imported) -> dict[str, object]:
@@ -74,8 +107,9 @@ def _json(found: Imported) -> dict[str, object]:
         ]
         for kind in HEADINGS
     }
-    about = {"framework": found.framework, "version": found.version}
-    return about | lines | {"recipe": found.settings, "toml": found.toml}
+    about = {"framework": found.framework, "version": found.version, "method": found.method, "warnings": found.warnings}
+    made = {"recipe": found.settings, "toml": found.toml, "rewards": found.rewards}
+    return about | lines | made | {"rewards_file": found.rewards_file if found.rewards else None}
 
 
 def _described(line: Line, found: Imported) -> str:

@@ -1,1 +1,1 @@
-"""Import verl and TRL configurations as recipes. Files are read as data and never executed."""
+"""Import verl and TRL configurations as recipes. Scripts run in the sandbox alone; tables are read as data."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from rlcli.config.importing import files, trl, verl
+from rlcli.config.importing import files, sft, trl, verl
+from rlcli.config.importing.configuration import Configuration
 from rlcli.config.importing.reading import Line, Reading
+from rlcli.config.importing.rewards import Functions, add_data, add_rewards, functions_of, reward_file_name
 from rlcli.config.keys import find, keys
 from rlcli.config.load import resolve, to_toml
 from rlcli.config.schema import RunConfig
@@ -21,35 +23,60 @@ from rlcli.errors import ConfigError
 from rlcli.extras import missing
 
 LONGEST_SHOWN = 80
+LONGEST_KEY = 200
+LONGEST_NOTE = 600
 NAMES = {"verl": "verl", "trl": "TRL"}
 TRACKERS_KEY = "tracking.trackers"
 
 
 @dataclass(frozen=True)
 class Imported:
-    """framework: `verl` or `trl`; version: the one that the import follows. settings: dotted key → value. toml: the
-    text of the recipe file. lines: what became of each key."""
+    """A foreign configuration as a recipe."""
 
     framework: str
+    """`verl` or `trl`."""
     version: str
+    """The version of the framework that the import follows."""
+    method: str
+    """`grpo` (with all of verl's algorithms), `rloo` or `sft`."""
     settings: dict[str, Any]
+    """Dotted key → value."""
     toml: str
+    """The text of the recipe file."""
     lines: list[Line]
+    """What became of each key."""
+    warnings: list[str]
+    """What the reader should know about how the values were obtained."""
+    rewards: str
+    """The source of a file with the script's own reward functions; empty if it has none."""
+    rewards_file: Path
+    """Where that file goes, which the recipe names."""
 
 
-def import_file(path: Path, processes: int = 1) -> Imported:
-    """The recipe for a verl or TRL configuration. processes: the number that TRL is started with.
+def import_file(
+    path: Path,
+    processes: int | None = None,
+    *,
+    out: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> Imported:
+    """The recipe for a verl or TRL configuration. processes: the number that TRL is started with; None: as the script
+    says, else 1. out: the recipe's file, beside which the script's reward functions go. variables, arguments: those of
+    a script, which runs in the sandbox.
 
     Raises `ConfigError` for a file that cannot be read or is neither, and if the recipe breaks a rule.
     """
-    framework, given = files.read(path)
-    ours = {name: key.default for name, key in keys().items()}
-    read = verl.translate(given, ours) if framework == "verl" else trl.translate(given, ours, processes)
+    configuration = files.read(path, variables, arguments)
+    framework, rewards_file = configuration.framework, reward_file_name(out, path)
+    functions = functions_of(configuration, rewards_file)
+    read = _translated(configuration, functions, processes, is_written=out is not None)
     version = verl.VERSION if framework == "verl" else trl.VERSION
     _drop_invalid(read)
     _keep_ratios_right(read)
     _note_trackers(read)
-    toml = _toml(read, path, f"{NAMES[framework]} {version}")
+    base = sft.BASE if configuration.method == "sft" else ""
+    toml = _toml(read, path, f"{NAMES[framework]} {version}", base)
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder) / "imported.toml"
         recipe.write_text(toml, encoding="utf-8")
@@ -57,12 +84,47 @@ def import_file(path: Path, processes: int = 1) -> Imported:
             resolve(str(recipe))
         except ConfigError as error:
             raise ConfigError(f"{path} gives no valid recipe: {error.message}", error.hint) from error
-    return Imported(framework, version, read.settings, toml, [shown(line) for line in read.lines])
+    return Imported(
+        framework,
+        version,
+        configuration.method,
+        read.settings,
+        toml,
+        [shown(line) for line in read.lines],
+        [_printable(warning, LONGEST_NOTE) for warning in configuration.warnings],
+        functions.text,
+        rewards_file,
+    )
+
+
+def _translated(
+    configuration: Configuration, functions: Functions, processes: int | None, *, is_written: bool
+) -> Reading:
+    """The reading of a configuration by its framework and method. is_written: whether the script's reward functions go
+    into a file."""
+    values, started = configuration.values, processes or configuration.processes
+    ours = {name: key.default for name, key in keys().items()}
+    if configuration.method == "sft":
+        ours = resolve(sft.BASE).values()
+        if configuration.framework == "verl":
+            return sft.translate_verl(values, started, ours)
+        return sft.translate_trl(values, started or 1, ours)
+    if configuration.framework == "verl":
+        return verl.translate(values, ours)
+    read = trl.translate(values, started or 1, configuration.method)
+    if configuration.rewards:
+        add_rewards(read, functions, is_written)
+    add_data(read, configuration.data, functions.columns)
+    trl.finish(read, ours)
+    return read
 
 
 def shown(line: Line) -> Line:
     """The line with printable texts: bounded in length, without control characters."""
-    return replace(line, source=_printable(line.source), given=_safe(line.given), value=_safe(line.value))
+    note = _printable(line.note, LONGEST_NOTE)
+    return replace(
+        line, source=_printable(line.source, LONGEST_KEY), given=_safe(line.given), value=_safe(line.value), note=note
+    )
 
 
 def _safe(value: Any) -> Any:
@@ -73,9 +135,9 @@ def _safe(value: Any) -> Any:
     return _printable(str(value)[: 4 * LONGEST_SHOWN])
 
 
-def _printable(text: str) -> str:
+def _printable(text: str, longest: int = LONGEST_SHOWN) -> str:
     text = "".join(character if character.isprintable() else "�" for character in text)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _drop_invalid(read: Reading) -> None:
@@ -124,13 +186,15 @@ def _not_installed(trackers: Sequence[str]) -> list[str]:
     return [name for name in trackers if missing(name)]
 
 
-def _toml(read: Reading, path: Path, origin: str) -> str:
-    """The text of the recipe: sections in schema order, each value with its source key as a comment."""
+def _toml(read: Reading, path: Path, origin: str, base: str) -> str:
+    """The text of the recipe: sections in schema order, each value with its source key as a comment. base: the recipe
+    below it; empty: none."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-")[:60] or "imported"
     sources = {line.key: line.source for line in read.lines if line.kind == "mapped"}
     lines = [
         "[recipe]",
         f"name = {to_toml(name)}",
+        *([f"base = {to_toml(base)}"] if base else []),
         f"summary = {to_toml(f'Imported from a {origin} configuration.')}",
     ]
     order = [key for key in keys() if key != "algorithm.options"]

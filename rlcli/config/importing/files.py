@@ -1,16 +1,22 @@
-"""Read a foreign configuration file of any supported format as flat keys and values, bounded in size and depth."""
+"""Read a foreign configuration of any supported format, bounded in size and depth: a script by running it in the
+sandbox, a table as flat keys and values."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcli.config.importing import pythoncode, shell
-from rlcli.config.importing.reading import Unresolved, scalar
-from rlcli.errors import ConfigError
+from rlcli.config.importing import pythoncode, shell, shell_run
+from rlcli.config.importing.configuration import Configuration
+from rlcli.config.importing.launches import NOT_TRAINING, Launch, launch_of, options_of, overrides_of, word_after
+from rlcli.config.importing.methods import METHODS, method_of
+from rlcli.config.importing.python_run import notebook_text, run_python
+from rlcli.config.importing.reading import Unresolved, number_of, scalar
+from rlcli.errors import ConfigError, SetupError
 from rlcli.reading import parse_json
+from rlcli.sandbox import open_sandbox
 
 MOST_BYTES = 1 << 20
 MOST_VALUES = 20_000
@@ -30,26 +36,236 @@ TRL = frozenset(
 """Every TRL GRPO configuration has at least one of these keys."""
 
 
-def read(path: Path) -> tuple[str, dict[str, Any]]:
-    """`verl` or `trl`, and dotted key → value. Raises `ConfigError` for a file that is neither, or cannot be read."""
+LEVELS_ABOVE = 4
+"""Folders above a script's own in which files that it names are looked for."""
+DISTILLED = ("teacher_model_name_or_path", "teacher", "distillation.enabled", "distillation.teacher_model")
+"""Keys that only a distillation has."""
+SFT_ALONE = frozenset(
+    {"packing", "assistant_only_loss", "completion_only_loss", "dataset_text_field", "max_seq_length"}
+)
+DPO_ALONE = frozenset({"ref_model", "precompute_ref_log_probs", "rpo_alpha", "label_smoothing", "f_divergence_type"})
+RL_ALONE = frozenset({"num_generations", "max_completion_length", "reward_funcs", "num_iterations", "scale_rewards"})
+VERL_BASES = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
+"""verl's own configurations, whose values are its defaults."""
+READ_NOT_RUN = "it was read as text, not run: values that depend on branches, loops or other programs may be wrong"
+OUR_RECIPES = {
+    "dpo": "rlcli has DPO on pairs of verified samples (rlcli train dpo), not on given pairs",
+    "distillation": "start from the recipe opd: rlcli train opd --model STUDENT --set teacher.path=TEACHER",
+}
+"""Methods that are recognised and not converted."""
+
+
+def read(path: Path, variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Configuration:
+    """The configuration in a file. variables, arguments: those of a script.
+
+    Raises `ConfigError` for a file that holds none, that cannot be read, or that is for a method without a counterpart.
+    """
     text = _text(path)
-    given: Mapping[str, Any]
-    if path.suffix == ".py":
-        given = pythoncode.arguments(text, path)
-    elif path.suffix == ".json":
-        given = _flat(_parsed(text, "JSON", path), path)
-    elif path.suffix in (".yaml", ".yml"):
-        given = {key: _typed(value) for key, value in _flat(_parsed(text, "YAML", path), path).items()}
+    if path.suffix in (".json", ".yaml", ".yml"):
+        configuration = _of_table(_table(text, path), path)
+    elif path.suffix in (".py", ".ipynb"):
+        configuration = _of_python(path, text, arguments)
     else:
-        given = shell.overrides(text, path)
-    framework = "verl" if any("." in key and key.partition(".")[0] in VERL for key in given) else ""
-    framework = framework or ("trl" if TRL & given.keys() else "")
-    if not framework:
+        configuration = _of_shell(path, text, variables or {}, arguments)
+    if configuration.method in OUR_RECIPES:
+        raise ConfigError(f"{path} is a configuration of {configuration.method}", OUR_RECIPES[configuration.method])
+    if configuration.method not in METHODS:
         raise ConfigError(
-            f"{path} holds no verl or TRL configuration",
-            "give a script that runs verl.trainer.main_ppo, verl's YAML, or TRL's YAML, JSON or GRPOConfig(...)",
+            f"{path} is a configuration of {configuration.method}, which has no counterpart",
+            "GRPO, RLOO, SFT and verl's algorithms can be imported",
         )
-    return framework, dict(given)
+    return configuration
+
+
+def _table(text: str, path: Path) -> dict[str, Any]:
+    """Keys and values of a YAML or JSON file."""
+    if path.suffix == ".json":
+        return _flat(_parsed(text, "JSON", path), path)
+    return {key: _typed(value) for key, value in _flat(_parsed(text, "YAML", path), path).items()}
+
+
+def _of_table(values: dict[str, Any], path: Path) -> Configuration:
+    if any(key.startswith("distillation.") for key in values) and values.get("distillation.enabled") is not False:
+        return Configuration("verl", "distillation", values)
+    if any("." in key and key.partition(".")[0] in VERL for key in values):
+        is_sft = not any(key.startswith(("actor_rollout_ref.", "algorithm.")) for key in values) and (
+            any(key.startswith(("optim.", "model.")) for key in values)
+        )
+        return Configuration("verl", "sft" if is_sft else "grpo", values)
+    if TRL & values.keys() or SFT_ALONE & values.keys():
+        return Configuration("trl", _method_of_trl(values, path), values)
+    raise ConfigError(
+        f"{path} holds no verl or TRL configuration",
+        "give a script that runs verl.trainer.main_ppo, verl's YAML, or TRL's YAML, JSON or GRPOConfig(...)",
+    )
+
+
+def _method_of_trl(values: Mapping[str, Any], path: Path) -> str:
+    """The method of a YAML or JSON file of TRL, which does not name it: by keys that only one method has, then by the
+    names of its folder (open-r1: recipes/MODEL/sft/config.yaml) and itself."""
+    if any(key in values for key in DISTILLED):
+        return "distillation"
+    if RL_ALONE & values.keys():
+        return "rloo" if "normalize_advantages" in values else "grpo"
+    if DPO_ALONE & values.keys():
+        return "dpo"
+    if SFT_ALONE & values.keys():
+        return "sft"
+    named = [
+        method for name in (path.resolve().parent.name, path.name.partition(".")[0]) if (method := method_of(name))
+    ]
+    return named[0] if named else "sft" if "max_length" in values and "beta" not in values else "grpo"
+
+
+def _of_python(path: Path, text: str, arguments: Sequence[str]) -> Configuration:
+    code = notebook_text(text, path) if path.suffix == ".ipynb" else text
+    try:
+        sandbox = open_sandbox("auto")
+    except SetupError as error:
+        return _read_python(path, code, f"{error.message}: {READ_NOT_RUN} ({error.hint})")
+    configuration = run_python(sandbox, path, code, arguments)
+    if configuration is None:
+        return _read_python(path, code, f"the script makes no trainer when it is run: {READ_NOT_RUN}")
+    if parsed := configuration.values.pop("config", None):
+        file = _located(str(parsed), path.resolve().parent, path)
+        if file is None:
+            raise ConfigError(f"{path}: there is no file {parsed} (--config)", "name a YAML file of this project")
+        configuration.values = _table(_text(file), file) | configuration.values
+    return configuration
+
+
+def _read_python(path: Path, code: str, warning: str) -> Configuration:
+    values, method = pythoncode.arguments(code, path)
+    return Configuration("trl", method, values, warnings=[warning])
+
+
+def _of_shell(path: Path, text: str, variables: Mapping[str, str], arguments: Sequence[str]) -> Configuration:
+    try:
+        sandbox = open_sandbox("bwrap")
+    except SetupError as error:
+        warning = f"{path.name} was not run, since that needs bubblewrap ({error.hint}): {READ_NOT_RUN}"
+        return _read_shell(path, text, warning)
+    captured = shell_run.capture(sandbox, path, text, lambda calls: bool(_trainings(calls, path)), variables, arguments)
+    launches = _trainings(captured.calls, path)
+    others = [launch.program for call in captured.calls if (launch := launch_of(call))]
+    if not launches and any(NOT_TRAINING.fullmatch(program) for program in others):
+        raise ConfigError(f"{path} starts {others[0]}, which trains nothing", "give a script that trains")
+    if not launches:
+        reason = captured.errors.strip().splitlines()[-1:] or [f"bash ended with status {captured.status}"]
+        return _read_shell(
+            path, text, f"the script starts no training when it is run ({reason[0][:160]}): {READ_NOT_RUN}"
+        )
+    configuration = _of_launch(launches[0], path)
+    if len(launches) > 1:
+        further = ", ".join(dict.fromkeys(f"{one.program} ({one.method or 'unknown'})" for one in launches[1:6]))
+        configuration.warnings.append(
+            f"the script starts {len(launches)} trainings; this is the first. The others: {further}"
+        )
+    if captured.timed_out:
+        configuration.warnings.append("the script did not end: it may wait for something that does not happen here")
+    if captured.answers:
+        configuration.warnings.append(
+            f"not run, so that values which depend on its output are not known: {'; '.join(captured.answers[:3])[:300]}"
+        )
+    if captured.asked:
+        configuration.warnings.append(
+            f"the script asks for {', '.join(captured.asked)}: give --variable NAME=VALUE, or arguments after --"
+        )
+    return configuration
+
+
+def _trainings(calls: Sequence[shell_run.Call], path: Path) -> list[Launch]:
+    """The calls that train; those of reinforcement learning first."""
+    launches = [launch for call in calls if (launch := launch_of(call)) and not NOT_TRAINING.fullmatch(launch.program)]
+    training = [launch for launch in launches if launch.is_verl or launch.method or _uses_trl(launch, path)]
+    return sorted(training, key=lambda launch: launch.method not in ("grpo", "rloo"))
+
+
+def _uses_trl(launch: Launch, path: Path) -> bool:
+    """Whether a script of the project that names no method imports TRL."""
+    file = None if launch.is_module else _located(launch.program, Path(launch.folder), path)
+    return file is not None and re.search(r"^\s*(?:from|import) trl\b", _text(file), re.MULTILINE) is not None
+
+
+def _read_shell(path: Path, text: str, warning: str) -> Configuration:
+    configuration = _of_table(shell.overrides(text, path), path)
+    configuration.warnings.append(warning)
+    return configuration
+
+
+def _of_launch(launch: Launch, path: Path) -> Configuration:
+    """The configuration of a program that a script starts."""
+    if launch.is_verl:
+        values = overrides_of(launch.words)
+        is_distillation = launch.method == "distillation" or values.get("distillation.enabled") is True
+        configuration = Configuration("verl", "distillation" if is_distillation else launch.method, values)
+        configuration.processes = launch.processes
+        _add_base(configuration, launch, path)
+        return configuration
+    script = None if launch.is_module else _located(launch.program, Path(launch.folder), path)
+    configuration = Configuration("trl", launch.method, {})
+    if script is not None:
+        configuration = _of_python(script, _text(script), launch.words)
+    else:
+        values = options_of(launch.words)
+        named = values.pop("config", None)
+        file = _located(str(named), Path(launch.folder), path) if named else None
+        if named and file is None:
+            configuration.warnings.append(
+                f"--config {named}: there is no such file in this project; its values are not read"
+            )
+        configuration.values = (_table(_text(file), file) if file else {}) | values
+    configuration.processes = launch.processes or _processes_of(launch, path)
+    return configuration
+
+
+def _add_base(configuration: Configuration, launch: Launch, path: Path) -> None:
+    """Add the values of the YAML that `--config-path` and `--config-name` name, below those of the command line."""
+    name, folder = (word_after(launch.words, option) for option in ("--config-name", "--config-path"))
+    if not name or name.removesuffix(".yaml") in VERL_BASES:
+        return
+    file = _located(f"{folder or '.'}/{name.removesuffix('.yaml')}.yaml", Path(launch.folder), path)
+    if file is None:
+        configuration.warnings.append(
+            f"--config-name {name}: there is no such file in this project; its values are not read"
+        )
+        return
+    base = {
+        key: value for key, value in _table(_text(file), file).items() if not key.startswith(("hydra.", "defaults"))
+    }
+    configuration.values = base | configuration.values
+
+
+def _processes_of(launch: Launch, path: Path) -> int | None:
+    """`num_processes` of the launcher's own YAML."""
+    file = _located(launch.launcher_config, Path(launch.folder), path) if launch.launcher_config else None
+    count = number_of(_table(_text(file), file).get("num_processes")) if file else None
+    return int(count) if count and 1 <= count <= 100_000 else None
+
+
+def _located(name: str, folder: Path, script: Path) -> Path | None:
+    """A file that a script names, in its working directory, its own folder, or one above within the project. What is
+    outside of the project, also by a link, is not read."""
+    script_folder = script.resolve().parent
+    project = next((above for above in (script_folder, *script_folder.parents) if (above / ".git").exists()), None)
+    if project is None:
+        home = Path.home()
+        above = [
+            folder_above
+            for folder_above in script_folder.parents[:LEVELS_ABOVE]
+            if folder_above != folder_above.parent and not home.is_relative_to(folder_above)
+        ]
+    else:
+        above = [folder_above for folder_above in script_folder.parents if folder_above.is_relative_to(project)]
+    bounds = [project] if project else [script_folder, *above]
+    for base in dict.fromkeys([folder, script_folder, *above]):
+        file = Path(name) if Path(name).is_absolute() else base / name
+        try:
+            if file.is_file() and any(file.resolve().is_relative_to(bound) for bound in bounds):
+                return file
+        except OSError:
+            continue
+    return None
 
 
 def _text(path: Path) -> str:

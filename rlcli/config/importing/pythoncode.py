@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlcli.config.importing.methods import method_of
 from rlcli.config.importing.reading import Unresolved
 from rlcli.errors import ConfigError
 
@@ -27,8 +28,9 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 LARGEST = 1e18
 
 
-def arguments(text: str, path: Path) -> dict[str, Any]:
-    """Keyword → value of the only GRPOConfig in the file; `Unresolved` for values that are not literal there.
+def arguments(text: str, path: Path) -> tuple[dict[str, Any], str]:
+    """Keyword → value of the only configuration in the file, `Unresolved` for values that are not literal there; and
+    its method.
 
     Raises `ConfigError` if the file is not Python, or does not hold exactly one such call.
     """
@@ -40,10 +42,10 @@ def arguments(text: str, path: Path) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "msg", None) or type(error).__name__
         raise ConfigError(f"{path} is not Python: {reason}, line {getattr(error, 'lineno', '?')}", "") from error
-    configs = [call for call in calls if _name(call) == "GRPOConfig"]
+    configs = [call for call in calls if _name(call).endswith("Config") and method_of(_name(call))]
     if len(configs) != 1:
         lines = ", ".join(str(call.lineno) for call in configs[:5])
-        what = f"{len(configs)} GRPOConfig(...), in lines {lines}" if configs else "no GRPOConfig(...)"
+        what = f"{len(configs)} {_name(configs[0])}(...), in lines {lines}" if configs else "no GRPOConfig(...)"
         raise ConfigError(f"{path} holds {what}", "give a file with one")
     found = _keywords(configs[0], constants)
     for call in calls:
@@ -52,7 +54,7 @@ def arguments(text: str, path: Path) -> dict[str, Any]:
             found |= {ours: beside[theirs] for theirs, ours in BESIDE[_name(call)].items() if theirs in beside}
             if _name(call) == "LoraConfig":
                 found["use_peft"] = True
-    return found
+    return found, method_of(_name(configs[0]))
 
 
 def arithmetic(text: str) -> float | None:

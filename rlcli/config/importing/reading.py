@@ -47,6 +47,8 @@ class Reading:
     lines: list[Line] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)
+    counted: dict[str, str] = field(default_factory=dict)
+    """Key that has no line of its own → the key whose line it is part of; empty: none."""
 
     def __call__(self, source: str) -> Any:
         """The value of a foreign key: the file's, else the framework's default; None if there is neither."""
@@ -93,6 +95,7 @@ class Reading:
             note = f"{note}; the file's value is not known".removeprefix("; ")
         self.lines.append(Line("mapped", source, self._given(source), key, value, note))
         self.seen |= {source, *also}
+        self.counted |= dict.fromkeys(also, source)
 
     def same(self, source: str, note: str) -> None:
         if source in self.given:
@@ -116,8 +119,10 @@ class Reading:
             self.missing(source, f"no tracker called {', '.join(others)}")
 
     def skip(self, *sources: str) -> None:
-        """Mark keys as handled, with nothing to report."""
+        """Mark keys as handled. Those that the file gives and that have no line are reported as without effect."""
         self.seen |= {*sources}
+        for source in sources:
+            self.counted.setdefault(source, "")
 
     def direct(self, table: Mapping[str, tuple[str, type]]) -> None:
         """Map each foreign key of `table` that the file or the framework sets to our key, with the given type."""
@@ -136,7 +141,11 @@ class Reading:
         for source, value in self.given.items():
             if isinstance(value, Unresolved) and (source in self.asked or source == "**"):
                 self.lines.append(Line("unresolved", source, value.text))
-            elif source not in self.seen and value is not None and not source.endswith("._target_"):
+            elif source.endswith("._target_"):
+                continue
+            elif source not in self.seen and value is None:
+                self.same(source, "not set")
+            elif source not in self.seen:
                 self._rest(source, value, same, missing)
         needless = {
             line.key
@@ -145,6 +154,12 @@ class Reading:
         }
         self.settings = {key: value for key, value in self.settings.items() if key not in needless}
         self.lines = [line for line in self.lines if line.key not in needless]
+        reported = {line.source for line in self.lines}
+        for source in self.given:
+            if source not in reported and not source.endswith("._target_"):
+                of = self.counted.get(source)
+                note = f"counted in the line of {of}" if of in reported else "without effect beside the other values"
+                self.lines.append(Line("same", source, self._given(source), note=note))
 
     def _rest(self, source: str, value: Any, same: Mapping[str, str], missing: Mapping[str, str]) -> None:
         def note(table: Mapping[str, str]) -> str:

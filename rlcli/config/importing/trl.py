@@ -1,4 +1,5 @@
-"""Translate TRL's GRPOConfig to our settings. Follows TRL 1.16.0: trl/trainer/grpo_config.py and grpo_trainer.py."""
+"""Translate TRL's GRPOConfig and RLOOConfig to our settings. Follows TRL 1.16.0: trl/trainer/grpo_config.py,
+grpo_trainer.py and rloo_trainer.py."""
 
 from __future__ import annotations
 
@@ -6,22 +7,53 @@ import math
 from typing import Any
 
 from rlcli.config.importing.reading import Reading, divisor_near
-from rlcli.config.importing.trl_keys import AGGREGATIONS, CORRECTIONS, DEFAULTS, DIRECT, MISSING, SAME
+from rlcli.config.importing.trl_keys import AGGREGATIONS, CORRECTIONS, DEFAULTS, DIRECT, MISSING, RLOO_DEFAULTS, SAME
 from rlcli.config.importing.verl import template
 
 VERSION = "1.16.0"
+SCHEDULE = "lr_scheduler_kwargs"
 
 
-def translate(given: dict[str, Any], ours: dict[str, Any], processes: int) -> Reading:
-    """ours: our defaults, by key. processes: the number that TRL is started with; its batch sizes are per process."""
-    read = Reading(given, DEFAULTS)
+def translate(given: dict[str, Any], processes: int, method: str = "grpo") -> Reading:
+    """The reading, which still has to be finished. processes: the number that TRL is started with; its batch sizes are
+    per process. method: grpo or rloo."""
+    read = Reading(given, RLOO_DEFAULTS if method == "rloo" else DEFAULTS)
     read.direct({source: to for source, to in DIRECT.items() if to[1] is not bool or read.gives(source)})
     updates = _sizes(read, processes)
-    _steps(read, updates)
-    for part in (_advantage, _loss, _kl, _correction, _sampling, _model, _betas, _trackers):
+    steps(read, updates)
+    for part in (_rloo,) if method == "rloo" else (_advantage, _loss, _kl, _correction):
         part(read)
-    read.finish(SAME, MISSING, ours)
+    for part in (_sampling, model, betas, trackers):
+        part(read)
     return read
+
+
+def finish(read: Reading, ours: dict[str, Any]) -> None:
+    """Report the keys that were not read. ours: our defaults, by key."""
+    read.finish(SAME, MISSING, ours)
+
+
+def _rloo(read: Reading) -> None:
+    """RLOOTrainer: leave-one-out advantages of whole responses, the KL in the reward, one ratio a response."""
+    whitened, bounds = "normalize_advantages", "reward_clip_range"
+    read.map(whitened, "algorithm.advantage", "rloo")
+    if read.flag(whitened):
+        read.seen.discard(whitened)
+        read.missing(whitened, "advantages keep the rewards' scale")
+    if read.gives(bounds):
+        read.missing(bounds, "rewards have no bounds")
+    note = "TRL clips the ratio of a whole response; with one update a step there is nothing to clip"
+    read.map("epsilon", "algorithm.loss", "ppo", note)
+    read.settings["algorithm.aggregation"] = "seq-mean-token-sum"
+    read.direct({"epsilon": ("algorithm.clip_low", float)})
+    read.direct({"epsilon_high" if read.gives("epsilon_high") else "epsilon": ("algorithm.clip_high", float)})
+    if (read.number("beta") or 0) > 0:
+        read.direct({"beta": ("algorithm.kl_coef", float)})
+        read.settings |= {"algorithm.kl_in": "reward", "algorithm.kl_estimator": "k1"}
+    _truncated(read)
+    note = "rlcli always generates with vLLM, and corrects for it"
+    read.map("use_vllm", "algorithm.correction", "token_tis", note)
+    read.skip("epsilon", "epsilon_high", "beta", "use_vllm")
 
 
 def _sizes(read: Reading, processes: int) -> int:
@@ -51,17 +83,17 @@ def _sizes(read: Reading, processes: int) -> int:
     return minibatches * passes
 
 
-def _steps(read: Reading, updates: int) -> None:
-    """TRL counts updates, we count generations."""
+def steps(read: Reading, updates: int) -> None:
+    """TRL counts updates, we count generations. updates: of one of our steps."""
     note = f"{updates} updates in a step" if updates > 1 else ""
 
     def of_steps(source: str) -> int | None:
         count = read.number(source)
         return math.ceil(count / updates) if count and count >= 1 else None
 
-    steps, epochs = of_steps("max_steps"), read.number("num_train_epochs") or 0
-    if steps:
-        read.map("max_steps", "train.steps", steps, note)
+    total, epochs = of_steps("max_steps"), read.number("num_train_epochs") or 0
+    if total:
+        read.map("max_steps", "train.steps", total, note)
         if read.gives("num_train_epochs"):
             read.same("num_train_epochs", "max_steps counts")
     elif epochs > 0 and not read.is_unresolved("max_steps"):
@@ -74,21 +106,43 @@ def _steps(read: Reading, updates: int) -> None:
     elif ratio > 0:
         read.map(share, "train.warmup_fraction", float(ratio))
     read.skip("warmup_steps", "warmup_ratio")
+    _intervals(read, updates, total)
+    _schedule(read)
+
+
+def _intervals(read: Reading, updates: int, total: int | None) -> None:
+    """How often checkpoints and evaluations are made. total: our steps; None: the data decides."""
+    note = f"{updates} updates in a step" if updates > 1 else ""
     for name, key in (("save", "checkpoint.every"), ("eval", "evaluation.every")):
         strategy, every = f"{name}_strategy", f"{name}_steps"
-        if read.text(strategy) == "steps" and (count := of_steps(every)):
-            read.map(every, key, count, note, [strategy])
+        count = read.number(every) or 0
+        if read.text(strategy) == "steps" and count >= 1:
+            read.map(every, key, math.ceil(count / updates), note, [strategy])
+        elif read.text(strategy) == "steps" and 0 < count < 1 and total:
+            read.map(every, key, max(math.ceil(count * total), 1), f"a share of {total} steps", [strategy])
+        elif read.text(strategy) == "steps" and 0 < count < 1:
+            read.missing(every, f"a share of the steps, which the data decides: set {key}")
         elif read.text(strategy) == "no":
             read.map(strategy, key, 0, "only at the end", [every])
         elif read.gives(strategy):
             read.missing(strategy, f"{key} counts steps")
         read.skip(every)
-    schedule = read.text("lr_scheduler_type")
+
+
+def _schedule(read: Reading) -> None:
+    schedule, share, lowest = read.text("lr_scheduler_type"), f"{SCHEDULE}.min_lr_rate", f"{SCHEDULE}.min_lr"
     known = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
-    if schedule in known:
-        read.map("lr_scheduler_type", "train.schedule", known[schedule])
-    else:
+    known |= dict.fromkeys(("cosine_with_min_lr", "cosine_warmup_with_min_lr"), "cosine")
+    if schedule not in known:
         read.missing("lr_scheduler_type", "only constant, linear and cosine")
+        return
+    read.map("lr_scheduler_type", "train.schedule", known[schedule])
+    if schedule.endswith("with_min_lr"):
+        if read.gives(share):
+            read.direct({share: ("train.min_lr_fraction", float)})
+        elif read.gives(lowest) and (rate := read.number("learning_rate")):
+            fraction = (read.number(lowest) or 0) / rate
+            read.map(lowest, "train.min_lr_fraction", fraction, "of the learning rate", ["learning_rate"])
 
 
 def _advantage(read: Reading) -> None:
@@ -138,6 +192,10 @@ def _loss(read: Reading) -> None:
         else:
             read.missing("delta", "algorithm.dual_clip needs the loss ppo and a value above 1")
     read.skip(low, high, level, "sapo_temperature_pos", "sapo_temperature_neg")
+    _truncated(read)
+
+
+def _truncated(read: Reading) -> None:
     truncated = "mask_truncated_completions"
     if read.flag(truncated):
         read.map(truncated, "train.truncated", "mask", "TRL keeps them in their group's statistics")
@@ -198,7 +256,7 @@ def _sampling(read: Reading) -> None:
         read.missing("vllm_mode", "engines in separate workers: rollout.workers")
 
 
-def _model(read: Reading) -> None:
+def model(read: Reading) -> None:
     template(read, "chat_template_kwargs")
     if read.flag("use_peft"):
         read.direct({"lora_r": ("lora.rank", int), "lora_alpha": ("lora.alpha", float)})
@@ -211,13 +269,13 @@ def _model(read: Reading) -> None:
     read.map("gradient_checkpointing", "model.gradient_checkpointing", read.flag("gradient_checkpointing"))
 
 
-def _betas(read: Reading) -> None:
-    betas = [read.number(name) for name in ("adam_beta1", "adam_beta2")]
-    if None not in betas:
-        read.map("adam_beta2", "train.betas", betas, also=["adam_beta1"])
+def betas(read: Reading) -> None:
+    both = [read.number(name) for name in ("adam_beta1", "adam_beta2")]
+    if None not in both:
+        read.map("adam_beta2", "train.betas", both, also=["adam_beta1"])
 
 
-def _trackers(read: Reading) -> None:
+def trackers(read: Reading) -> None:
     if not read("report_to"):
         read.same("report_to", "only metrics.jsonl")
     read.trackers("report_to", "none", "only metrics.jsonl")

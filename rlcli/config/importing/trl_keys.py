@@ -41,6 +41,9 @@ DEFAULTS = {
     "lora_alpha": 32,
 }
 
+RLOO_DEFAULTS = DEFAULTS | {"num_generations": 2, "beta": 0.05, "normalize_advantages": False}
+"""Where RLOOConfig differs."""
+
 DIRECT: dict[str, tuple[str, type]] = {
     "model_name_or_path": ("model.path", str),
     "max_prompt_length": ("data.max_prompt_tokens", int),
@@ -82,7 +85,11 @@ SAME = {
     "columns are those of the schema": "remove_unused_columns",
     "tracking.save_samples writes samples to parquet": "log_completions num_completions_to_print",
     "every step is logged": "logging_steps logging_first_step logging_strategy",
-    "the run folder: rlcli train --out": "output_dir run_name",
+    "the run folder: rlcli train --out": "output_dir run_name logging_dir",
+    "rlcli train --resume RUN": "resume_from_checkpoint",
+    "rlcli train trains; rlcli eval evaluates": "do_train do_eval",
+    "every prompt is read once": "dataset_num_proc preprocessing_num_workers",
+    "logs are those of the run folder": "log_level log_level_replica log_on_each_node disable_tqdm wandb_*",
     "a run folder is never overwritten": "overwrite_output_dir",
     "engine and trainer share the workers": "vllm_mode",
     "the engine sleeps while the trainer works": "vllm_enable_sleep_mode",
@@ -110,7 +117,18 @@ MISSING = {
     "engines in separate workers: rollout.workers": "vllm_server_*",
     "one argument per line: chat_template_kwargs.NAME": "chat_template_kwargs",
     "only temperature, top_p and the response length": "generation_kwargs*",
-    "its keys are not in the file": "**",
+    "put it into the rows as their first message": "system_prompt",
+    "a template of your own: model.chat_template": "chat_template chat_template_path",
+    "download that revision, and name its folder as model.path": "model_revision",
+    "code of a model's folder is never run": "trust_remote_code",
+    "the dtype alone: model.dtype": "model_init_kwargs*",
+    "no quantisation of the trained model": "load_in_* use_bnb* bnb_*",
+    "models of mixtures are balanced as they are": "router_aux_loss_coef",
+    "rlcli eval runs benchmarks": "benchmarks callbacks",
+    "responses are never shown while they are generated": "log_unique_prompts log_multimodal",
+    "an argument of the verifier, in parentheses": "cosine_* repetition_* code_* soft_* parallel_code_* "
+    "max_completion_len",
+    "part of TRL's trainer alone": "use_transformers_* transformers_continuous_batching_config cache_implementation",
 }
 
 COMPUTED: dict[str, tuple[str, ...]] = {

@@ -17,18 +17,21 @@ def translate(given: dict[str, Any], ours: dict[str, Any]) -> Reading:
     """ours: our defaults, by key."""
     read = Reading(given, verl_keys.DEFAULTS)
     read.direct({source: to for source, to in verl_keys.DIRECT.items() if to[1] is not bool or read.gives(source)})
-    for part in (_data, _sizes, _model, _optimizer, _advantage, _loss, _kl, _correction, _sampling, _critic, _trainer):
+    parts = (data_files, _sizes, _model, _optimizer, _advantage, _loss, _kl, _correction, _sampling, _critic, trainer)
+    for part in parts:
         part(read)
     _rewards(read)
     read.finish(verl_keys.SAME, verl_keys.MISSING, ours)
     return read
 
 
-def _data(read: Reading) -> None:
+def data_files(read: Reading) -> None:
     for source, key in (("data.train_files", "data.path"), ("data.val_files", "evaluation.data")):
         if not read.gives(source):
             continue
         files = read(source) if isinstance(read(source), list) else [read(source)]
+        if not files:
+            continue
         whole = key == "evaluation.data" or len(files) == 1
         read.map(source, key, str(files[0]) if whole else [str(file) for file in files])
         if whole and len(files) > 1:
@@ -327,7 +330,7 @@ def _critic(read: Reading) -> None:
             read.same(source, "the critic is trained like the policy" if "algorithm.advantage" in read.settings else "")
 
 
-def _trainer(read: Reading) -> None:
+def trainer(read: Reading) -> None:
     epochs = read.number("trainer.total_epochs") or 0
     if (read.number("trainer.total_training_steps") or 0) > 0:
         read.same("trainer.total_epochs", "trainer.total_training_steps counts")

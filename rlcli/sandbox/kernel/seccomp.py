@@ -45,10 +45,14 @@ _PRCTL_HARMLESS = (2, 3, 15, 16, 21, 23, 30, 38, 39, 0x53564D41)
 """Read flags, name a thread or a mapping, and no_new_privs, which is set already."""
 
 
-def program(keep_metadata: bool) -> bytes:
+_TO_START_PROGRAMS = ("execve", "fork", "setpgid", "vfork")
+
+
+def program(keep_metadata: bool, programs: bool = False) -> bytes:
     """The filter for this machine, with `OWN_PID` as a placeholder.
 
     keep_metadata: also refuse to change modes, owners, times and lengths of files by name (the file system does not).
+    programs: allow new processes and programs, which inherit the filter; namespaces stay refused.
     Raises `SetupError` on a machine other than x86_64 and aarch64.
     """
     if platform.machine() not in _MACHINES or sys.byteorder != "little" or sys.maxsize < 1 << 32:
@@ -65,10 +69,11 @@ def program(keep_metadata: bool) -> bytes:
         (_RETURN, 0, 0, _UNKNOWN),
     ]
     for name, numbers in syscalls.JUDGED.items():
-        rows += _when(numbers[column], _judgement(name, keep_metadata))
+        rows += _when(numbers[column], _judgement(name, keep_metadata, programs))
     for table in (syscalls.NETWORK, syscalls.PROCESSES, syscalls.KERNEL, syscalls.MOUNTS, syscalls.SHARED):
-        for numbers in table.values():
-            rows += _when(numbers[column], [(_RETURN, 0, 0, _REFUSE)])
+        for name, numbers in table.items():
+            if not (programs and name in _TO_START_PROGRAMS):
+                rows += _when(numbers[column], [(_RETURN, 0, 0, _REFUSE)])
     if keep_metadata:
         for numbers in syscalls.METADATA.values():
             rows += _when(numbers[column], [(_RETURN, 0, 0, _REFUSE)])
@@ -83,14 +88,14 @@ def _when(number: int | None, block: list[_Row]) -> list[_Row]:
     return [(_JUMP_EQUAL, 0, len(block), number), *block]
 
 
-def _judgement(name: str, keep_metadata: bool) -> list[_Row]:
+def _judgement(name: str, keep_metadata: bool, programs: bool) -> list[_Row]:
     """Rules for a call's arguments; the kernel too reads all of them, except an address, as 32 bits."""
     if name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         return _only(0, OWN_PID)
     if name in ("prlimit64", "sched_setaffinity"):
         return _only(0, 0, OWN_PID)
     if name == "clone":
-        thread = [(_JUMP_ANY, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE)]
+        thread = [] if programs else [(_JUMP_ANY, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE)]
         return [_argument(0), *thread, (_JUMP_ANY, 0, 1, _CLONE_NEW), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     if name in ("clone3", "openat2"):  # their arguments are in memory, which a filter cannot read
         return [(_RETURN, 0, 0, _UNKNOWN)] if name == "clone3" or keep_metadata else []

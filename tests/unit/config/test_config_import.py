@@ -1,4 +1,4 @@
-"""Configurations of verl and TRL as recipes: what is mapped, what is reported, and that nothing in them is executed."""
+"""Configurations of verl and TRL as recipes: what is mapped, what is reported, and what bad input gives."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rlcli.cli.main import main
 from rlcli.config.importing import convert, trl_keys, verl_keys
 from rlcli.config.importing.convert import Imported, import_file
 from rlcli.config.importing.counterparts import counterparts
+from rlcli.config.importing.files import read as read_file
 from rlcli.config.importing.pythoncode import arithmetic
 from rlcli.config.importing.shell import overrides
 from rlcli.config.keys import keys
@@ -108,7 +109,7 @@ def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
     found = import_file(FOREIGN / "verl_grpo.sh")
     expected = {
         "model.path": "Qwen/Qwen2-7B-Instruct",
-        "data.path": "",  # two files below $HOME
+        "data.path": [str(Path.home() / f"data/{name}/train.parquet") for name in ("gsm8k", "math")],
         "evaluation.data": "data/gsm8k/test.parquet",
         "rollout.prompts_per_step": 1024,
         "rollout.samples_per_prompt": 5,
@@ -126,7 +127,7 @@ def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
         "tracking.trackers": ["wandb"],
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "unresolved") == {"data.train_files"}
+    assert sources(found, "unresolved") == set()
     assert sources(found, "missing") == {"data.truncation"}
     assert values(found, tmp_path)["train.epochs"] == 15
     assert "actor_rollout_ref.model.use_remove_padding" in sources(found, "same")
@@ -154,7 +155,8 @@ def test_a_verl_recipe_of_dapo_with_variables_and_sums(tmp_path: Path) -> None:
         "cluster.workers": 128,  # ${NNODES:-16} × verl's default of 8
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "unresolved") == {"data.train_files", "actor_rollout_ref.model.path"}
+    assert values(found, tmp_path)["model.path"] == str(Path.home() / "models/Qwen2.5-32B")
+    assert sources(found, "unresolved") == set()
     assert "actor_rollout_ref.actor.ulysses_sequence_parallel_size" in sources(found, "missing")
 
 
@@ -202,10 +204,12 @@ def test_a_yaml_of_trl_counts_updates_and_processes(tmp_path: Path) -> None:
         "lora.rank": 32,
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "missing") == {"top_k", "dataset_name", "lora_target_modules"}
+    assert sources(found, "missing") == {"top_k", "lora_target_modules"}
+    (data,) = [line for line in found.lines if line.source == "dataset_name"]
+    assert data.note.startswith("rlcli prep hf --source trl-lib/DeepMath-103K --columns prompt=…,answer=…")
 
 
-def test_a_python_file_of_trl_is_read_and_not_run(tmp_path: Path) -> None:
+def test_a_python_file_of_trl_runs_with_stubs(tmp_path: Path) -> None:
     found = import_file(FOREIGN / "trl_gspo.py")
     expected = {
         "model.path": "Qwen/Qwen3-4B",
@@ -216,10 +220,11 @@ def test_a_python_file_of_trl_is_read_and_not_run(tmp_path: Path) -> None:
         "rollout.prompts_per_step": 4,  # BATCH × 2 × BATCH / 8
         "lora.targets": "q_proj,k_proj",
         "train.schedule": "constant",
-        "train.seed": 42,  # TRL's default: that of the file is an expression
+        "train.seed": 0,  # an expression of the environment, which is empty there
+        "verifier.name": "math",  # trl.rewards.accuracy_reward
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "unresolved") == {"seed"}
+    assert sources(found, "unresolved") == {"train_dataset"}
 
 
 @pytest.mark.long
@@ -245,7 +250,9 @@ def test_json_holds_all_that_the_report_has(capsys: pytest.CaptureFixture[str]) 
     assert told["framework"] == "trl"
     assert told["version"] == "1.16.0"
     assert told["recipe"]["algorithm.loss"] == "gspo"
-    assert {"source": "seed", "given": "int(os.environ.get('SEED', 0))", "note": ""} in told["unresolved"]
+    assert [line["source"] for line in told["unresolved"]] == ["train_dataset"]
+    assert told["warnings"] == []
+    assert told["method"] == "grpo"
     assert any(line["key"] == "algorithm.loss" and line["source"] == "loss_type" for line in told["mapped"])
     assert told["toml"].startswith("[recipe]")
 
@@ -506,3 +513,82 @@ def test_a_tracker_that_is_not_installed_is_a_comment(tmp_path: Path, monkeypatc
     assert line.note == "a comment in the recipe: wandb is not installed here (pip install 'rlcli[wandb]')"
     monkeypatch.setattr(convert, "missing", lambda name: [])
     assert values(import_file(file), tmp_path)["tracking.trackers"] == ["wandb", "tensorboard"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_key_that_is_given_has_a_line(name: str) -> None:
+    given = read_file(FOREIGN / name).values
+    found = import_file(FOREIGN / name)
+    reported = {line.source for line in found.lines}
+    assert {key for key in given if not key.endswith("._target_")} <= reported
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num_generations: 4\nwarmup_ratio: null\nbeta: 0\nepsilon: 0.1\nloss_type: cispo\ndelta: 2", "grpo"),
+        ("packing: true\nmax_length: 64\nlearning_rate: 1\nsome_key: 2\nlora_r: 8", "sft"),
+        ("num_generations: 4\nnormalize_advantages: true\nreward_clip_range: [0, 1]\ntop_k: 5", "rloo"),
+    ],
+)
+def test_every_key_of_each_method_has_a_line(text: str, expected: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "a.yaml", text)
+    found = import_file(file)
+    assert found.method == expected
+    assert {line.source for line in found.lines} >= {*read_file(file).values}
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}", ("cosine", 0.1)),
+        ("lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-7}", ("cosine", 0.05)),
+        ("lr_scheduler_type: cosine", ("cosine", 0.0)),
+        ("lr_scheduler_type: polynomial", ("constant", 0.0)),
+    ],
+)
+def test_schedules_of_trl(text: str, schedule: tuple[str, float], tmp_path: Path) -> None:
+    found = import_file(written(tmp_path, "a.yaml", f"num_generations: 8\nlearning_rate: 2e-6\n{text}\n"))
+    resolved = values(found, tmp_path)
+    assert (resolved["train.schedule"], resolved["train.min_lr_fraction"]) == pytest.approx(schedule)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "method"),
+    [
+        ("a.yaml", "model_name_or_path: m\nlearning_rate: 1e-5\nmax_length: 64\npacking: true", "sft"),
+        ("sft.yaml", "model_name_or_path: m\nlearning_rate: 1e-5\noutput_dir: x", "sft"),
+        ("a.yaml", "model_name_or_path: m\nlearning_rate: 1e-5\nbeta: 0.1\nmax_completion_length: 8", "grpo"),
+        ("b.yaml", "data: {train_files: a}\noptim: {lr: 1e-5}\nmodel: {partial_pretrain: m}\ntrainer: {x: 1}", "sft"),
+    ],
+)
+def test_a_table_is_recognised_for_its_method(name: str, text: str, method: str, tmp_path: Path) -> None:
+    found = import_file(written(tmp_path, name, text))
+    assert found.method == method
+    assert ('base = "sft"' in found.toml) == (method == "sft")
+    assert values(found, tmp_path)["data.response"] == ("response" if method == "sft" else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("dpo.yaml", "learning_rate: 1e-6\nbeta: 0.1\noutput_dir: x", "rlcli has DPO on pairs of verified samples"),
+        ("a.yaml", "learning_rate: 1e-6\nteacher_model_name_or_path: m", "start from the recipe opd"),
+        ("kto.yaml", "learning_rate: 1e-6\noutput_dir: x", "KTO, which has no counterpart"),
+        ("a.py", "from trl import DPOConfig\nDPOConfig(beta=0.1)", "rlcli has DPO on pairs of verified samples"),
+        ("a.py", "from trl import KTOConfig\nKTOConfig(beta=0.1)", "KTO, which has no counterpart"),
+    ],
+)
+def test_methods_without_a_counterpart_are_refused(
+    name: str, text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "import", str(written(tmp_path, name, text))]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert says in told
+
+
+def test_a_variable_of_another_form_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(FOREIGN / "verl_grpo.sh")
+    assert main(["config", "import", file, "--variable", "1=2"]) == 2
+    assert "--variable '1=2' is not NAME=VALUE" in capsys.readouterr().err

@@ -1,0 +1,250 @@
+"""Runs a Python script or notebook of TRL in the sandbox, with stubs in place of all packages, and reads which trainer
+it makes, with which configuration, reward functions and data."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.config.importing.configuration import Configuration, DataSet, RewardFunction
+from rlcli.config.importing.confined import files_beside, run_confined, text_of
+from rlcli.config.importing.launches import flattened, options_of
+from rlcli.config.importing.methods import method_of, method_of_any
+from rlcli.config.importing.reading import Unresolved
+from rlcli.config.importing.shell_run import UNKNOWN
+from rlcli.errors import ConfigError
+from rlcli.reading import parse_json
+from rlcli.sandbox import Sandbox
+
+POSITIONAL = {
+    "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "rloo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "sft": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+}
+"""Parameters of the trainers that may be given by position."""
+LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
+"""PEFT's names → those of TRL's command line."""
+FROM_COMMAND_LINE = ("grpo", "rloo", "sft")
+"""Methods that are converted, and so need their arguments. Others are refused without."""
+NOT_KEYS = ("model", "args", "train_dataset", "eval_dataset", "reward_funcs", "peft_config", "processing_class")
+HANDED = (
+    "callbacks",
+    "optimizers",
+    "data_collator",
+    "reward_processing_classes",
+    "compute_metrics",
+    "quantization_config",
+)
+"""Arguments of a trainer that are no keys of a configuration."""
+
+
+def notebook_text(text: str, path: Path) -> str:
+    """The code of a notebook's cells, without lines for the shell (`!`) and for IPython (`%`)."""
+    try:
+        cells = parse_json(text)["cells"]
+        sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+        codes = [_cell_code(source if isinstance(source, str) else "".join(source)) for source in sources]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not a notebook: {type(error).__name__}: {error}", "give an .ipynb file"
+        ) from error
+    return "\n".join(codes)
+
+
+def _cell_code(source: str) -> str:
+    """The code of a cell, line by line where it was; nothing if it is not Python."""
+    lines: list[str] = []
+    continues = False
+    for line in source.split("\n"):
+        stripped = line.lstrip()
+        is_command = continues or stripped.startswith(("!", "%", "pip install", "conda install"))
+        continues = is_command and line.endswith("\\")
+        lines.append(f"{line[: len(line) - len(stripped)]}pass" if is_command else line)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "\n" * (len(lines) - 1)
+    return "\n".join(lines)
+
+
+def run_python(sandbox: Sandbox, path: Path, text: str, arguments: Sequence[str]) -> Configuration | None:
+    """The configuration that the script makes; None if it makes none, or ended before.
+
+    Raises `ConfigError` for a script that breaks a limit, asks for arguments or makes several.
+    """
+    order = {"name": path.name, "text": text, "arguments": list(arguments), "files": files_beside(path)}
+    printed = run_confined(sandbox, text_of("inside_python.py"), order, path)
+    calls = [call for call in printed["calls"] if method_of(str(call["name"]))]
+    trainers = [call for call in calls if str(call["name"]).endswith("Trainer")]
+    configs = [call for call in calls if call not in trainers]
+    parsed = printed["parsed"]
+    method = method_of_any([str(call["name"]) for call in trainers] + [str(call["name"]) for call in configs])
+    if parsed is not None and not configs:
+        method = method_of_any([*map(str, parsed)]) or method
+        if method in FROM_COMMAND_LINE and not arguments:
+            raise ConfigError(
+                f"{path} takes its configuration from the command line",
+                f"give it after --, as in: rlcli config import {path} -- --config FILE.yaml --learning_rate 1e-6",
+            )
+    elif str(printed["error"]).startswith("SystemExit: 2"):
+        raise ConfigError(
+            f"{path} asks for arguments", f"give them after --, as in: rlcli config import {path} -- --name value"
+        )
+    if not method or not (configs or parsed is not None):
+        return None
+    chosen = _first(trainers, method)
+    configuration = Configuration("trl", method, {}, script=path, script_text=text)
+    if config := _config_of(chosen, configs, printed["calls"], method, path):
+        configuration.values |= _values(config["kwargs"])
+    if parsed is not None and not configs:
+        configuration.values |= options_of(tuple(arguments))
+    _beside(configuration, chosen, printed)
+    if error := str(printed["error"]):
+        configuration.warnings.append(
+            f"run with stubs in place of its packages, {path.name} ended with {error}; what comes later is not imported"
+        )
+    return configuration
+
+
+def _first(calls: Sequence[Mapping[str, Any]], method: str) -> Mapping[str, Any] | None:
+    return next((call for call in calls if method_of(str(call["name"])) == method), None)
+
+
+def _config_of(
+    trainer: Mapping[str, Any] | None,
+    configs: Sequence[Mapping[str, Any]],
+    calls: Sequence[Mapping[str, Any]],
+    method: str,
+    path: Path,
+) -> Mapping[str, Any] | None:
+    """The configuration of the trainer, or the only one of its method."""
+    args = _arguments(trainer, method).get("args") if trainer else None
+    if isinstance(args, dict) and "call" in args and args["call"] < len(calls):
+        return calls[args["call"]]
+    configs = [config for config in configs if method_of(str(config["name"])) == method]
+    if len(configs) > 1:
+        lines = ", ".join(str(config["line"]) for config in configs[:5])
+        raise ConfigError(
+            f"{path} makes {len(configs)} {configs[0]['name']}(...), in lines {lines}", "give a file with one"
+        )
+    return configs[0] if configs else None
+
+
+def _arguments(call: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A trainer's arguments by their names."""
+    by_position = dict(zip(POSITIONAL.get(method, ()), call["args"], strict=False))
+    return by_position | dict(call["kwargs"].get("table", {}))
+
+
+def _values(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a configuration as dotted keys and values."""
+    values: dict[str, Any] = {}
+    for name, value in dict(kwargs.get("table", {})).items():
+        values |= flattened(str(name), _value(value))
+    return values
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        if "table" in value:
+            return {name: _value(item) for name, item in value["table"].items()}
+        text = value.get("text") or value.get("function") or "a value that the script makes"
+        return Unresolved(str(text))
+    if isinstance(value, list):
+        items = [_value(item) for item in value]
+        return Unresolved("a list that the script makes") if any(isinstance(i, Unresolved) for i in items) else items
+    if isinstance(value, str) and UNKNOWN in value:
+        return Unresolved(value.replace(UNKNOWN, "$"))
+    return value
+
+
+def _beside(configuration: Configuration, trainer: Mapping[str, Any] | None, printed: Mapping[str, Any]) -> None:
+    """Add what the trainer gets beside its configuration: model, LoRA, reward functions and data."""
+    values, loads = configuration.values, printed["loads"]
+    given = _arguments(trainer, configuration.method) if trainer else {}
+    for call in printed["calls"]:
+        if call["name"] == "LoraConfig" or call["name"] == "PeftConfig":
+            _add_lora(values, call["kwargs"])
+    for load in loads:
+        if load["name"].endswith("get_peft_model"):
+            _add_lora(values, load["kwargs"])
+    model = _model(given.get("model"), loads)
+    if model is not None:
+        values.setdefault("model_name_or_path", model)
+    if "reward_funcs" in given:
+        listed = given["reward_funcs"] if isinstance(given["reward_funcs"], list) else [given["reward_funcs"]]
+        assert configuration.script is not None
+        configuration.rewards = [_reward(value, configuration.script) for value in listed]
+        values["reward_funcs"] = [reward.name for reward in configuration.rewards]
+    if "train_dataset" in given:
+        configuration.data = _data(given["train_dataset"], loads)
+    for name in given:
+        if name not in NOT_KEYS and name not in HANDED:
+            values.setdefault(name, Unresolved("an argument of the trainer"))
+
+
+def _add_lora(values: dict[str, Any], kwargs: Mapping[str, Any]) -> None:
+    given = _values(kwargs)
+    values |= {"use_peft": True} | {LORA[name]: value for name, value in given.items() if name in LORA}
+
+
+def _model(value: Any, loads: Sequence[Mapping[str, Any]]) -> Any:
+    """The model's name or path, also of one that the script has loaded."""
+    seen: set[int] = set()
+    while isinstance(value, dict) and isinstance(at := value.get("load"), int) and at < len(loads) and at not in seen:
+        seen.add(at)
+        load = loads[at]
+        named = load["kwargs"].get("table", {})
+        value = next(
+            (named[key] for key in ("pretrained_model_name_or_path", "model_name", "model") if key in named), None
+        )
+        value = (load["args"][0] if load["args"] else None) if value is None else value
+    return (
+        value if isinstance(value, str) and UNKNOWN not in value else None if value is None else Unresolved("the model")
+    )
+
+
+def _reward(value: Any, script: Path) -> RewardFunction:
+    if isinstance(value, dict) and "partial" in value:
+        return _reward(value["partial"], script)
+    if isinstance(value, dict) and "function" in value:
+        in_script = value["file"] == script.name
+        file = script if in_script else script.parent / Path(str(value["file"])).name
+        return RewardFunction(str(value["function"]), file, int(value["line"]), in_script)
+    return RewardFunction(str(value.get("text", "")) if isinstance(value, dict) else str(value), None)
+
+
+def _data(value: Any, loads: Sequence[Mapping[str, Any]]) -> DataSet | None:
+    at = value.get("load") if isinstance(value, dict) else None
+    if not isinstance(at, int) or at >= len(loads):
+        return None
+    load = loads[at]
+    named = load["kwargs"].get("table", {})
+    words = [word for word in load["args"] if isinstance(word, str)]
+
+    def text(*keys: str) -> str:
+        return next((named[key] for key in keys if isinstance(named.get(key), str)), "")
+
+    loader = str(load["name"]).rpartition(".")[2]
+    files = text("data_files")
+    source = text("path") or (words[0] if words else "")
+    if source in ("json", "csv", "parquet", "text") and files:
+        source, words = files, words[:1]
+    steps = tuple(
+        f"{step['name']}({_shown(step['with'])})"
+        for step in load["steps"][:5]
+        if isinstance(step.get("with"), dict | str)
+    )
+    subset = text("name") or (words[1] if len(words) > 1 and loader == "load_dataset" else "")
+    return DataSet(source, loader, subset, text("split"), steps)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and "function" in value:
+        name = "a lambda" if value["function"] == "<lambda>" else value["function"]
+        return f"{name}, line {value['line']}"
+    return str(value.get("text", "…")) if isinstance(value, dict) else str(value)
