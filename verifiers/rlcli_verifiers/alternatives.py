@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rlcli_verifiers.answer_words import FOREIGN_OR
 from rlcli_verifiers.answers import last_box
 from rlcli_verifiers.values import FORMULA, Value, content, value_at
 
@@ -21,21 +22,30 @@ _UNIT = r"(?:(?<=[\s~}])(?!(?:or|and|is)\b)[A-Za-z/²³]{1,12}\b\.?\s*+){1,3}"
 """A unit or noun after an answer, of up to three words."""
 
 _SPOKEN_OR = r"(?:or|alternatively|otherwise|versus|vs\.?|maybe|perhaps|possibly|else)\b"
-_OR_SIGNS = r"\\(?:lor|vee)(?![A-Za-z])|∨"
+_OR_SIGNS = rf"\\(?:lor|vee)(?![A-Za-z])|∨|{FOREIGN_OR}"
 _LIST_SIGNS = r"[,;/~]|(?:and|to)\b|\\(?:land|wedge)(?![A-Za-z])"
 _REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
 """ "120 (or else $J$ would have more factors)" gives a reason, not another answer."""
 
-_OR = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII)
-_BARE_OR = re.compile(rf"{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII)
-_LISTED = re.compile(rf"{_CLOSED}(?:(?P<mark>[,;/~])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}", re.IGNORECASE | re.ASCII)
+_OR = re.compile(
+    rf"{_CLOSED}{_UNIT}{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
+)
+_BARE_OR = re.compile(
+    rf"{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
+)
+_LISTED = re.compile(
+    rf"{_CLOSED}(?:(?P<mark>[,;/~])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}", re.IGNORECASE | re.ASCII
+)
+_ANOTHER_THING = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED},?\s*+(?:and|&)\s++(?=[\d$\\−-])", re.IGNORECASE | re.ASCII)
 _END_OF_ITEM = re.compile(r"[\s*_`)\]}.!]*(?:$|\n|[,;/~]|(?:or|and)\b)", re.IGNORECASE)
 _DOUBT = re.compile(
     rf"[^.;\n]{{0,{MAX_GAP_CHARS}}}?\b(?:maybe|perhaps|possibly|(?:could|might|may|can)\s+(?:also\s+|as\s+well\s+)?be|alternatively)\b{_FILLERS}",
     re.IGNORECASE,
 )
 _ABOUT = re.compile(r"(?:about|approximately|approx\.?|roughly|around|nearly|≈|\\approx|~)\s*$", re.IGNORECASE)
-_ABOUT_NEXT = re.compile(r"(?:(?:about|approximately|approx\.?|roughly|around|nearly)\b|≈|\\approx(?![A-Za-z])|~)\s*", re.IGNORECASE)
+_ABOUT_NEXT = re.compile(
+    r"(?:(?:about|approximately|approx\.?|roughly|around|nearly)\b|≈|\\approx(?![A-Za-z])|~)\s*", re.IGNORECASE
+)
 _LETTER = re.compile(r"(?<![A-Za-z\\])(?:[b-hj-z]|[A-HJ-Z])(?=[\s*_`)\]}.!?,;]*(?:$|\n))")
 
 _WORD = r"(?:or|and|also|alternatively|otherwise|possibly|maybe|perhaps|else|versus|vs)\b\.?"
@@ -77,7 +87,7 @@ def offered(text: str, start: int, is_list: bool = False) -> list[str]:
 
 
 def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
-    for pattern in (_BARE_OR, _OR, *([_LISTED] if is_list else [])):
+    for pattern in (_BARE_OR, _OR, *([_LISTED, _ANOTHER_THING] if is_list else [])):
         joiner = pattern.match(text, start)
         if not joiner:
             continue

@@ -37,8 +37,9 @@ _NAME = re.compile(
 )
 _LETTERS = r"(?:[A-Za-z]{1,3}|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|sigma|phi|omega|Delta|Phi)(?![A-Za-z]))"
 _MARKS = r"(?:\s*(?:_\s*(?:\w|\{[^{}=]*\})|'+|\^\s*(?:\*|\{\s*(?:-1|'|\*|\(\w\)|\\prime|\\circ|T)\s*\}|\\prime)))*"
+_CALL_OF = r"(?:\s*[(\[](?:[^=()\[\]]|[(\[][^=()\[\]]{0,30}[)\]]){1,60}+[)\]])*+"
 _NAMED_QUANTITIES = (
-    rf"{_LETTERS}{_MARKS}(?:\s*[(\[][^=]{{1,60}}[)\]])*",  # f^{-1}(x), a_{n+1}, P(A|B), E[X], f(f(2))
+    rf"{_LETTERS}{_MARKS}{_CALL_OF}",  # f^{-1}(x), a_{n+1}, P(A|B), E[X], f(f(2))
     rf"\(\s*{_LETTERS}(?:\s*\\circ\s*{_LETTERS})+\s*\)\s*\([^=()]{{1,40}}\)",  # (f \circ g)(x)
     r"\\frac\s*\{\s*(?:d|\\partial)[^{}=]{0,20}\}\s*\{\s*(?:d|\\partial)[^{}=]{1,20}\}",  # \frac{dy}{dx}
     r"\\(?:vec|overline|overrightarrow|widehat|hat|bar|tilde)\s*\{[A-Za-z_0-9{}]{1,8}\}",
@@ -48,16 +49,21 @@ _NAMED_QUANTITIES = (
 _NAMED = re.compile("|".join(_NAMED_QUANTITIES))
 """The left side of an equation that names its right side."""
 
-_FUNCTION_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|log|ln)\s*(?:\\[a-z]+|[A-Za-z]|\(?\s*\\?(?:angle)?\s*[A-Za-z]{1,3}\)?)")
-_GRAPH = re.compile(r"y|[a-zA-Z]\s*\(\s*x\s*\)")
+_FUNCTION_OF = re.compile(
+    r"\\(?:sin|cos|tan|cot|sec|csc|log|ln)\s*(?:\\[a-z]+|[A-Za-z]|\(?\s*\\?(?:angle)?\s*[A-Za-z]{1,3}\)?)"
+)
+_GRAPH = re.compile(r"y|[a-zA-Z](?:\^\{-1\})?\s*\(\s*x\s*\)")
 _LABEL = re.compile(
-    r"(?:\\(?:text|math)[a-z]*\s*\{\s*)?(?P<open>\()?(?P<letter>[A-J])\s*(?P<close>\)|[.:](?=[\s}]))\s*\}?\s*(?P<value>.*)", re.DOTALL
+    r"(?:\\(?:text|math)[a-z]*\s*\{\s*)?(?P<open>\()?(?P<letter>[A-J])\s*(?P<close>\)|[.:](?=[\s}]))\s*\}?\s*(?P<value>.*)",
+    re.DOTALL,
 )
 """A letter and its value, `(B) 12`: an answer to a question with lettered choices."""
 
 _ANY_LABEL = re.compile(r"(?<![A-Za-z\\])\(?[A-J]\s*[).]|(?<![A-Za-z\\])[A-J](?![A-Za-z])\s*$")
 _COORDINATE = re.compile(r"([A-Za-z](?:_\{?\d\}?)?)\s*=\s*(.+)")
-_LABELLED_POINT = re.compile(r"(?:[A-Z](?:_\{?\w\}?|')?|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)")
+_LABELLED_POINT = re.compile(
+    r"(?:[A-Z](?:_\{?\w\}?|')?|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
+)
 _COLUMN = re.compile(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}")
 _AXES = ("i", "j", "k")
 _AXIS = r"(?:\\(?:hat|vec|mathbf|bold|boldsymbol)\s*\{?\s*(?:\\[ij]math|[ijk])\s*\}?|[ijk])"
@@ -177,23 +183,16 @@ def _items(text: str) -> list[str]:
 def _same_one(gold: str, answer: str) -> bool:
     if squeezed(gold) == squeezed(answer):
         return True
-    ours, theirs = _choice(gold), _choice(answer)
-    if ours and theirs:
-        return ours[0] == theirs[0] or (ours[1] and theirs[1] and ours[0].lower() == theirs[0].lower())
-    label, other_label = _labelled(gold), _labelled(answer)
-    if label or other_label:
-        return _same_label(label or (None, gold), other_label or (None, answer))
+    is_same_choice = _same_choice(gold, answer)
+    if is_same_choice is not None:
+        return is_same_choice
     said = words(gold)
     if said is not None:  # math-verify would read a word as a product of letters, equal to its anagrams
         return said == words(answer)
     sides, others = split(gold, _EQUALS), split(answer, _EQUALS)
     if max(len(sides), len(others)) > 1:
         return _same_equation(sides, others)
-    span, other = _span(gold), _span(answer)
-    if span and not other:
-        other = _vector(answer)
-    elif other and not span:
-        span = _vector(gold)
+    span, other = _spans(gold, answer)
     if span and other:
         return _same_span(span, other)
     if span or other:
@@ -201,6 +200,28 @@ def _same_one(gold: str, answer: str) -> bool:
     if ":" in gold or ":" in answer:
         return _same_time(gold, answer)
     return _same_quantity(measured(gold), measured(answer))
+
+
+def _same_choice(gold: str, answer: str) -> bool | None:
+    """Whether two choices are equal, of which each may have its value; None if neither is a choice."""
+    ours, theirs = _choice(gold), _choice(answer)
+    if ours and theirs:
+        return ours[0] == theirs[0] or (ours[1] and theirs[1] and ours[0].lower() == theirs[0].lower())
+    label, other_label = _labelled(gold), _labelled(answer)
+    if label or other_label:
+        return _same_label(label or (None, gold), other_label or (None, answer))
+    return None
+
+
+def _spans(gold: str, answer: str) -> tuple[Span | None, Span | None]:
+    """Both texts as points or intervals; a vector is one beside a point or another notation of vectors."""
+    span, other = _span(gold), _span(answer)
+    if span or other:
+        return span or _vector(gold), other or _vector(answer)
+    if "matrix" in gold and "matrix" in answer:
+        return None, None
+    vector, other_vector = _vector(gold), _vector(answer)
+    return (vector, other_vector) if vector and other_vector else (None, None)
 
 
 def _same_span(gold: Span, answer: Span) -> bool:

@@ -20,24 +20,44 @@ DOLLAR = "＄"
 _SIGNS = {
     **dict.fromkeys("−–—‐‑‒﹣－", "-"),
     **{"×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "÷": r"\div ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "},
-    **{"⩽": r"\le ", "⩾": r"\ge ", "≈": r"\approx ", "⟨": r"\langle ", "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle "},
+    **{
+        "⩽": r"\le ",
+        "⩾": r"\ge ",
+        "≈": r"\approx ",
+        "⟨": r"\langle ",
+        "⟩": r"\rangle ",
+        "〈": r"\langle ",
+        "〉": r"\rangle ",
+    },
     **{"√": r"\sqrt ", "∛": r"\sqrt[3] ", "∜": r"\sqrt[4] ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "≠": r"\ne "},
-    **{"±": r"\pm ", "∓": r"\mp ", "∅": r"\emptyset ", "∖": r"\setminus ", "°": r"^\circ ", "∨": r"\lor ", "∧": r"\land "},
+    **{
+        "±": r"\pm ",
+        "∓": r"\mp ",
+        "∅": r"\emptyset ",
+        "∖": r"\setminus ",
+        "°": r"^\circ ",
+        "∨": r"\lor ",
+        "∧": r"\land ",
+    },
     **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}"},
     **{"∠": r"\angle ", "△": r"\triangle ", "∣": "|", "⁄": "/", "∕": "/", "∗": "*", "∶": ":", "′": "'", "、": ","},
-    **{"℃": r"^\circ C", "℉": r"^\circ F", "µ": r"\mu ", "μ": r"\mu ", "＄": DOLLAR, "\u00a0": " ", "\u202f": " ", "\u2009": " "},
+    **{
+        "℃": r"^\circ C",
+        "℉": r"^\circ F",
+        "µ": r"\mu ",
+        "μ": r"\mu ",
+        "＄": DOLLAR,
+        "\u00a0": " ",
+        "\u202f": " ",
+        "\u2009": " ",
+    },
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
 }
 """What stands for a character that has a spelling in LaTeX."""
 
-_GREEK = dict(
-    zip(
-        "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϵ",
-        """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi
-        omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon""".split(),
-        strict=True,
-    )
-)
+_GREEK_NAMES = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon
+    phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon"""
+_GREEK = dict(zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϵ", _GREEK_NAMES.split(), strict=True))
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸᵃᵇᵏᵐᵗ", "0123456789+-()nixyabkmt", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₐₑₓₙₘₖᵢⱼₜ", "0123456789+-()aexnmkijt", strict=True))
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
@@ -49,7 +69,7 @@ _MICRO = re.compile("[µμ](?=[mgslAVFWJ](?![a-z]))")
 _UNIT_SIGNS = frozenset("Ω€£¥¢")
 
 _SWITCHES = (
-    "tiny scriptsize footnotesize small normalsize large Large LARGE huge Huge bfseries itshape rmfamily sffamily boldmath"
+    "tiny scriptsize footnotesize small normalsize large Large LARGE huge Huge bfseries itshape rmfamily sffamily"
 )
 _STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[\w+\])?\s*\{[^{}]*\}"), " "),
@@ -69,12 +89,17 @@ _STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 _INFIX = re.compile(r"\\(over|choose|atop)(?![A-Za-z])")
 _SIDES = "=<>,;"
+_TEXT_OF_REALS = re.compile(
+    r"\\(?:text|mathrm|mbox)\s*\{(\s*(?:the\s+set\s+of\s+)?all\s+reals?[^{}]*)\}", re.IGNORECASE
+)
 _WORDS_FOR_REALS = re.compile(
-    r"^(?:the\s+set\s+of\s+)?all\s+real\s+(?:numbers?|values?)(?:\s+(?:of\s+)?[a-z](?![A-Za-z]))?|^all\s+reals(?![A-Za-z])", re.IGNORECASE
+    r"^(?:the\s+set\s+of\s+)?all\s+real\s+(?:numbers?|values?)(?:\s+(?:of\s+)?[a-z](?![A-Za-z]))?|^all\s+reals(?![A-Za-z])",
+    re.IGNORECASE,
 )
 _EXCEPT = re.compile(
     r"(\\mathbb\{R\})\s*,?\s*(?:\\text\s*\{\s*)?(?:except|other\s+than|excluding|without|but\s+not|such\s+that|where|with)"
-    r"\s*(?:for\s+|when\s+)?\}?", re.IGNORECASE
+    r"\s*(?:for\s+|when\s+)?\}?",
+    re.IGNORECASE,
 )
 _INVISIBLE = re.compile(
     r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![A-Za-z])\.?|\\(?:displaystyle|textstyle|limits|phantom)(?![A-Za-z])"
@@ -166,7 +191,7 @@ def clean(text: str) -> str:
 
 
 def plain_characters(text: str) -> str:
-    r"""Unicode as LaTeX: `x₁` as `x_{1}`, `10⁻³` as `10^{-3}`, `½` as `\frac{1}{2}`, `π` as `\pi `, `１２` and `𝟏𝟐` as `12`."""
+    r"""Unicode as LaTeX: `x₁` as `x_{1}`, `10⁻³` as `10^{-3}`, `½` as `\frac{1}{2}`, `π` as `\pi `, `１２` as `12`."""
     if text.isascii():
         return text
     text = _OVERLINED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
@@ -204,12 +229,12 @@ def _without_styles(text: str) -> str:
             command = {"over": "frac", "choose": "binom", "atop": "atop "}[infix[1]]
             over, under = text[start : infix.start()].strip(), text[infix.end() : end].strip()
             text = rf"{text[:start]}\{command}{{{over}}}{{{under}}}{text[end:]}"
-    text = _WORDS_FOR_REALS.sub(r"\\mathbb{R}", text)
+    text = _WORDS_FOR_REALS.sub(r"\\mathbb{R}", _TEXT_OF_REALS.sub(r"\1", text).strip())
     return _EXCEPT.sub(r"\1 except ", text) if r"\mathbb" in text else text
 
 
 def _group_around(text: str, start: int, end: int) -> tuple[int, int]:
-    """Start and end of what an infix command divides: the content of the brackets around it, or a side of a relation."""
+    """Start and end of what an infix command divides: the content of the brackets around it, or a side."""
     depth = 0
     while start > 0:
         character = text[start - 1]

@@ -1,10 +1,11 @@
-r"""Sets of real numbers, as answers write them: `(-\infty,0)\cup(0,\infty)`, `\mathbb{R}\setminus\{0\}`, `x\neq0`, `|x|\le2`."""
+r"""Sets of real numbers as answers write them: `(-\infty,0)\cup(0,\infty)`, `\mathbb{R}\setminus\{0\}`, `|x|\le2`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from rlcli_verifiers import symbolic
@@ -16,10 +17,14 @@ MAX_PARTS = 20
 _DIGITS = 30
 """Significant digits of an endpoint: two formulas of the same irrational number have the same."""
 
-_NOTATION = re.compile(r"\\(?:cup|cap|setminus|backslash|neq?|lor|land|mathbb)(?![A-Za-z])|[<>|]|\\(?:le|ge)q?(?![A-Za-z])")
+_NOTATION = re.compile(
+    r"\\(?:cup|cap|setminus|backslash|neq?|lor|land|mathbb)(?![A-Za-z])|[<>|]|\\(?:le|ge)q?(?![A-Za-z])"
+)
 _OR = re.compile(r"\\(?:cup|lor|vee)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
 _AND = re.compile(r"\\(?:cap|land|wedge)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])")
-_WITHOUT = re.compile(r"\\(?:setminus|backslash)(?![A-Za-z])|(?<=[)}\]R])\s*-\s*(?=\\\{)|(?<![A-Za-z\\])except(?![A-Za-z])")
+_WITHOUT = re.compile(
+    r"\\(?:setminus|backslash)(?![A-Za-z])|(?<=[\0)}\]R])\s*-\s*(?=\\[\0{])|(?<![A-Za-z\\])except(?![A-Za-z])"
+)
 _REALS = re.compile(r"\\mathbb\s*(?:R|\{\s*R\s*\})|\\R(?![A-Za-z])")
 _MEMBER = re.compile(r"([A-Za-z])\s*\\in(?![A-Za-z])\s*")
 _UNEQUAL = re.compile(r"([A-Za-z])\s*\\neq?(?![A-Za-z])\s*(.+)")
@@ -51,7 +56,7 @@ def same(gold: str, answer: str) -> bool:
     ends = sorted(ours.ends | theirs.ends)
     if not ends or len(ends) > 4 * MAX_PARTS:
         return False
-    between = [(low + high) / 2 for low, high in zip(ends, ends[1:], strict=False)]
+    between = [(low + high) / 2 for low, high in pairwise(ends)]
     return all(ours.contains(x) == theirs.contains(x) for x in (*ends, *between, ends[0] - 1, ends[-1] + 1))
 
 

@@ -1,10 +1,11 @@
-"""Answers stated without a box: after "the answer is", "Answer:", "A:" or "####", on the last line, in the last sentence."""
+"""Answers stated without a box: after "the answer is", "Answer:" or "####", on the last line, in the last sentence."""
 
 from __future__ import annotations
 
 import re
 
 from rlcli_verifiers.alternatives import offered
+from rlcli_verifiers.answer_words import FOREIGN_ANSWER
 from rlcli_verifiers.answers import last_line
 from rlcli_verifiers.latex import MAX_CHARS
 from rlcli_verifiers.notation import clean, measured, number, split, with_thousands
@@ -18,7 +19,7 @@ MAX_SENTENCE_CHARS = 600
 """Maximum length of a last sentence that is read."""
 
 _ANSWER = re.compile(
-    r"(?:\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
+    rf"(?:{FOREIGN_ANSWER}|\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
     r"(?=\s*[:*]*\s*[-+−\d$\\]))|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -51,9 +52,13 @@ _NAMED = re.compile(r"(?:[A-Za-z](?:_\w)?\s*)?[=≈]\s*")
 _LABELLED = re.compile(r"[\s*]*\(?[A-J][).:][\s*]+(?=\S)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z '-]{1,60}(?=[.,;](?:\s|$))(?!,\s*(?:or|and)\b)")
 
-_GOES_ON_BELOW = r"(?<![,:=\0])(?<!\bis)(?<!\bare)(?<!\bbe)(?<!\bof)(?<!\bto)(?<!\bthe)(?<!\ba)(?<!\bget)(?<!\bhave)(?<!\band)(?<!\bor)"
+_OPEN_WORDS = "is are be of to the a get have and or"
+_IS_OPEN = r"(?<![,:=\0])" + "".join(rf"(?<!\b{word})" for word in _OPEN_WORDS.split())
+"""A line that does not end so, has the end of a sentence."""
+
 _SENTENCE_END = re.compile(
-    rf"(?<![\s.])[.!?][\"')\]*_]*(?=\s|$)|\n[ \t]*\n(?![ \t]*\0)|{_GOES_ON_BELOW}[ \t]*\n(?![ \t]*(?:[a-z]|\0))|\n(?=[ \t]*(?:[-*#>]|\d+[.)])\s)"
+    rf"(?<![\s.])[.!?][\"')\]*_]*(?=\s|$)|\n[ \t]*\n(?![ \t]*\0)|{_IS_OPEN}[ \t]*\n(?![ \t]*(?:[a-z]|\0))"
+    r"|\n(?=[ \t]*(?:[-*#>]|\d+[.)])\s)"
     r"|(?<=\0)\.(?=[A-Z])"
 )
 _CLOSING_WORDS = re.compile(
@@ -79,8 +84,11 @@ _NEGATED_AFTER = re.compile(
 """A sentence that denies its value so states no answer."""
 
 _OPERATOR_BEFORE = re.compile(r"[-+*/×÷·x(]\s*$")
+_LETTER = re.compile(r"[A-Za-z](?:_\{?\w\}?)?")
 _AND = re.compile(r",?\s*(?:and|or)?\s*", re.IGNORECASE)
-_IMPLIES = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow|Leftrightarrow|iff|therefore|to|rightarrow)(?![A-Za-z])|[⇒⟹→∴]")
+_IMPLIES = re.compile(
+    r"\\(?:Rightarrow|implies|Longrightarrow|Leftrightarrow|iff|therefore|to|rightarrow)(?![A-Za-z])|[⇒⟹→∴]"
+)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|eqnarray|split)\*?\}")
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?![ei](?![A-Za-z]))[A-Za-z]")
 _LATEX_WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|\\[A-Za-z]+")
@@ -203,13 +211,15 @@ def _last_equated(sentence: str, prose: str, stated: list[Value]) -> Value | Non
 
 
 def _first_of_list(last: Value | None, prose: str, stated: list[Value]) -> Value | None:
-    """The value with which a list begins, "$x = 2$ and $x = 3$"; "$4 = 3x$ and $x = 4/3$" is none."""
+    """The value with which a list begins, "$x = 2$ and $y = 3$"; "$4 = 3x$ and $x = 4/3$" is none."""
     first = last
     for value in reversed(stated):
         if first is None or value.start >= first.start:
             continue
         sides, others = value.content.split("="), first.content.split("=")
-        is_alike = len(sides) == len(others) and (len(sides) == 1 or sides[0].strip() == others[0].strip())
+        names = sides[0].strip(), others[0].strip()
+        are_unknowns = all(_LETTER.fullmatch(name) for name in names)
+        is_alike = len(sides) == len(others) and (len(sides) == 1 or names[0] == names[1] or are_unknowns)
         if not is_alike or not _AND.fullmatch(prose, value.end, first.start):
             break
         first = value
@@ -237,7 +247,9 @@ def last_side(text: str) -> str:
     sides = split(last, _EQUALS)
     is_statement_of_numbers = all(number(clean(side)) for side in sides)
     has_value = bool(sides[-1]) and not _UNKNOWN.search(_LATEX_WORDS.sub(" ", sides[-1]))
-    return sides[-1] if len(sides) > 1 and has_value and not is_statement_of_numbers else last
+    unknowns = set(_UNKNOWN.findall(_LATEX_WORDS.sub(" ", sides[0])))
+    is_named = len(sides) == 2 and (len(unknowns) > 1 or _NAMED.fullmatch(f"{sides[0]}="))
+    return sides[-1] if len(sides) > 1 and has_value and not (is_statement_of_numbers or is_named) else last
 
 
 def last_sentence(text: str) -> str:

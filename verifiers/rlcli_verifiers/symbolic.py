@@ -72,7 +72,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9\s.+\-*/^_=<>!|,;()\[\]{}&\\]*")
 _FACTORIAL = re.compile(r"(?<![0-9])(?P<of>[0-9]{1,3}|\([0-9]{1,3}\)|[a-z]|\([a-z]\s*[+-]\s*[0-9]{1,3}\))\s*!(?!\s*!)")
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}")
 _POWER = re.compile(
-    r"(?P<base>[0-9]+|[A-Za-z]|\\[A-Za-z]+|[)}\]|!]|^|.)\s*\^\s*(?P<exponent>\{|\(|\\?\w+|-\w+|.)", re.S
+    r"(?P<base>[0-9]+|[A-Za-z]|\\[A-Za-z]+|[)}\]|!]|^|.)\s*\^\s*(?P<exponent>\{|\(|-?[0-9]+|\\?[A-Za-z]+|-\w+|.)", re.S
 )
 _TRIGONOMETRIC = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
 _SUBSCRIPT = re.compile(r"(?<![0-9\s])_\s*(?:\{\s*\w{1,8}\s*\}|\w)")

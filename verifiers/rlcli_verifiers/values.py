@@ -1,4 +1,4 @@
-r"""Numbers and formulas in prose: between dollars or brackets, or typed as they are (`x = 5`, `\frac{1}{2}`, `1,234`)."""
+r"""Numbers and formulas in prose: between dollars or brackets, or typed as they are (`x = 5`, `\frac{1}{2}`)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ _COMMAND = rf"\\(?!(?:{_PROSE})(?![A-Za-z]))[A-Za-z]++(?:\[[^\]\n]*+\])?(?:[ ]?{
 _ENVIRONMENT = r"\\begin\{(\w{1,12})\}(?:(?!\\end\b)[\s\S]){0,300}+\\end\{\w{1,12}\}"
 _FUNCTION = r"(?<![A-Za-z])(?:sqrt|arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"
 _LETTER = r"(?<![A-Za-z'’\\])[A-Za-zα-ω](?![A-Za-z'’])"
-_PARENTHESES = rf"[(\[](?:\\[A-Za-z]++|{_FUNCTION}|(?![A-Za-z]{{2}})[^()\n\\]|\((?:(?![A-Za-z]{{2}})[^()\n\\])*+\)){{1,80}}+[)\]]"
+_PARENTHESES = (
+    rf"[(\[](?:\\[A-Za-z]++|{_FUNCTION}|(?![A-Za-z]{{2}})[^()\n\\]|\((?:(?![A-Za-z]{{2}})[^()\n\\])*+\)){{1,80}}+[)\]]"
+)
 _SYMBOL = r"[πθ∞√∅ℝ½⅓⅔¼¾]"
 _ATOM = rf"(?:{_NUMBER}|{_ENVIRONMENT}|{_COMMAND}|{_FUNCTION}|{_PARENTHESES}|{_GROUP}|{_SYMBOL}|{_LETTER})"
 _SUFFIX = r"[!%°′'²³⁰¹⁴-⁹ⁿ₀-₉]|\\%"
 _SIGN = r"[-+−–±]"
 _OPERATOR = r"[-+−–*/^_=<>±×÷·⋅≤≥≠≈∪∩∖:|]"
 _MONEY = r"(?:\\?\$(?=[\d.]))?"
-_FIRST = rf"(?:(?!{_LETTER}|[\[(][A-J]\)|\\[A-Za-z]+\s*$)|(?={_LETTER}\s?(?:[=<>≤≥≈^_+*/]|\(\w\)\s?=)))"
+_FIRST = rf"(?:(?!{_LETTER}|[\[(][A-J]\))|(?={_LETTER}\s?(?:[=<>≤≥≈^_+*/]|\(\w\)\s?=)))"
 _RUN = re.compile(
-    rf"(?<![\w.\\])(?:{_SIGN}[ ]?)?{_MONEY}{_FIRST}{_ATOM}"
-    rf"(?:{_SUFFIX}|[ ]?{_OPERATOR}+[ ]?(?:{_SIGN}[ ]?)?{_MONEY}{_ATOM}|[ ]?(?=\\[A-Za-z]){_COMMAND}|(?![\[(]){_ATOM}|(?<=[\w}})])(?=\(){_PARENTHESES})*+"
+    rf"(?<![A-Za-z0-9_.\\])(?:{_SIGN}[ ]?)?{_MONEY}{_FIRST}{_ATOM}"
+    rf"(?:{_SUFFIX}|[ ]?{_OPERATOR}+[ ]?(?:{_SIGN}[ ]?)?{_MONEY}{_ATOM}|[ ]?(?=\\[A-Za-z]){_COMMAND}"
+    rf"|(?![\[(]){_ATOM}|(?<=[\w}})])(?=\(){_PARENTHESES})*+"
 )
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|operatorname)[a-z]*\s*\{[^{}]*\}|\\[A-Za-z]+")
