@@ -57,8 +57,17 @@ def _pattern() -> str:
     return rf"(?:{'|'.join(names)}){adjective}{is_}|(?:{'|'.join(_ACTIONS)})(?=\s*[(（A-J])"
 
 
-FOREIGN_ANSWER = _pattern()
-"""Matches a word of the table with its "is" or colon, `Antwort:`, `答案是`, `la respuesta es`."""
+_STATEMENT = re.compile(rf"(?:{_pattern()})[\s:：*]*(?=\S)", re.IGNORECASE)
+_NOUNS = [
+    noun.casefold() for nouns, _ in WORDS.values() for noun in (nouns.split("|") if "|" in nouns else nouns.split())
+]
+
+
+def foreign_statements(text: str) -> list[re.Match[str]]:
+    """The words of the table with their "is" or colon in a text: `Antwort:`, `答案是`, `la respuesta es`."""
+    folded = text.casefold()  # most texts hold none of the words, which a search for each shows soonest
+    return list(_STATEMENT.finditer(text)) if any(noun in folded for noun in _NOUNS) else []
+
 
 OR = "oder ou o или або lub nebo ή veya hoặc atau eller vagy 或者 或是 或 または もしくは か 또는 أو یا या หรือ"
 """Words for "or"."""

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answer_words import FOREIGN_ANSWER
+from rlcli_verifiers.answer_words import foreign_statements
 from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer
 
 ANSWER_KIND = "choice"
@@ -21,8 +21,7 @@ MAX_CHARS = 2000
 """Maximum length of a statement that is read."""
 
 _PHRASE = re.compile(
-    rf"(?:{FOREIGN_ANSWER}"
-    r"|\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
+    r"(?:\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
     r"|\bcorrect\s+(?:option|choice)\s*(?:is|:)|\bI\s+(?:choose|pick|select)|\bgo(?:ing)?\s+with"
     r"|\bactually,?(?:\s+(?:it|that)(?:'s|\s+is))?"
     # Retraction of an answer, if only a letter follows.
@@ -126,7 +125,7 @@ def _statements(text: str) -> list[str]:
     marked = [(end, start, content) for start, end, content in boxes(text)]
     marked = sorted(marked + [(match.end(), match.start(), match[1]) for match in _TAG.finditer(text)])
     found = [(end, content) for end, _, content in marked[-1:]]
-    heads = list(_PHRASE.finditer(text))
+    heads = sorted([*_PHRASE.finditer(text), *foreign_statements(text)], key=lambda match: match.start())
     for head, following in zip_longest(heads, heads[1:]):
         said = text[head.end() : following.start() if following else len(text)].partition("\n")[0]
         if "boxed" not in said and "<answer>" not in said.lower():  # those are read separately

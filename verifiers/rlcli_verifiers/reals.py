@@ -106,7 +106,7 @@ def _points(text: str) -> Reals | None:
     elif text.startswith(r"\{") and text.endswith(r"\}"):
         text = text[2:-2]
     values = _values(text)
-    return values and Reals(values, values.__contains__, unknown)
+    return Reals(values, values.__contains__, unknown) if values else None
 
 
 def _unequal(text: str) -> Reals | None:
@@ -141,7 +141,7 @@ def _interval(text: str) -> Reals | None:
     if text[:1] not in "([" or text[-1:] not in ")]" or len(text) < len("(0,0)"):
         return None
     bounds = split(text[1:-1], _COMMA)
-    return _between(*bounds, text[0] == "[", text[-1] == "]") if len(bounds) == 2 else None
+    return _between(bounds[0], bounds[1], text[0] == "[", text[-1] == "]") if len(bounds) == 2 else None
 
 
 def _inequality(text: str) -> Reals | None:
@@ -151,8 +151,8 @@ def _inequality(text: str) -> Reals | None:
     down = ["l" in relation or "<" in relation for relation in relations]
     closed = ["e" in relation or "=" in relation for relation in relations]
     if len(sides) == 3 and down[0] == down[1] and re.fullmatch("[A-Za-z]", sides[1]):
-        low, high = (0, 2) if down[0] else (2, 0)
-        between = _between(sides[low], sides[high], closed[low // 2], closed[high // 2])
+        first, last = (0, 2) if down[0] else (2, 0)
+        between = _between(sides[first], sides[last], closed[first // 2], closed[last // 2])
         return between and between._replace(unknown=sides[1])
     if len(sides) != 2:
         return None
@@ -162,8 +162,8 @@ def _inequality(text: str) -> Reals | None:
         return _absolute(absolute, sides[1], down[0], closed[0])
     if not re.fullmatch("[A-Za-z]", sides[0]):
         return None
-    bounds = (r"-\infty", sides[1]) if down[0] else (sides[1], r"\infty")
-    half_line = _between(*bounds, closed[0] and not down[0], closed[0] and down[0])
+    low, high = (r"-\infty", sides[1]) if down[0] else (sides[1], r"\infty")
+    half_line = _between(low, high, closed[0] and not down[0], closed[0] and down[0])
     return half_line and half_line._replace(unknown=sides[0])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlcli_verifiers.alternatives import offered
-from rlcli_verifiers.answer_words import FOREIGN_ANSWER
+from rlcli_verifiers.answer_words import foreign_statements
 from rlcli_verifiers.answers import last_line
 from rlcli_verifiers.latex import MAX_CHARS
 from rlcli_verifiers.notation import clean, measured, number, split, with_thousands
@@ -19,7 +19,7 @@ MAX_SENTENCE_CHARS = 600
 """Maximum length of a last sentence that is read."""
 
 _ANSWER = re.compile(
-    rf"(?:{FOREIGN_ANSWER}|\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
+    r"(?:\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
     r"(?=\s*[:*]*\s*[-+−\d$\\]))|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -36,7 +36,10 @@ _RELATED_WORD = (
     r"|under|over|up|approaching|either)\b|n't\b"
 )
 _RELATED = re.compile(rf"[\d=<>+*/^≤≥≠]|{_RELATED_WORD}", re.IGNORECASE)
-_RELATED_BEFORE = re.compile(rf"(?:{_RELATED_WORD})(?:\s+(?:than|of|to|by|the|a|root|most|least))*\W*$", re.IGNORECASE)
+_RELATED_BEFORE = re.compile(
+    rf"(?:{_RELATED_WORD}|\b(?:divided|multiplied|increased|decreased|raised)\b)(?:\s+(?:than|of|to|by|the|a|power|factor|root|most|least))*\W*$",
+    re.IGNORECASE,
+)
 _GOES_ON = re.compile(
     r"\s*+(?:[-+*/^×÷·⋅=<>≤≥±−–]\s*+[\d(\\$.√]|[²³√!]|[xX]\s*+\d|:\d|\(\s*+-?\d+\s*+\)|\d"
     r"|\\(?:times|cdot|div|pm|frac|sqrt)\b|and\s+(?:a|an|one|two|three)[\s-]+[a-z]*(?:th|ths|half|halves|quarters?|thirds?)\b)",
@@ -69,7 +72,7 @@ _CLOSING_WORDS = re.compile(
 """A sentence after the answer that says nothing about it."""
 
 _UNSURE = re.compile(
-    r"^\W*or\b|\b(?:maybe|perhaps|possibly|probably|guess|unsure|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
+    r"^\W*(?:or|note|notice|recall|observe|remember)\b|\b(?:maybe|perhaps|possibly|probably|guess|unsure|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
     r"|contradict\w*|mistake|either|neither|(?:could|might|may)\s+(?:also\s+)?be|should\s+we|next|first\s+(?:find|compute|we))\b|\?",
     re.IGNORECASE,
 )
@@ -109,9 +112,11 @@ _STATES = re.compile(
 
 def statement(text: str) -> str | None:
     """The text after the last "the answer is" or the like; None if there is none."""
-    for match in reversed(list(_ANSWER.finditer(text))):
+    matches = [*_ANSWER.finditer(text), *foreign_statements(text)]
+    for match in sorted(matches, key=lambda match: match.start(), reverse=True):
         after = text[match.end() :]
-        if not (match["short"] and _CHOICE_B.search(after)) and not _COMMENT.match(after):
+        is_short = match.re is _ANSWER and match["short"]
+        if not (is_short and _CHOICE_B.search(after)) and not _COMMENT.match(after):
             return _ADVERB.sub("", after, count=1)
     return None
 

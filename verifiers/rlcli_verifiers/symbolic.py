@@ -101,7 +101,7 @@ def same(gold: str, answer: str) -> bool:
     if not (_ROOTS.search(gold + answer) and "|" not in gold):
         return False
     positive = [_with_positive_unknowns(parsed) for parsed in (ours, theirs)]
-    return positive != [ours, theirs] and _is_zero(positive[0] - positive[1])
+    return positive != [ours, theirs] and bool(_is_zero(positive[0] - positive[1]))
 
 
 def _with_positive_unknowns(parsed: Any) -> Any:
@@ -116,7 +116,7 @@ def _is_zero(difference: Any) -> bool:
     from sympy import expand_log, simplify
 
     try:
-        return simplify(difference) == 0 or simplify(expand_log(difference)) == 0
+        return bool(simplify(difference) == 0 or simplify(expand_log(difference)) == 0)
     except (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError, RecursionError):
         return False
 

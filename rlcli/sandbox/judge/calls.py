@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from rlcli.sandbox.judge import boot
 from rlcli.sandbox.judge.judgement import Judgement
@@ -65,7 +65,7 @@ def sendable(job: Job) -> dict[str, Any]:
 
 def received(job: dict[str, Any]) -> Job:
     """The job that `sendable` made sendable."""
-    return Job(**({**job, "cases": decode(job["cases"])} if "cases" in job else job))  # type: ignore[typeddict-item]
+    return cast(Job, {**job, "cases": decode(job["cases"])} if "cases" in job else job)
 
 
 def with_nonce(text: str | bytes, nonce: str) -> dict[str, Any] | None:
