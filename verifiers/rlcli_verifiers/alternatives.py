@@ -12,7 +12,7 @@ MAX_ALTERNATIVES = 40
 MAX_GAP_CHARS = 60
 """Maximum length of what stands between an answer and a word like "or", and between a "maybe" and its number."""
 
-_CLOSED = r"[\s$*\\)\]}_`]*+"  # possessive: long white space costs no more than its length
+_CLOSED = r"[\s$*\\)\]}_`–—−]*+"  # possessive: long white space costs no more than its length
 _FILLERS = (
     r"(?:(?:or|and|also|even|else|it|its|is|as|that|this|the|answer|option|value|simply|just|rather|equivalently|equals?|be"
     r"|could|can|might|may|would|maybe|possibly|perhaps|either|alternatively|otherwise|instead|both|to|in|other|words"
@@ -37,6 +37,12 @@ _LISTED = re.compile(
     rf"{_CLOSED}(?:(?P<mark>[,;/~])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}", re.IGNORECASE | re.ASCII
 )
 _ANOTHER_THING = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED},?\s*+(?:and|&)\s++(?=[\d$\\−-])", re.IGNORECASE | re.ASCII)
+_CONDITIONAL = re.compile(
+    rf"{_CLOSED}(?:if|when|for|where)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)\s++(?=[\d$\\−-])"
+    rf"(?=[^.\n]{{1,40}}?\b(?:if|when|for|otherwise|else)\b)",
+    re.IGNORECASE,
+)
+"""Several answers by cases, "$48$ if $n$ is even and $24$ if $n$ is odd"."""
 _END_OF_ITEM = re.compile(r"[\s*_`)\]}.!]*(?:$|\n|[,;/~]|(?:or|and)\b)", re.IGNORECASE)
 _DOUBT = re.compile(
     rf"[^.;\n]{{0,{MAX_GAP_CHARS}}}?\b(?:maybe|perhaps|possibly|(?:could|might|may|can)\s+(?:also\s+|as\s+well\s+)?be|alternatively)\b{_FILLERS}",
@@ -87,7 +93,7 @@ def offered(text: str, start: int, is_list: bool = False) -> list[str]:
 
 
 def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
-    for pattern in (_BARE_OR, _OR, *([_LISTED, _ANOTHER_THING] if is_list else [])):
+    for pattern in (_BARE_OR, _OR, _CONDITIONAL, *([_LISTED, _ANOTHER_THING] if is_list else [])):
         joiner = pattern.match(text, start)
         if not joiner:
             continue

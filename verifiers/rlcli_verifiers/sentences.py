@@ -37,7 +37,7 @@ _RELATED_WORD = (
 )
 _RELATED = re.compile(rf"[\d=<>+*/^≤≥≠]|{_RELATED_WORD}", re.IGNORECASE)
 _RELATED_BEFORE = re.compile(
-    rf"(?:{_RELATED_WORD}|\b(?:divided|multiplied|increased|decreased|raised)\b)(?:\s+(?:than|of|to|by|the|a|power|factor|root|most|least))*\W*$",
+    rf"(?:{_RELATED_WORD}|\b(?:divided|multiplied|increased|decreased|raised)\b)(?:\s+(?:than|of|to|by|the|a|as|many|much|power|factor|root|most|least))*\W*$",
     re.IGNORECASE,
 )
 _GOES_ON = re.compile(
@@ -86,6 +86,7 @@ _NEGATED_AFTER = re.compile(
 )
 """A sentence that denies its value so states no answer."""
 
+_CONTRAST = re.compile(r"\b(?:but|while|whereas|although)\b", re.IGNORECASE)
 _OPERATOR_BEFORE = re.compile(r"[-+*/×÷·x(]\s*$")
 _LETTER = re.compile(r"[A-Za-z](?:_\{?\w\}?)?")
 _AND = re.compile(r",?\s*(?:and|or)?\s*", re.IGNORECASE)
@@ -238,7 +239,9 @@ def _is_asserted(sentence: str, prose: str, value: Value) -> bool:
     is_complete = re.search(r"[.!][\"')\]*_]*$", prose) or len(after.split()) <= most_words
     is_denied = _NEGATED_BEFORE.search(before) or _NEGATED_AFTER.search(after)
     is_related = re.search(r"\bor\W*$", before) or _RELATED_BEFORE.search(before)
-    return bool(is_complete and not (is_denied or is_related))
+    contrast = _CONTRAST.search(after)
+    is_contrasted = contrast and any(True for _ in values(sentence[value.end + contrast.end() :]))
+    return bool(is_complete and not (is_denied or is_related or is_contrasted))
 
 
 def last_side(text: str) -> str:
