@@ -1,25 +1,59 @@
-"""Texts around a stated answer: boxes that form one list, another answer after an "or", a correction."""
+"""Texts around a stated answer: boxes that form one list, another answer that is offered with it, a correction."""
 
 from __future__ import annotations
 
 import re
 
+from rlcli_verifiers.answer_words import FOREIGN_OR
 from rlcli_verifiers.answers import last_box
+from rlcli_verifiers.values import FORMULA, Value, content, value_at
 
-# Named groups `formula`, `round` and `number` match the other answer.
-_CLOSED = r"[\s$*\\)\]}_]*+"  # possessive: long white space costs no more than its length
-_OTHER = (
-    r"\(?(?:or|and|maybe|possibly|perhaps|else|also|even|\s)*+"
-    r"(?:\$(?P<formula>[^$\n]{1,40})\$|\\\((?P<round>[^\n]{1,40}?)\\\)|\**\\?\$?(?P<number>-?[\d.,/]*\d(?:\s?\\?%)?))"
+MAX_ALTERNATIVES = 40
+MAX_GAP_CHARS = 60
+"""Maximum length of what stands between an answer and a word like "or", and between a "maybe" and its number."""
+
+_CLOSED = r"[\s$*\\)\]}_`–—−]*+"  # possessive: long white space costs no more than its length
+_FILLERS = (
+    r"(?:(?:or|and|also|even|else|it|its|is|as|that|this|the|answer|option|value|simply|just|rather|equivalently|equals?|be"
+    r"|could|can|might|may|would|maybe|possibly|perhaps|either|alternatively|otherwise|instead|both|to|in|other|words"
+    r"|negative|minus|plus|not|of)\b[,:]?|[\s(*_`,:]|(?:\\text|\\mathrm|\\mbox)\s*\{|\}|\\quad|\\qquad|\\[;,!])*+"
 )
-# "120 (or else $J$ would have more factors)" gives a reason, not another answer.
+_UNIT = r"(?:(?<=[\s~}])(?!(?:or|and|is)\b)[A-Za-z/²³]{1,12}\b\.?\s*+){1,3}"
+"""A unit or noun after an answer, of up to three words."""
+
+_SPOKEN_OR = r"(?:or|alternatively|otherwise|versus|vs\.?|maybe|perhaps|possibly|else)\b"
+_OR_SIGNS = rf"\\(?:lor|vee)(?![A-Za-z])|∨|{FOREIGN_OR}"
+_LIST_SIGNS = r"[,;/~]|(?:and|to)\b|\\(?:land|wedge)(?![A-Za-z])"
 _REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
-_OR = re.compile(rf"{_CLOSED},?\s*+\(?or\b{_REASON}{_OTHER}", re.IGNORECASE | re.ASCII)
-# In a sentence also "5 and 6", "5 to 6", "5, 6, 7"; but not "5, 2 of which".
-LISTED = re.compile(
-    rf"{_CLOSED}(?:(?P<mark>[,;/~])|,?\s*+\(?(?:or|and|to)\b){_OTHER}(?(mark)(?=\W*(?:$|or\b|and\b|\d)))",
-    re.IGNORECASE | re.ASCII,
+""" "120 (or else $J$ would have more factors)" gives a reason, not another answer."""
+
+_OR = re.compile(
+    rf"{_CLOSED}{_UNIT}{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
 )
+_BARE_OR = re.compile(
+    rf"{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
+)
+_LISTED = re.compile(
+    rf"{_CLOSED}(?:(?P<mark>[,;/~])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}", re.IGNORECASE | re.ASCII
+)
+_ANOTHER_THING = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED},?\s*+(?:and|&)\s++(?=[\d$\\−-])", re.IGNORECASE | re.ASCII)
+_CONDITIONAL = re.compile(
+    rf"{_CLOSED}(?:if|when|for|where)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)\s++(?=[\d$\\−-])"
+    rf"(?=[^.\n]{{1,40}}?\b(?:if|when|for|otherwise|else)\b)",
+    re.IGNORECASE,
+)
+"""Several answers by cases, "$48$ if $n$ is even and $24$ if $n$ is odd"."""
+_END_OF_ITEM = re.compile(r"[\s*_`)\]}.!]*(?:$|\n|[,;/~]|(?:or|and)\b)", re.IGNORECASE)
+_DOUBT = re.compile(
+    rf"[^.;\n]{{0,{MAX_GAP_CHARS}}}?\b(?:maybe|perhaps|possibly|(?:could|might|may|can)\s+(?:also\s+|as\s+well\s+)?be|alternatively)\b{_FILLERS}",
+    re.IGNORECASE,
+)
+_ABOUT = re.compile(r"(?:about|approximately|approx\.?|roughly|around|nearly|≈|\\approx|~)\s*$", re.IGNORECASE)
+_ABOUT_NEXT = re.compile(
+    r"(?:(?:about|approximately|approx\.?|roughly|around|nearly)\b|≈|\\approx(?![A-Za-z])|~)\s*", re.IGNORECASE
+)
+_LETTER = re.compile(r"(?<![A-Za-z\\])(?:[b-hj-z]|[A-HJ-Z])(?=[\s*_`)\]}.!?,;]*(?:$|\n))")
+
 _WORD = r"(?:or|and|also|alternatively|otherwise|possibly|maybe|perhaps|else|versus|vs)\b\.?"
 _JOINED = re.compile(
     rf"(?:\s*(?:if|when|assuming|unless)\b[^.!?,;]{{0,40}}+)?(?P<joiner>[\s.,;:/|&~–—-]*+(?:{_WORD}[^.!?]{{0,40}})?)"
@@ -38,30 +72,63 @@ _CORRECTED = re.compile(
     r"(?P<number>\$[^$\n]+\$|\\\(.+?\\\)|-?[\d.,/]*\d)(?=\s*(?:[.!;\n]|$|instead\b))",
     re.IGNORECASE | re.ASCII,
 )
-MATHS = re.compile(
-    r"\$\$(?P<double>[^$]+)\$\$|(?<!\\)\$\$?(?P<dollars>[^$\n]+)(?<!\\)\$\$?|\\\((?P<round>.{1,400}?)\\\)"
-    r"|\\\[(?P<square>[\s\S]{1,400}?)\\\]"
-)
-"""A formula between dollars or brackets, possibly displayed on several lines."""
 
 
-def inside(match: re.Match[str]) -> str:
-    """The text between the dollars or brackets; for a number without any, the number."""
-    return next(text for name, text in match.groupdict().items() if text is not None and name != "mark").strip()
+def offered(text: str, start: int, is_list: bool = False) -> list[str]:
+    """The other answers that a text offers after the one that ends at `start`: "or $4$", "cm or 4 cm", ", maybe \\pi".
+
+    is_list: "5 and 6", "5 to 6" and "5, 6, 7" offer several too; but "5, 2 of which are red" does not.
+    """
+    answers: list[str] = []
+    while len(answers) < MAX_ALTERNATIVES:
+        other = _next_alternative(text, start, is_list)
+        if other is None:
+            break
+        answers.append(f"\\approx {other.content}" if _ABOUT.search(text[start : other.start]) else other.content)
+        start = other.end
+    doubt = _DOUBT.match(text, start)
+    if not answers and doubt and (maybe := value_at(text, doubt.end())):
+        answers.append(maybe.content)
+    return answers
+
+
+def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
+    for pattern in (_BARE_OR, _OR, _CONDITIONAL, *([_LISTED, _ANOTHER_THING] if is_list else [])):
+        joiner = pattern.match(text, start)
+        if not joiner:
+            continue
+        about = _ABOUT_NEXT.match(text, joiner.end())
+        at = about.end() if about else joiner.end()
+        other = value_at(text, at) or _letter_at(text, at)
+        if other and (pattern is not _LISTED or not joiner["mark"] or _END_OF_ITEM.match(text, other.end)):
+            return other
+    return None
+
+
+def _letter_at(text: str, at: int) -> Value | None:
+    """A single letter at the end of a line, "3 or x"."""
+    letter = _LETTER.match(text, at)
+    return Value(letter.start(), letter.end(), letter[0], False) if letter else None
 
 
 def last_boxes(text: str, found: list[tuple[int, int, str]]) -> list[str]:
     r"""The last box, or all boxes at the end that form one list, however joined: `\(\boxed{41}\) or \(\boxed{42}\)`."""
-    said = [found[-1][2]]
-    for (_, end, content), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=True):
-        if not _are_joined(text[end:start]):
+    answers = [*joined_before(text, found, by_nothing=True), found[-1][2]]
+    answers += offered(_spoken(text[found[-1][1] :], wrappers_only=True), 0)
+    return [last_box(answer) or answer for answer in dict.fromkeys(answers) if answer]
+
+
+def joined_before(text: str, found: list[tuple[int, int, str]], by_nothing: bool = False) -> list[str]:
+    """What the boxes or tags before the last one hold, as far as they form one list with it.
+
+    by_nothing: those that only follow each other are one list too.
+    """
+    answers: list[str] = []
+    for (_, end, before), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=True):
+        if not _are_joined(text[end:start], by_nothing):
             break
-        if content not in said:
-            said.insert(0, content)
-    other = _OR.match(_spoken(text[found[-1][1] :], wrappers_only=True))
-    if other and inside(other) not in said:
-        said.append(inside(other))
-    return [last_box(one) or one for one in said if one]
+        answers.insert(0, before)
+    return answers
 
 
 def corrected(after: str) -> str | None:
@@ -69,11 +136,11 @@ def corrected(after: str) -> str | None:
     said = [match["number"] for match in _CORRECTED.finditer(after)]
     if not said:
         return None
-    formula = MATHS.fullmatch(said[-1])
-    return inside(formula) if formula else said[-1]
+    formula = FORMULA.fullmatch(said[-1])
+    return content(formula) if formula else said[-1]
 
 
-def _are_joined(between: str) -> bool:
+def _are_joined(between: str, by_nothing: bool) -> bool:
     """Whether the text between two boxes makes them one list: "and", "or", a comma, or nothing at all."""
     if len(between) > 400:
         return False
@@ -81,7 +148,7 @@ def _are_joined(between: str) -> bool:
     match = _JOINED.fullmatch(plain)
     if not match or _TAKEN_BACK.search(plain):
         return False
-    return bool(re.search(r"[\w,;/|&~]", match["joiner"])) or "\n\n" not in between
+    return bool(re.search(r"[\w,;/|&~]", match["joiner"])) or (by_nothing and "\n\n" not in between)
 
 
 def _spoken(text: str, wrappers_only: bool = False) -> str:

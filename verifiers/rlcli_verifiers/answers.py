@@ -58,6 +58,15 @@ def last_box(text: str) -> str | None:
     return found[-1][2] if found else None
 
 
+def tags(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and content of each `<answer>…</answer>` from left to right.
+
+    >>> tags("<answer> 42 </answer>.")
+    [(0, 21, '42')]
+    """
+    return [(match.start(), match.end(), match[1].strip()) for match in _TAG.finditer(text)]
+
+
 def last_tag(text: str) -> str | None:
     """The content of the last `<answer>…</answer>`; None if there is none."""
     found = _TAG.findall(text)

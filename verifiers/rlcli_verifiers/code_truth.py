@@ -5,14 +5,18 @@
     {"kind": "stdio", "cases": [{"input": "1 2\\n", "output": "3\\n"}]}
     {"kind": "functional", "entry_point": "f", "cases": [{"input": [1, 2], "output": 3}]}
     {"inputs": […], "outputs": […], "fn_name": "f"}
+    {"assert_case": ["assert f(1) == 2"]}
     {"functional": "def check(candidate): …\n\ncheck(Solution().f)"}
     [{"input": "…", "output": "…", "testtype": "functional"}]
 
 HumanEval's form (a `setup` may precede its test); MBPP's; standard input and output; calls of a function, or of a
-method of class `Solution`; that of APPS, TACO and verl (without fn_name: standard input and output); Code-R1's of
-LeetCode; LiveCodeBench's (testtype "stdin" or "functional", and then the function's name is in extra_info "func_name").
-In the forms of APPS and LiveCodeBench, arguments and results given as text are JSON, one argument per line. If APPS
-gives them as lists, it wraps each result in a list of one: the result itself is right there too.
+method of class `Solution`; that of APPS, TACO and verl (without fn_name: standard input and output); verl's asserts
+(blank inputs and outputs may stand beside them); Code-R1's of LeetCode; LiveCodeBench's (testtype "stdin" or
+"functional", and then the function's name is in extra_info "func_name"). In the forms of APPS and LiveCodeBench,
+arguments and results given as text are JSON, one argument per line. If APPS gives them as lists, it wraps each result
+in a list of one: the result itself is right there too.
+
+Tests that cannot fail are refused: no expected output but blank ones or null.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from rlcli.sandbox.judge import Job
 
+_INT_DIGITS = 4300
 _CALL = re.compile(r"(?<![.\w])([A-Za-z_]\w*)\s*\(")
 _CHECK = re.compile(r"check\((?:Solution\(\)\.)?(?P<name>[A-Za-z_]\w*)\)")
 
@@ -40,11 +46,13 @@ class Scripts:
 def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
     """The tests in a ground truth. Raises `ValueError` if they cannot be read."""
     try:
-        truth = json.loads(text)
+        truth = json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the ground truth is not JSON ({error}): {text[:80]!r}") from None
     if isinstance(truth, list):
         return _of_livecodebench(truth, extra_info)
+    if isinstance(truth, dict) and "assert_case" in truth:
+        return _of_assert_case(truth)
     if isinstance(truth, dict) and "inputs" in truth and "outputs" in truth:
         return _of_apps(truth)
     if isinstance(truth, dict) and isinstance(truth.get("functional"), str):
@@ -53,12 +61,9 @@ def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
     if kind == "check":
         return Job(kind="check", setup=_text(truth, "setup", ""), test=_text(truth, "test"), entry_point=_entry(truth))
     if kind == "asserts":
-        asserts = _list(truth, "asserts")
-        if not all(isinstance(line, str) for line in asserts):
-            raise ValueError("the ground truth's 'asserts' are not all texts")
-        return Job(kind="asserts", setup=_text(truth, "setup", ""), asserts=asserts)
+        return Job(kind="asserts", setup=_text(truth, "setup", ""), asserts=_texts(truth, "asserts"))
     if kind == "stdio":
-        return Scripts([_script(case) for case in _list(truth, "cases")])
+        return _scripts([_script(case) for case in _list(truth, "cases")])
     if kind == "functional":
         return _cases(_entry(truth), [_call(case) for case in _list(truth, "cases")])
     raise ValueError(f"the ground truth is in no form that code reads: {text[:80]!r}")
@@ -79,7 +84,7 @@ def _of_livecodebench(tests: list[Any], extra_info: Mapping[str, Any]) -> Job | 
         raise ValueError("the ground truth holds no tests")
     scripts = [_script(test) for test in tests]
     if all(test.get("testtype", "stdin") == "stdin" for test in tests):
-        return Scripts(scripts)
+        return _scripts(scripts)
     name = extra_info.get("func_name") or extra_info.get("entry_point")
     if not isinstance(name, str):
         raise ValueError('tests of a function, but no extra_info "func_name" names it')
@@ -99,7 +104,7 @@ def _of_apps(truth: Mapping[str, Any]) -> Job | Scripts:
     if len(inputs) != len(outputs):
         raise ValueError(f"the ground truth has {len(inputs)} inputs and {len(outputs)} outputs")
     if not truth.get("fn_name"):
-        return Scripts(
+        return _scripts(
             [_script({"input": _lines(a), "output": _lines(b)}) for a, b in zip(inputs, outputs, strict=True)]
         )
     cases = [
@@ -110,7 +115,22 @@ def _of_apps(truth: Mapping[str, Any]) -> Job | Scripts:
     return _cases(_text(truth, "fn_name"), [_call(case) for case in cases], wrapped)
 
 
+def _of_assert_case(truth: Mapping[str, Any]) -> Job:
+    beside = [value for key in ("inputs", "outputs") for value in truth.get(key) or [] if str(value).strip()]
+    if beside:
+        raise ValueError(f"the ground truth has inputs or outputs beside 'assert_case': {str(beside[0])[:80]!r}")
+    return Job(kind="asserts", setup=_text(truth, "setup", ""), asserts=_texts(truth, "assert_case"))
+
+
+def _scripts(cases: list[dict[str, str]]) -> Scripts:
+    if not any(case["output"].strip() for case in cases):
+        raise ValueError("the ground truth has nothing to compare: every expected output is blank")
+    return Scripts(cases)
+
+
 def _cases(entry_point: str, cases: list[dict[str, Any]], wrapped: bool = False) -> Job:
+    if all(case["output"] in (None, [None]) for case in cases):
+        raise ValueError("the ground truth has nothing to compare: every expected result is null")
     return Job(kind="cases", entry_point=entry_point, cases=cases, wrapped=wrapped)
 
 
@@ -136,9 +156,21 @@ def _arguments(text: str) -> list[Any]:
 
 def _json(text: Any) -> Any:
     try:
-        return json.loads(text) if isinstance(text, str) else text
+        return json.loads(text, parse_int=_integer) if isinstance(text, str) else text
     except (ValueError, RecursionError):
         raise ValueError(f"the ground truth has a value that is not JSON: {str(text)[:80]!r}") from None
+
+
+def _integer(digits: str) -> int:
+    """An integer of any length: `int` refuses more than 4,300 digits, `Decimal` does not."""
+    return int(digits) if len(digits) <= _INT_DIGITS else int(Decimal(digits))
+
+
+def _texts(truth: Mapping[str, Any], key: str) -> list[str]:
+    texts = _list(truth, key)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the ground truth's {key!r} are not all texts")
+    return texts
 
 
 def _entry(truth: Mapping[str, Any]) -> str:

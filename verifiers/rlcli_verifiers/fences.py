@@ -23,6 +23,12 @@ _STATEMENT = re.compile(
 _READS_INPUT = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b")
 
 
+_QUOTES = ('"""', "'''")
+# A string that has no end takes the rest of its line, so that each character is read once.
+_TOKEN = re.compile(r"""\"{3}|'{3}|\#.*|"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?""")
+_ESCAPED = re.compile(r"\\.")
+
+
 class Block(NamedTuple):
     """A fenced block: the language that it names, in lower case, and its lines without a common indentation."""
 
@@ -59,14 +65,26 @@ def program(text: str, names: Collection[str] = (), reads_input: bool = False) -
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a text from top to bottom; fences may be indented, in a list or of tildes."""
-    marks, language, lines = "", "", list[str]()
-    for line in text.split("\n"):
+    """The fenced blocks of a text from top to bottom; fences may be indented, in a list or of tildes.
+
+    A fence inside a docstring of Python, which ends further below, is a part of the program.
+    """
+    all_lines = text.split("\n")
+    last_quotes = {quotes: _last_line_with(quotes, all_lines) for quotes in _QUOTES}
+    marks, language, lines, docstring = "", "", list[str](), ""
+    for number, line in enumerate(all_lines):
         if not marks:
             opening = _OPENING.match(line)
             if opening and opening.end() == len(line):
-                marks, language, lines = opening["marks"], opening["language"].lower(), []
+                marks, language, lines, docstring = opening["marks"], opening["language"].lower(), [], ""
             continue
+        if docstring and last_quotes[docstring] <= number:
+            docstring = ""  # it has no end
+        if language in ("", *_LANGUAGES):
+            is_inside, docstring = bool(docstring), _docstring_after(line, docstring)
+            if is_inside:
+                lines.append(line)
+                continue
         closing = _CLOSING.match(line)
         late = None if closing else _CLOSED_LATE.fullmatch(line)
         end = closing or late
@@ -77,6 +95,29 @@ def blocks(text: str) -> Iterator[Block]:
             lines.append(line)
     if marks:
         yield Block(language, _dedented(lines, closed=False))
+
+
+def _last_line_with(quotes: str, lines: list[str]) -> int:
+    return max((number for number, line in enumerate(lines) if quotes in line), default=-1)
+
+
+def _docstring_after(line: str, docstring: str) -> str:
+    """The quotes of the docstring that is open at the end of a line; `docstring`: at its beginning."""
+    if not any(quotes in line for quotes in _QUOTES):
+        return docstring
+    position, line = 0, _ESCAPED.sub("  ", line)
+    while position < len(line):
+        if docstring:
+            end = line.find(docstring, position)
+            if end < 0:
+                break
+            docstring, position = "", end + len(docstring)
+            continue
+        token = _TOKEN.search(line, position)
+        if token is None:
+            break
+        docstring, position = token[0] if token[0] in _QUOTES else "", token.end()
+    return docstring
 
 
 def _dedented(lines: list[str], closed: bool = True) -> str:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.alternatives import last_boxes
+from rlcli_verifiers.alternatives import last_boxes, offered
 from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer
 from rlcli_verifiers.notation import clean, measured, number, with_thousands
 from rlcli_verifiers.nouns import ARITHMETIC, SCALES, noun
@@ -26,12 +26,17 @@ _NUMBER = (
     r"(?P<digits>(?:\d{1,3}(?:,\d{3}){1,40}+(?!\d)|\d++)(?:\.\d++)?|\.\d++)"
 )
 # Possessive digits and no operator after them: `#### 42/2` must not read as 42, nor as 4.
-_WHOLE = r"(?![.,]?\d|[ \t]*[/*×÷^+=!²³√<>·⋅]|[ \t]*[xX][ \t]*\d|[ \t]+-[ \t]*\d|-\d|[ \t]+\d|[:_]\d|\w)"
+_WHOLE = (
+    r"(?![.,]?\d|[ \t]*(?:[/*×÷^+=!²³√>·⋅]|<(?!/?[A-Za-z]))|[ \t]*[xX][ \t]*\d|[ \t]+-[ \t]*\d|-\d|[ \t]+\d|[:_]\d|\w)"
+)
 _MARKED = re.compile(rf"####[\s:]*{_NUMBER}{_WHOLE}", re.ASCII)
 _ANYWHERE = re.compile(_NUMBER, re.ASCII)
 _AFTER = re.compile(_WHOLE, re.ASCII)
-_OPERAND = re.compile(r"[\d)!][ \t]*(?:[/*×÷^·⋅]|[xX][ \t])[ \t]*(?:\\?\$)?$", re.ASCII)
+_OPERAND = re.compile(
+    r"[\d)!][ \t]*(?:[/*×÷^·⋅]|[xX][ \t])[ \t]*(?:\\?\$)?$|[_^]\{?$|\\(?:[dtc]?frac|sqrt)(?:\{[^{}]*\})?\{?$", re.ASCII
+)
 # Nothing next to it but a unit: "1/2", "10^5" and "5 1/2" hold numbers and are none of them.
+_NOT_A_NUMBER = Decimal("NaN")
 _BARE = re.compile(rf"\s*{_NUMBER}\.?(?:\s*(?:\\?[$%])|\s+[A-Za-z]+)?\s*", re.ASCII)
 _MARKUP = str.maketrans({"−": "-", "–": "-", "—": "-", "\u00a0": " ", "\u202f": " ", "`": "", "＄": "$"})
 _BOLD = re.compile(r"(?<!\d)\*\*|\*\*(?!\s*\d)")
@@ -68,7 +73,7 @@ def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = 
         return no_answer("no number after ####" if mode == "strict" else "no number")
     other = _alternative(text, match, mode)
     if other is not None and other != answer:
-        return judged(False, f"{answer:f}, {other:f}", "two numbers to choose from")
+        return judged(False, f"{answer:f}, {other:f}", "two answers to choose from")
     return judged(answer == right, f"{answer:f}")
 
 
@@ -108,13 +113,20 @@ def _plain(text: str) -> str:
 
 
 def _alternative(text: str, match: re.Match[str], mode: str) -> Decimal | None:
-    """A second number that the response offers as an alternative to the one in `match`."""
+    """A second value that the response offers beside the one in `match`; NaN for one that is no number, `\\pi`."""
+    for other in offered(text, match.end()):
+        value = _in_box(other)
+        return _NOT_A_NUMBER if value is None else Decimal(value.numerator) / Decimal(value.denominator)
     if mode == "strict":
         rest = text[match.end() :].partition("\n")[0]
-        other = _ANYWHERE.search(rest)
-        return _value(other, rest) if other and _BETWEEN.fullmatch(rest[: other.start()]) else None
+        other_number = _ANYWHERE.search(rest)
+        if other_number and _BETWEEN.fullmatch(rest[: other_number.start()]):
+            return _value(other_number, rest) or _NOT_A_NUMBER
+        return None
     before = list(_ANYWHERE.finditer(text, max(0, match.start() - 200), match.start()))
-    return _value(before[-1], text) if before and _EITHER.fullmatch(text, before[-1].end(), match.start()) else None
+    if before and _EITHER.fullmatch(text, before[-1].end(), match.start()):
+        return _value(before[-1], text) or _NOT_A_NUMBER
+    return None
 
 
 def _marked(text: str) -> re.Match[str] | None:

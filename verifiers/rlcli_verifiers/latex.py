@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rlcli_verifiers import symbolic
-from rlcli_verifiers.notation import Measure, clean, mask, measured, number, split, squeezed, with_thousands, words
+from rlcli_verifiers import reals, symbolic
+from rlcli_verifiers.notation import (
+    Measure,
+    clean,
+    mask,
+    measured,
+    number,
+    split,
+    squeezed,
+    with_thousands,
+    without_letters,
+    words,
+)
 from rlcli_verifiers.units import agree
 
 MAX_CHARS = 400
@@ -24,6 +35,39 @@ _NAME = re.compile(
     r"(?!\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))[A-Za-z\\][A-Za-z\\_{}'0-9 ]*(?:\([A-Za-z0-9, ]*\))?"
     r"|\([a-z](?:\s*,\s*[a-z])+\)|\|[A-Za-z]{2,}\||[A-Za-z][A-Za-z_{}'0-9]*(?:\s*:\s*[A-Za-z][A-Za-z_{}'0-9]*)+"
 )
+_LETTERS = r"(?:[A-Za-z]{1,3}|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|sigma|phi|omega|Delta|Phi)(?![A-Za-z]))"
+_MARKS = r"(?:\s*(?:_\s*(?:\w|\{[^{}=]*\})|'+|\^\s*(?:\*|\{\s*(?:-1|'|\*|\(\w\)|\\prime|\\circ|T)\s*\}|\\prime)))*"
+_CALL_OF = r"(?:\s*[(\[](?:[^=()\[\]]|[(\[][^=()\[\]]{0,30}[)\]]){1,60}+[)\]])*+"
+_NAMED_QUANTITIES = (
+    rf"{_LETTERS}{_MARKS}{_CALL_OF}",  # f^{-1}(x), a_{n+1}, P(A|B), E[X], f(f(2))
+    rf"\(\s*{_LETTERS}(?:\s*\\circ\s*{_LETTERS})+\s*\)\s*\([^=()]{{1,40}}\)",  # (f \circ g)(x)
+    r"\\frac\s*\{\s*(?:d|\\partial)[^{}=]{0,20}\}\s*\{\s*(?:d|\\partial)[^{}=]{1,20}\}",  # \frac{dy}{dx}
+    r"\\(?:vec|overline|overrightarrow|widehat|hat|bar|tilde)\s*\{[A-Za-z_0-9{}]{1,8}\}",
+    r"(?:m\s*)?\\(?:angle|triangle)\s*[A-Z_0-9{}]{1,8}|\|[A-Za-z\\{}_ ]{1,20}\|",
+    r"\\(?:text|mathrm|operatorname)\s*\{[A-Za-z .,'-]{1,40}\}(?:\s*\([^=()]{1,40}\))?",
+)
+_NAMED = re.compile("|".join(_NAMED_QUANTITIES))
+"""The left side of an equation that names its right side."""
+
+_FUNCTION_OF = re.compile(
+    r"\\(?:sin|cos|tan|cot|sec|csc|log|ln)\s*(?:\\[a-z]+|[A-Za-z]|\(?\s*\\?(?:angle)?\s*[A-Za-z]{1,3}\)?)"
+)
+_GRAPH = re.compile(r"y|[a-zA-Z](?:\^\{-1\})?\s*\(\s*x\s*\)")
+_LABEL = re.compile(
+    r"(?:\\(?:text|math)[a-z]*\s*\{\s*)?(?P<open>\()?(?P<letter>[A-J])\s*(?P<close>\)|[.:](?=[\s}]))\s*\}?\s*(?P<value>.*)",
+    re.DOTALL,
+)
+"""A letter and its value, `(B) 12`: an answer to a question with lettered choices."""
+
+_ANY_LABEL = re.compile(r"(?<![A-Za-z\\])\(?[A-J]\s*[).]|(?<![A-Za-z\\])[A-J](?![A-Za-z])\s*$")
+_COORDINATE = re.compile(r"([A-Za-z](?:_\{?\d\}?)?)\s*=\s*(.+)")
+_LABELLED_POINT = re.compile(
+    r"(?:[A-Z](?:_\{?\w\}?|')?|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
+)
+_COLUMN = re.compile(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}")
+_AXES = ("i", "j", "k")
+_AXIS = r"(?:\\(?:hat|vec|mathbf|bold|boldsymbol)\s*\{?\s*(?:\\[ij]math|[ijk])\s*\}?|[ijk])"
+_VECTOR_SUM = re.compile(rf"\s*([-+]?\s*[^-+ijk]*?)\s*\*?({_AXIS})(?![A-Za-z])")
 _LIST = re.compile(r"[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:cup|lor|vee)(?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
 _RELATION = re.compile(r"\\(?:leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
@@ -60,7 +104,9 @@ def equal(gold: str, answer: str) -> bool:
     gold, answer = clean(gold), clean(answer)
     if squeezed(gold) == squeezed(answer):
         return True
-    return any(_same(ours, theirs) for ours in _readings(gold) for theirs in _readings(answer))
+    if any(_same(ours, theirs) for ours in _readings(gold) for theirs in _readings(answer)):
+        return True
+    return reals.same(gold, answer)
 
 
 def _readings(text: str) -> list[str]:
@@ -78,6 +124,8 @@ def _readings(text: str) -> list[str]:
 
 def _same(gold: str, answer: str) -> bool:
     ours, theirs = _items(gold), _items(answer)
+    if len(ours) != len(theirs):
+        ours, theirs = _as_points(ours, theirs)
     if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
         return False
     if len(ours) == 1:
@@ -99,6 +147,23 @@ def _same_in_any_order(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     return True
 
 
+def _as_points(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
+    """`x = 3, y = 4` as the point `(3, 4)`, if the other side is one point."""
+    if len(theirs) == 1 and _span(theirs[0]):
+        return _point(ours) or ours, theirs
+    if len(ours) == 1 and _span(ours[0]):
+        return ours, _point(theirs) or theirs
+    return ours, theirs
+
+
+def _point(items: list[str]) -> list[str] | None:
+    matches = [_COORDINATE.fullmatch(item) for item in items]
+    coordinates = {match[1]: match[2] for match in matches if match}
+    if len(coordinates) != len(items):
+        return None
+    return [f"({','.join(coordinates[name] for name in sorted(coordinates))})"]
+
+
 def _items(text: str) -> list[str]:
     """The elements of a list, set or union; any other text is its own only element."""
     text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
@@ -118,16 +183,16 @@ def _items(text: str) -> list[str]:
 def _same_one(gold: str, answer: str) -> bool:
     if squeezed(gold) == squeezed(answer):
         return True
-    ours, theirs = _choice(gold), _choice(answer)
-    if ours and theirs:
-        return ours[0] == theirs[0] or (ours[1] and theirs[1] and ours[0].lower() == theirs[0].lower())
+    is_same_choice = _same_choice(gold, answer)
+    if is_same_choice is not None:
+        return is_same_choice
     said = words(gold)
     if said is not None:  # math-verify would read a word as a product of letters, equal to its anagrams
         return said == words(answer)
     sides, others = split(gold, _EQUALS), split(answer, _EQUALS)
     if max(len(sides), len(others)) > 1:
         return _same_equation(sides, others)
-    span, other = _span(gold), _span(answer)
+    span, other = _spans(gold, answer)
     if span and other:
         return _same_span(span, other)
     if span or other:
@@ -135,6 +200,28 @@ def _same_one(gold: str, answer: str) -> bool:
     if ":" in gold or ":" in answer:
         return _same_time(gold, answer)
     return _same_quantity(measured(gold), measured(answer))
+
+
+def _same_choice(gold: str, answer: str) -> bool | None:
+    """Whether two choices are equal, of which each may have its value; None if neither is a choice."""
+    ours, theirs = _choice(gold), _choice(answer)
+    if ours and theirs:
+        return ours[0] == theirs[0] or (ours[1] and theirs[1] and ours[0].lower() == theirs[0].lower())
+    label, other_label = _labelled(gold), _labelled(answer)
+    if label or other_label:
+        return _same_label(label or (None, gold), other_label or (None, answer))
+    return None
+
+
+def _spans(gold: str, answer: str) -> tuple[Span | None, Span | None]:
+    """Both texts as points or intervals; a vector is one beside a point or another notation of vectors."""
+    span, other = _span(gold), _span(answer)
+    if span or other:
+        return span or _vector(gold), other or _vector(answer)
+    if "matrix" in gold and "matrix" in answer:
+        return None, None
+    vector, other_vector = _vector(gold), _vector(answer)
+    return (vector, other_vector) if vector and other_vector else (None, None)
 
 
 def _same_span(gold: Span, answer: Span) -> bool:
@@ -153,18 +240,45 @@ def _choice(text: str) -> tuple[str, bool] | None:
     return match["letter"], bool(match["mark"]) or plain != text or match["letter"] in "ABCDFGH"
 
 
+def _labelled(text: str) -> tuple[str, str] | None:
+    """The letter and the value of `(B) 12`; None for any other text, and where the value names another letter."""
+    match = _LABEL.fullmatch(text)
+    if not match or bool(match["open"]) > (match["close"] == ")"):
+        return None
+    value = match["value"].strip().removeprefix("}").strip()
+    return None if not value or _ANY_LABEL.search(value) else (match["letter"], value)
+
+
+def _same_label(gold: tuple[str | None, str], answer: tuple[str | None, str]) -> bool:
+    """Whether a letter with its value is equal to another, or to a letter or a value alone."""
+    (letter, value), (other_letter, other_value) = gold, answer
+    if letter and other_letter:
+        return letter == other_letter and _same(value, other_value)
+    bare = _choice(other_value if letter else value)
+    if bare:
+        return bare[0] == (letter or other_letter)
+    return _same(value, other_value)
+
+
 def _same_equation(ours: list[str], theirs: list[str]) -> bool:
     """Whether two equations, or an equation and a value, are equal; in a chain, the last side counts."""
     ours, theirs = _turned(ours), _turned(theirs)
     if len(ours) == 1:
         return _is_solved(theirs) and _same(ours[0], theirs[-1])
-    if not _NAME.fullmatch(ours[0]):
+    if not _names_value(ours):
         return len(theirs) > 1 and symbolic.same("=".join(ours), "=".join(theirs))
     if len(theirs) == 1:
         return _same(ours[-1], theirs[0])
-    if squeezed(ours[0]) == squeezed(theirs[0]):
+    if squeezed(ours[0]) == squeezed(theirs[0]) or all(_GRAPH.fullmatch(side) for side in (ours[0], theirs[0])):
         return _same(ours[-1], theirs[-1])
     return symbolic.same("=".join(ours), "=".join(theirs))
+
+
+def _names_value(sides: list[str]) -> bool:
+    """Whether the left side of an equation is a name, so that the last side may replace it."""
+    if _NAME.fullmatch(sides[0]) or _NAMED.fullmatch(sides[0]):
+        return True
+    return bool(_FUNCTION_OF.fullmatch(sides[0])) and _value(measured(sides[-1]).body) is not None
 
 
 def _is_solved(sides: list[str]) -> bool:
@@ -175,8 +289,8 @@ def _is_solved(sides: list[str]) -> bool:
     *before, last = sides
     letters = set(_UNKNOWN.sub("", before[0]))
     is_named = _NAME.fullmatch(before[0]) or _CALL.search(before[0])
-    if len(letters) == 1 and "\\" not in letters and not is_named:
-        return False
+    if len(letters) == 1 and "\\" not in letters and not (is_named or _NAMED.fullmatch(before[0])):
+        return len(before) == 1 and not _value(last) and symbolic.same(before[0], last)  # an identity
     shown = number(measured(last).body)
     for side in before:
         body = measured(side).body
@@ -208,10 +322,30 @@ def _span(text: str) -> Span | None:
     inequality = _interval(text)
     if inequality is not None:
         return inequality
+    text = _LABELLED_POINT.sub("", text, count=1) if _LABELLED_POINT.match(text) else text
     if text[:1] not in ("(", "[") or text[-1:] not in (")", "]") or mask(text).strip("\0"):
         return None
     parts = split(text[1:-1], re.compile("[,;]"))
     return Span(text[0], tuple(parts), text[-1]) if len(parts) > 1 else None
+
+
+def _vector(text: str) -> Span | None:
+    r"""A column or row of a matrix, or a sum like `3\mathbf{i}+4\mathbf{j}`, as a point; None for any other text."""
+    if column := _COLUMN.fullmatch(text.strip()):
+        rows = [row.strip() for row in column[2].split(r"\\") if row.strip()]
+        parts = rows if len(rows) > 1 else rows[0].split("&") if rows else []
+        is_vector = len(parts) > 1 and not any("&" in part for part in parts)
+        return Span("(", tuple(part.strip() for part in parts), ")") if is_vector else None
+    terms, end = dict[str, str](), 0
+    while term := _VECTOR_SUM.match(text, end):
+        axis = re.sub(r"\\[a-z]{3,}|[^ijk]", "", term[2].replace("\\imath", "i").replace("\\jmath", "j"))
+        if axis not in _AXES or axis in terms:
+            return None
+        terms[axis], end = re.sub(r"^\+\s*", "", term[1]), term.end()
+    if text[end:].strip() or not ("j" in terms or "k" in terms):
+        return None
+    coefficients = [terms.get(axis, "0") for axis in (_AXES if "k" in terms else _AXES[:2])]
+    return Span("(", tuple({"": "1", "-": "-1"}.get(text, text) for text in coefficients), ")")
 
 
 def _interval(text: str) -> Span | None:
@@ -262,6 +396,10 @@ def _same_quantity(gold: Measure, answer: Measure) -> bool:
     if ours and _is_rounded(gold, ours[1]) and "." not in answer.body:
         value = symbolic.decimal(answer.body)
         return value is not None and _rounds_to(gold, ours, (value, 0))
+    if gold.unit and not answer.unit and not answer.percent:
+        body = without_letters(answer.body, gold.unit)
+        if body != answer.body:
+            return _same_quantity(gold, Measure(body, False, gold.unit, answer.approximate))
     return symbolic.same(gold.body, answer.body)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers import symbolic
-from rlcli_verifiers.alternatives import corrected, last_boxes
-from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, last_tag, no_answer
+from rlcli_verifiers.alternatives import corrected, joined_before, last_boxes, offered
+from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer, tags
 from rlcli_verifiers.latex import equal
-from rlcli_verifiers.sentences import of_last_line, of_sentence, statement
+from rlcli_verifiers.sentences import of_last_line, of_last_sentence, of_sentence, statement
 
 ANSWER_KIND = "latex"
 ROW_OPTIONS = ()
@@ -17,7 +17,7 @@ TAIL_CHARS = 8000
 
 
 def verify(request: VerifyRequest) -> Verdict:
-    """The last \\boxed{} (else what follows "the answer is", else a last line of mathematics) equals the ground truth.
+    """The last \\boxed{} (else what follows "the answer is", else the last line or sentence) equals the ground truth.
 
     It is searched after the last </think>, and in the last <answer> tag if there is one.
     Equal means: the same text, the same number, the same elements of a list, point or interval, or the same value by
@@ -31,10 +31,15 @@ def verify(request: VerifyRequest) -> Verdict:
         return no_answer(OPEN_THINK)
     stated = extract(text[-TAIL_CHARS:])
     if not stated:
-        return no_answer('no \\boxed{}, no "answer is", and a last line that is not mathematics')
+        return no_answer('no \\boxed{}, no "answer is", and a last sentence without one value')
     answer = ", ".join(stated)
-    right = equal(truth, answer) or (len(stated) > 1 and all(equal(truth, one) for one in stated))
+    right = equal(truth, answer) or (len(stated) > 1 and all(equal(truth, each) for each in _completed(stated)))
     return judged(right, answer)
+
+
+def _completed(stated: list[str]) -> list[str]:
+    r"""The alternatives of an answer; `\approx 0.33` belongs to the first one, which must round to it."""
+    return [f"{stated[0]} {other}" if other.startswith(r"\approx") else other for other in stated]
 
 
 def gold(request: VerifyRequest) -> str:
@@ -62,19 +67,22 @@ def extract(text: str) -> list[str]:
     The last one counts: a text may correct itself. If an `<answer>` is closed and no box follows, only the content of
     the last one counts.
     """
-    tagged = last_tag(text)
-    if boxes(text.rpartition("</answer>")[2]):
-        tagged = None  # a box after it is later
-    if tagged is not None:
-        text = tagged
+    tagged = tags(text)
+    if not tagged or boxes(text[tagged[-1][1] :]):  # a box after it is later
+        return _marked(text) or of_last_line(text) or of_last_sentence(text)
+    *_, (_, end, last) = tagged
+    stated = _marked(last) or of_last_line(last, alone=True) or ([last] if last else [])
+    alternatives = joined_before(text, tagged) + offered(text, end)
+    return [*stated, *(other for other in alternatives if other not in stated)]
+
+
+def _marked(text: str) -> list[str]:
+    """What the last box states, else the last "the answer is"; or what a correction after it does."""
     found = boxes(text)
-    if found:
-        correction = corrected(text[found[-1][1] :])
-        return [correction] if correction is not None else last_boxes(text, found)
-    after = statement(text)
-    if after is not None:
-        correction = corrected(after)
-        return [correction] if correction is not None else of_sentence(after)
-    if tagged is not None:  # the whole content is the answer
-        return of_last_line(tagged, alone=True) or ([tagged] if tagged else [])
-    return of_last_line(text)
+    after = text[found[-1][1] :] if found else statement(text)
+    if after is None:
+        return []
+    correction = corrected(after)
+    if correction is not None:
+        return [correction]
+    return last_boxes(text, found) if found else of_sentence(after)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
+from rlcli_verifiers.answer_words import foreign_statements
 from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer
 
 ANSWER_KIND = "choice"
@@ -32,8 +34,16 @@ _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNO
 _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\b|[*_`${}\\]")
 _LETTER = re.compile(r"\(?(?P<letter>[A-J])(?![A-Za-z'])(?P<close>\)|\.|:)?(?P<rest>.*)", re.DOTALL)
 _ANOTHER = re.compile(r"\s*(?:,|/|&|\||;|or\b|and\b|,\s*(?:or|and)\b)\s*(?:maybe\s+|option\s+)?\(?[A-J](?![A-Za-z'])")
+_BRACKETED = re.compile(r"\[\s*([A-J])\s*\]")
+_AFTER_VALUE = re.compile(
+    r"(?:\b(?:option|choice|answer|which\s+is|that\s+is|i\.?e\.?|corresponds?\s+to|matches|so|thus|hence|therefore)\b|→|=>)?"
+    r"[\s:,*$]*\(?(?P<letter>[A-J])(?![A-Za-z'])\)?[\s.*$)]*\Z"
+)
+"""The letter at the end of a text, after a box that holds the value of the choice: `\\boxed{12}`, so (B)."""
 _SEVERAL = re.compile(r"(?:\(?[A-J]\)?[\s,/&|;.]*(?:or|and)?[\s,/&|;.]*){2,}")
-_BECAUSE = re.compile(r"\s*(?:$|[.,;:!)—–-]|because\b|since\b|as\b|is\s+(?:correct|right)\b)", re.IGNORECASE)
+_BECAUSE = re.compile(
+    r"\s*(?:$|[.,;:!)—–。、-]|because\b|since\b|as\b|is\s+(?:correct|right)\b|です|である|입니다|이다)", re.IGNORECASE
+)
 _SURELY = (
     r"(?:for\s+sure|without\s+a?\s*doubt|definitely|certainly|surely|clearly|obviously|undoubtedly|indeed|exactly)"
 )
@@ -72,7 +82,7 @@ def verify(
     said = _statements(text)
     if not said:
         return no_answer("no choice is stated")
-    letter = _read(said[-1], choices)
+    letter = _read(said[-1], choices) or _after_box(text)
     if letter is None:
         return no_answer(f"{said[-1][:80]!r} is not a choice")
     others = [_read(one, choices) for one in said[:-1]]
@@ -117,7 +127,7 @@ def _statements(text: str) -> list[str]:
     marked = [(end, start, content) for start, end, content in boxes(text)]
     marked = sorted(marked + [(match.end(), match.start(), match[1]) for match in _TAG.finditer(text)])
     found = [(end, content) for end, _, content in marked[-1:]]
-    heads = list(_PHRASE.finditer(text))
+    heads = sorted([*_PHRASE.finditer(text), *foreign_statements(text)], key=lambda match: match.start())
     for head, following in zip_longest(heads, heads[1:]):
         said = text[head.end() : following.start() if following else len(text)].partition("\n")[0]
         if "boxed" not in said and "<answer>" not in said.lower():  # those are read separately
@@ -131,12 +141,25 @@ def _statements(text: str) -> list[str]:
         (before_end, _, before), (_, start, _) = marked[-2:]
         if before_end <= start and not text[before_end:start].strip(" \n$,;."):
             return [before, last]
-    return [last]
+    rest = _MARKUP.sub(" ", text[at : at + MAX_CHARS].partition("\n")[0]) if marked and at == marked[-1][0] else ""
+    another = _ANOTHER.match(rest.strip())
+    return [last, another[0].strip(" ,/&|;")] if another else [last]
+
+
+def _after_box(text: str) -> str | None:
+    """The letter that ends the text after the last box."""
+    marked = boxes(text)
+    rest = text[marked[-1][1] :].strip() if marked else ""
+    last = _BRACKETED.sub(r"(\1)", rest[-MAX_CHARS:])
+    letters = re.findall(r"(?<![A-Za-z'])[A-J](?![A-Za-z'])", last)
+    match = _AFTER_VALUE.search(last)
+    return match["letter"] if match and len(set(letters)) == 1 else None
 
 
 def _read(said: str, choices: list[str]) -> str | None:
     """The stated letter; several letters if several are stated; None if there is none."""
-    text = " ".join(_MARKUP.sub(" ", said[:MAX_CHARS]).split()).replace("( ", "(").replace(" )", ")")
+    said = _BRACKETED.sub(r"(\1)", unicodedata.normalize("NFKC", said[:MAX_CHARS]))
+    text = " ".join(_MARKUP.sub(" ", said).split()).replace("( ", "(").replace(" )", ")")
     if (found := _by_text(text, choices)) is not None:
         return found
     if _SEVERAL.fullmatch(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,17 +11,95 @@ from typing import NamedTuple
 from rlcli_verifiers.nouns import SCALES, noun
 from rlcli_verifiers.units import unit as known_unit
 
+_MAX_INFIX = 8
+"""Maximum number of `\\over` and `\\choose` that are rewritten."""
+
 DOLLAR = "＄"
 """A dollar that means money, not a formula."""
 
-_SIGNS = str.maketrans(
-    {
-        **{"−": "-", "–": "-", "—": "-"},
-        **{"×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "÷": r"\div ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "},
-        **{"π": r"\pi ", "√": r"\sqrt ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "≠": r"\ne ", "°": r"^\circ "},
-        **{"±": r"\pm ", "∅": r"\emptyset ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "\u00a0": " ", "\u202f": " "},
-        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
-    }
+_SIGNS = {
+    **dict.fromkeys("−–—‐‑‒﹣－", "-"),
+    **{"×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "÷": r"\div ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "},
+    **{
+        "⩽": r"\le ",
+        "⩾": r"\ge ",
+        "≈": r"\approx ",
+        "⟨": r"\langle ",
+        "⟩": r"\rangle ",
+        "〈": r"\langle ",
+        "〉": r"\rangle ",
+    },
+    **{"√": r"\sqrt ", "∛": r"\sqrt[3] ", "∜": r"\sqrt[4] ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "≠": r"\ne "},
+    **{
+        "±": r"\pm ",
+        "∓": r"\mp ",
+        "∅": r"\emptyset ",
+        "∖": r"\setminus ",
+        "°": r"^\circ ",
+        "∨": r"\lor ",
+        "∧": r"\land ",
+    },
+    **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}"},
+    **{"∠": r"\angle ", "△": r"\triangle ", "∣": "|", "⁄": "/", "∕": "/", "∗": "*", "∶": ":", "′": "'", "、": ","},
+    **{
+        "℃": r"^\circ C",
+        "℉": r"^\circ F",
+        "µ": r"\mu ",
+        "μ": r"\mu ",
+        "＄": DOLLAR,
+        "\u00a0": " ",
+        "\u202f": " ",
+        "\u2009": " ",
+    },
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
+}
+"""What stands for a character that has a spelling in LaTeX."""
+
+_GREEK_NAMES = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon
+    phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon"""
+_GREEK = dict(zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϵ", _GREEK_NAMES.split(), strict=True))
+_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸᵃᵇᵏᵐᵗ", "0123456789+-()nixyabkmt", strict=True))
+_LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₐₑₓₙₘₖᵢⱼₜ", "0123456789+-()aexnmkijt", strict=True))
+_RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
+_LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
+_OVERLINED = re.compile("((?:\\d\u0305)+)")
+_MICRO = re.compile("[µμ](?=[mgslAVFWJ](?![a-z]))")
+"""A prefix of a unit, which `units.py` reads; any other mu is a Greek letter."""
+
+_UNIT_SIGNS = frozenset("Ω€£¥¢")
+
+_SWITCHES = (
+    "tiny scriptsize footnotesize small normalsize large Large LARGE huge Huge bfseries itshape rmfamily sffamily"
+)
+_STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[\w+\])?\s*\{[^{}]*\}"), " "),
+    (re.compile(rf"\\(?:{_SWITCHES.replace(' ', '|')})(?![A-Za-z])"), " "),
+    (re.compile(r"\\(?:bm|pmb|mathsf|mathtt|mathnormal|ensuremath|mathop|mathrel|mathord)(?=\s*\{)"), r"\\mathrm"),
+    (re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1\\text{ \2}"),
+    (re.compile(r"\\[lr]?vert(?![A-Za-z])"), "|"),
+    (re.compile(r"\\lbrack(?![A-Za-z])"), "["),
+    (re.compile(r"\\rbrack(?![A-Za-z])"), "]"),
+    (re.compile(r"\\langle(?![A-Za-z])"), "("),
+    (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
+    (re.compile(r"\\not\s*="), r"\\ne "),
+    (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:dots|ldots|cdots)(?![A-Za-z])"), r"\\dots"),
+)
+"""Colours, sizes and other names of the same symbol: a pattern, and its replacement."""
+
+_INFIX = re.compile(r"\\(over|choose|atop)(?![A-Za-z])")
+_SIDES = "=<>,;"
+_TEXT_OF_REALS = re.compile(
+    r"\\(?:text|mathrm|mbox)\s*\{(\s*(?:the\s+set\s+of\s+)?all\s+reals?[^{}]*)\}", re.IGNORECASE
+)
+_WORDS_FOR_REALS = re.compile(
+    r"^(?:the\s+set\s+of\s+)?all\s+real\s+(?:numbers?|values?)(?:\s+(?:of\s+)?[a-z](?![A-Za-z]))?|^all\s+reals(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_EXCEPT = re.compile(
+    r"(\\mathbb\{R\})\s*,?\s*(?:\\text\s*\{\s*)?(?:except|other\s+than|excluding|without|but\s+not|such\s+that|where|with)"
+    r"\s*(?:for\s+|when\s+)?\}?",
+    re.IGNORECASE,
 )
 _INVISIBLE = re.compile(
     r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![A-Za-z])\.?|\\(?:displaystyle|textstyle|limits|phantom)(?![A-Za-z])"
@@ -67,7 +146,7 @@ _REPEATING = re.compile(
 
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|%|\\%)\s*\}|\bpercent)\s*$")
 _DEGREES = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)\s*([CF]|\\text\{\s*[CF]\s*\})?\s*$")
-_GROUP = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|rm|bf)\s*+\{([^{}]*+)\}"
+_GROUP = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|rm|bf)\s*+\{((?:[^{}]|\{[^{}]*+\})*+)\}"
 _POWER_OF_UNIT = r"\^\s*+(?:\d|\{\s*+-?\d\s*+\})"
 # What may be the unit after a quantity: pieces of text, or plain words.
 _TEXT_TAIL = re.compile(rf"\s*+{_GROUP}(?:\s*+(?:{_GROUP}|{_POWER_OF_UNIT}|/|\\cdot(?![A-Za-z])))*+\s*+$")
@@ -95,7 +174,8 @@ class Measure(NamedTuple):
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
     r"""One spelling: `\dfrac12` and `\tfrac 1 2` as `\frac{1}{2}`, `10{,}000` as `10000`, no sizes, no thin spaces."""
-    text = text.translate(_SIGNS).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = plain_characters(text).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = _without_styles(text)
     text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
     text = re.sub(r"\\cdot(?=\\)", r"\\cdot ", text)
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
@@ -104,8 +184,71 @@ def clean(text: str) -> str:
     text = braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
     if whole := _WRAPPED.fullmatch(text):
         text = whole[1].strip()
+    while text.startswith("{") and text.endswith("}") and _argument(text, 0)[1] == len(text):
+        text = text[1:-1].strip()
     text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", _CONDITION.sub(r"\2", text))
     return re.sub(r"^(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*(?:R|\{R\})$", r"(-\\infty,\\infty)", text)
+
+
+def plain_characters(text: str) -> str:
+    r"""Unicode as LaTeX: `x₁` as `x_{1}`, `10⁻³` as `10^{-3}`, `½` as `\frac{1}{2}`, `π` as `\pi `, `１２` as `12`."""
+    if text.isascii():
+        return text
+    text = _OVERLINED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
+    text = _RAISED_RUN.sub(lambda match: f"^{{{''.join(map(_RAISED.__getitem__, match[0]))}}}", text)
+    text = _LOWERED_RUN.sub(lambda match: f"_{{{''.join(map(_LOWERED.__getitem__, match[0]))}}}", text)
+    text = _MICRO.sub("\0", text)
+    text = "".join([character if character < "\x80" else _plain_character(character) for character in text])
+    return text.replace("\0", "µ")
+
+
+@lru_cache(maxsize=4096)
+def _plain_character(character: str) -> str:
+    if character in _SIGNS:
+        return _SIGNS[character]
+    if character in _UNIT_SIGNS:
+        return character
+    if character.isdecimal():  # of any script
+        return str(unicodedata.decimal(character))
+    plain = unicodedata.normalize("NFKC", character)
+    if fraction := re.fullmatch("(\\d)\u2044(\\d{1,2})", plain):
+        return rf"\frac{{{fraction[1]}}}{{{fraction[2]}}}"
+    return "".join(rf"\{_GREEK[letter]} " if letter in _GREEK else letter for letter in plain)
+
+
+def _without_styles(text: str) -> str:
+    r"""Without colours and sizes; `{3 \over 4}` as `\frac{3}{4}`, `{5 \choose 2}` as `\binom{5}{2}`."""
+    if "\\" in text:
+        for pattern, replacement in _STYLES:
+            text = pattern.sub(replacement, text)
+        for _ in range(_MAX_INFIX):
+            infix = _INFIX.search(text)
+            if infix is None:
+                break
+            start, end = _group_around(text, infix.start(), infix.end())
+            command = {"over": "frac", "choose": "binom", "atop": "atop "}[infix[1]]
+            over, under = text[start : infix.start()].strip(), text[infix.end() : end].strip()
+            text = rf"{text[:start]}\{command}{{{over}}}{{{under}}}{text[end:]}"
+    text = _WORDS_FOR_REALS.sub(r"\\mathbb{R}", _TEXT_OF_REALS.sub(r"\1", text).strip())
+    return _EXCEPT.sub(r"\1 except ", text) if r"\mathbb" in text else text
+
+
+def _group_around(text: str, start: int, end: int) -> tuple[int, int]:
+    """Start and end of what an infix command divides: the content of the brackets around it, or a side."""
+    depth = 0
+    while start > 0:
+        character = text[start - 1]
+        depth += (character in ")]}") - (character in "([{")
+        if depth < 0 or (depth == 0 and character in _SIDES):
+            break
+        start -= 1
+    depth = 0
+    while end < len(text):
+        depth += (text[end] in "([{") - (text[end] in ")]}")
+        if depth < 0 or (depth == 0 and text[end] in _SIDES):
+            break
+        end += 1
+    return start, end
 
 
 def _with_money(text: str) -> str:
@@ -264,6 +407,15 @@ def _without_unit(text: str) -> tuple[str, str]:
         if counted is not None:
             return body, f"#{counted}"
     return text, ""
+
+
+def without_letters(text: str, unit: str) -> str:
+    """The text without the letters at its end, if they are the abbreviation of this unit: `5 m^{2}` for `m^2`.
+
+    Letters outside of `\\text{}` may be unknowns, so that only a unit that is expected is read in them.
+    """
+    tail = _WORD_TAIL.search(text)
+    return text[: tail.start()].strip() if tail and known_unit(tail[0], True) == unit else text
 
 
 def _scaled(body: str, said: str) -> tuple[str, str]:

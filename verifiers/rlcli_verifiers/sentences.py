@@ -1,14 +1,22 @@
-"""Answers stated without a box: after "the answer is", "Answer:", "A:" or "####", or on the last line."""
+"""Answers stated without a box: after "the answer is", "Answer:" or "####", on the last line, in the last sentence."""
 
 from __future__ import annotations
 
 import re
 
-from rlcli_verifiers.alternatives import LISTED, MATHS, inside
+from rlcli_verifiers.alternatives import offered
+from rlcli_verifiers.answer_words import foreign_statements
 from rlcli_verifiers.answers import last_line
 from rlcli_verifiers.latex import MAX_CHARS
-from rlcli_verifiers.notation import clean, measured, number, with_thousands
+from rlcli_verifiers.notation import clean, measured, number, split, with_thousands
 from rlcli_verifiers.nouns import ARITHMETIC
+from rlcli_verifiers.values import FORMULA, Value, content, masked, value_at, values
+
+MAX_WORDS_AFTER = (2, 6)
+"""Maximum number of words after the value of a sentence without a full stop, which may be cut off; after an "="."""
+
+MAX_SENTENCE_CHARS = 600
+"""Maximum length of a last sentence that is read."""
 
 _ANSWER = re.compile(
     r"(?:\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
@@ -16,19 +24,20 @@ _ANSWER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ADVERB = re.compile(r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now)\b[,:]?[\s*]*+)+", re.I)
-_MAYBE = re.compile(
-    r"[^.;\n]{0,40}?\b(?:maybe|perhaps|possibly)\s+(?:even\s+)?\\?\$?(?P<number>-?[\d.,/]*\d)", re.I | re.A
-)
 _CHOICE_B = re.compile(r"^\W{0,4}B\**\s*[:.)]", re.MULTILINE)
 _COMMENT = re.compile(r"(?:correct|right|clear|obvious|reasonable|valid|consistent|sensible|as\s+follows)\b", re.I)
 _NUMBER_AND_UNIT = re.compile(
     r"\\?\$?(-?[\d.,/]*\d\s?\\?%?)(?=[.)]?$|[.,;!)]?\s+\(?[a-z]{2}|[.;!,)]\s)", re.IGNORECASE | re.ASCII
 )
 # Before a formula: words that change the answer. "greater than $5$", "not $5$", "3 times $5$".
-_RELATED = re.compile(
-    r"[\d=<>+*/^≤≥≠]|\b(?:not|never|neither|less|fewer|greater|more|least|most|above|below|between|twice|half|double"
+_RELATED_WORD = (
+    r"\b(?:not|never|neither|less|fewer|greater|more|least|most|above|below|between|twice|half|double"
     r"|triple|thrice|minus|plus|times|negative|opposite|product|sum|difference|quotient|square|root|reciprocal|inverse"
-    r"|under|over|up|approaching|either)\b|n't\b",
+    r"|under|over|up|approaching|either)\b|n't\b"
+)
+_RELATED = re.compile(rf"[\d=<>+*/^≤≥≠]|{_RELATED_WORD}", re.IGNORECASE)
+_RELATED_BEFORE = re.compile(
+    rf"(?:{_RELATED_WORD}|\b(?:divided|multiplied|increased|decreased|raised)\b)(?:\s+(?:than|of|to|by|the|a|as|many|much|power|factor|root|most|least))*\W*$",
     re.IGNORECASE,
 )
 _GOES_ON = re.compile(
@@ -39,16 +48,76 @@ _GOES_ON = re.compile(
 _CLAUSE = re.compile(
     r"[^\n]*?(?=[.,;!?)](?:\s|$)|\s\(|\s(?:and|or|because|since|as|which|that|so|for|in|if|when|after|is|are|to)\b|$)"
 )
+_EQUALS = re.compile(r"(?<![<>!\\])=")
 _NEXT_WORD = re.compile(r"[\s(]*([A-Za-z]+)")
 _LIST_ITEM = re.compile(r"\d+[.)]\s")
 _NAMED = re.compile(r"(?:[A-Za-z](?:_\w)?\s*)?[=≈]\s*")
+_LABELLED = re.compile(r"[\s*]*\(?[A-J][).:][\s*]+(?=\S)")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z '-]{1,60}(?=[.,;](?:\s|$))(?!,\s*(?:or|and)\b)")
+
+_OPEN_WORDS = "is are be of to the a get have and or"
+_IS_OPEN = r"(?<![,:=\0])" + "".join(rf"(?<!\b{word})" for word in _OPEN_WORDS.split())
+"""A line that does not end so, has the end of a sentence."""
+
+_SENTENCE_END = re.compile(
+    rf"(?<![\s.])[.!?][\"')\]*_]*(?=\s|$)|\n[ \t]*\n(?![ \t]*\0)|{_IS_OPEN}[ \t]*\n(?![ \t]*(?:[a-z]|\0))"
+    r"|\n(?=[ \t]*(?:[-*#>]|\d+[.)])\s)"
+    r"|(?<=\0)\.(?=[A-Z])"
+)
+_CLOSING_WORDS = re.compile(
+    r"[\s*_>#-]*(?:I\s+)?(?:hope|trust|let\s+me\s+know|feel\s+free|thank|thanks|good\s+luck|if\s+you\s+(?:have|need)"
+    r"|q\.?e\.?d|this\s+(?:completes|concludes)|done|as\s+(?:required|desired)|we\s+(?:can\s+)?(?:check|verify)|∎|\$?\\(?:blacksquare|square|qed))[^\d$\\]*",
+    re.IGNORECASE,
+)
+"""A sentence after the answer that says nothing about it."""
+
+_UNSURE = re.compile(
+    r"^\W*(?:or|note|notice|recall|observe|remember)\b|\b(?:maybe|perhaps|possibly|probably|guess|unsure|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
+    r"|contradict\w*|mistake|either|neither|(?:could|might|may)\s+(?:also\s+)?be|should\s+we|next|first\s+(?:find|compute|we))\b|\?",
+    re.IGNORECASE,
+)
+"""A sentence with such a word states no answer."""
+
+_NEGATED_BEFORE = re.compile(r"(?:\b(?:not|never|no|nor|cannot)\b|n[’']t\b)(?:\W+\w+){0,2}\W*$", re.IGNORECASE)
+_NEGATED_AFTER = re.compile(
+    r"\b(?:is|are|was|were|can|could|does|do|seems?)\s*(?:n[’']t|not|wrong|incorrect|false|impossible|too)\b"
+    r"|\b(?:cannot|wrong|incorrect|impossible)\b|n[’']t\s+(?:right|correct|it)\b|,\s*not\b",
+    re.IGNORECASE,
+)
+"""A sentence that denies its value so states no answer."""
+
+_CONTRAST = re.compile(r"\b(?:but|while|whereas|although)\b", re.IGNORECASE)
+_OPERATOR_BEFORE = re.compile(r"[-+*/×÷·x(]\s*$")
+_LETTER = re.compile(r"[A-Za-z](?:_\{?\w\}?)?")
+_AND = re.compile(r",?\s*(?:and|or)?\s*", re.IGNORECASE)
+_IMPLIES = re.compile(
+    r"\\(?:Rightarrow|implies|Longrightarrow|Leftrightarrow|iff|therefore|to|rightarrow)(?![A-Za-z])|[⇒⟹→∴]"
+)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|eqnarray|split)\*?\}")
+_UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?![ei](?![A-Za-z]))[A-Za-z]")
+_LATEX_WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|\\[A-Za-z]+")
+
+_NUMBERED = re.compile(
+    r"\b(?:step|case|part|problem|question|exercise|example|equation|figure|option|choice|page|section|method|solution|eq|no)"
+    r"\W{0,3}$",
+    re.IGNORECASE,
+)
+_STATES = re.compile(
+    r"(?:\b(?:is|are|be|equals?|equal\s+to|becomes?|gives?|yields?|leaving|total\s+of)\b|=)"
+    r"(?:[\s:*_`]|\b(?:therefore|thus|hence|then|exactly|just|simply|only|also|equal|to|a|total|of|about|approximately"
+    r"|indeed|given|by|the|number|value|now|at)\b(?!\s+(?:least|most)))*+",
+    re.IGNORECASE,
+)
+"""What comes before the value of a sentence with several numbers."""
 
 
 def statement(text: str) -> str | None:
     """The text after the last "the answer is" or the like; None if there is none."""
-    for match in reversed(list(_ANSWER.finditer(text))):
+    matches = [*_ANSWER.finditer(text), *foreign_statements(text)]
+    for match in sorted(matches, key=lambda match: match.start(), reverse=True):
         after = text[match.end() :]
-        if not (match["short"] and _CHOICE_B.search(after)) and not _COMMENT.match(after):
+        is_short = match.re is _ANSWER and match["short"]
+        if not (is_short and _CHOICE_B.search(after)) and not _COMMENT.match(after):
             return _ADVERB.sub("", after, count=1)
     return None
 
@@ -58,24 +127,30 @@ def of_sentence(after: str) -> list[str]:
 
     If the sentence continues with more numbers or formulas ("5 or 6", "$5$, $6$"), these too.
     """
-    displayed = MATHS.match(after)  # it may have several lines
+    displayed = FORMULA.match(after)  # it may have several lines
     start = displayed.end() if displayed else 0
     rest = re.sub(r"\*\*(?!\d)", "", after[start:].partition("\n")[0].rstrip())
     rest = after[:start] + re.sub(r"\s+", " ", rest)
-    formula, plain = MATHS.search(rest), _NUMBER_AND_UNIT.match(rest)
+    answer, end = _first_value(rest, bool(displayed))
+    return [*([answer] if answer else []), *offered(rest, end, is_list=True)]
+
+
+def _first_value(rest: str, displayed: bool) -> tuple[str, int]:
+    """The value that a text begins with, and where it ends."""
+    formula, plain = FORMULA.search(rest), _NUMBER_AND_UNIT.match(rest)
+    typed = None if displayed else value_at(rest, 0)
+    if _LABELLED.match(rest):
+        return rest.strip(' .*`"'), len(rest)
     if plain and not displayed:
-        said, end = _with_unit(plain[1], rest, plain.end())
-    elif formula and not _RELATED.search(rest[: formula.start()]):
-        said, end = _with_unit(inside(formula), rest, formula.end())
-    else:
-        said, end = rest.strip(' .*`"'), len(rest)
-    stated = [said] if said else []
-    while other := LISTED.match(rest, end):
-        stated.append(inside(other))
-        end = other.end()
-    if maybe := _MAYBE.match(rest, end):
-        stated.append(maybe["number"])
-    return stated
+        return _with_unit(plain[1], rest, plain.end())
+    if typed and not typed.is_formula and not _RELATED.match(rest, typed.end):
+        return _with_unit(typed.content, rest, typed.end)
+    if formula and not _RELATED.search(rest[: formula.start()]):
+        return _with_unit(content(formula), rest, formula.end())
+    words = _WORDS.match(rest)
+    if words and not re.search(r"\b(?:or|and|not|either)\b", words[0]):
+        return words[0], words.end()
+    return rest.strip(' .*`"'), len(rest)
 
 
 def of_last_line(text: str, alone: bool = False) -> list[str]:
@@ -89,19 +164,112 @@ def of_last_line(text: str, alone: bool = False) -> list[str]:
         if (
             tail.endswith(closing)
             and (start == 0 if alone else start >= 0)
-            and (formula := MATHS.fullmatch(tail, start))
+            and (formula := FORMULA.fullmatch(tail, start))
         ):
-            return [inside(formula)]
+            return [last_side(content(formula))]
     if alone and "\n" in text.strip():
         return []
     last = (last_line(text) or "").strip("*_` ").rstrip("*_` .")
-    if formula := MATHS.fullmatch(last):
-        return [inside(formula)]
+    if formula := FORMULA.fullmatch(last):
+        return [last_side(content(formula))]
     plain = _NAMED.sub("", last, count=1) if _NAMED.match(last) else last
     if len(plain) > MAX_CHARS or _LIST_ITEM.match(plain) or len(plain.split()) > 4:
         return []
     body = measured(clean(plain)).body
     return [plain] if any(number(reading) for reading in with_thousands(body)) else []
+
+
+def of_last_sentence(text: str) -> list[str]:
+    """The only number or formula of the last sentence, else what follows its last "is", "are" or "=".
+
+    A sentence with a doubt, a negation or a question states nothing; nor does one that is cut off.
+    """
+    sentence = last_sentence(text)
+    prose = masked(sentence)
+    if not sentence or len(sentence) > MAX_SENTENCE_CHARS or _UNSURE.search(prose) or _LABELLED.match(sentence):
+        return []
+    stated = [value for value in values(sentence) if not _NUMBERED.search(prose[: value.start])]
+    value = _only(stated) or _first_of_list(_last_equated(sentence, prose, stated), prose, stated)
+    if value is None or not _is_asserted(sentence, prose, value):
+        return []
+    answer, *others = of_sentence(sentence[value.start :]) or [""]
+    if _OPERATOR_BEFORE.search(prose[: value.start]):  # "5 apples x 2 = 10"
+        answer = split(answer, _EQUALS)[-1]
+    return [last_side(answer), *others] if answer else []
+
+
+def _only(stated: list[Value]) -> Value | None:
+    """The only value; names like `$x$` do not count beside one."""
+    candidates = [value for value in stated if not value.is_name] or stated
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _last_equated(sentence: str, prose: str, stated: list[Value]) -> Value | None:
+    """The formula with the last "=", or the value after the last "is" or "are", whichever comes later."""
+    equated = [(sentence.rfind("=", value.start, value.end), value) for value in stated]
+    candidates = [(position, value) for position, value in equated if position >= 0][-1:]
+    for verb in reversed(list(_STATES.finditer(prose))):
+        is_inside = any(value.start <= verb.start() < value.end for value in stated)
+        if not is_inside and (value := value_at(sentence, verb.end())):
+            candidates.append((verb.start(), value))
+            break
+    return max(candidates)[1] if candidates else None
+
+
+def _first_of_list(last: Value | None, prose: str, stated: list[Value]) -> Value | None:
+    """The value with which a list begins, "$x = 2$ and $y = 3$"; "$4 = 3x$ and $x = 4/3$" is none."""
+    first = last
+    for value in reversed(stated):
+        if first is None or value.start >= first.start:
+            continue
+        sides, others = value.content.split("="), first.content.split("=")
+        names = sides[0].strip(), others[0].strip()
+        are_unknowns = all(_LETTER.fullmatch(name) for name in names)
+        is_alike = len(sides) == len(others) and (len(sides) == 1 or names[0] == names[1] or are_unknowns)
+        if not is_alike or not _AND.fullmatch(prose, value.end, first.start):
+            break
+        first = value
+    return first
+
+
+def _is_asserted(sentence: str, prose: str, value: Value) -> bool:
+    """Whether a sentence is complete, and states a value without changing or denying it."""
+    before, after = prose[: value.start], prose[value.end :]
+    most_words = MAX_WORDS_AFTER[1 if "=" in value.content else 0]
+    is_complete = re.search(r"[.!][\"')\]*_]*$", prose) or len(after.split()) <= most_words
+    is_denied = _NEGATED_BEFORE.search(before) or _NEGATED_AFTER.search(after)
+    is_related = re.search(r"\bor\W*$", before) or _RELATED_BEFORE.search(before)
+    contrast = _CONTRAST.search(after)
+    is_contrasted = contrast and any(True for _ in values(sentence[value.end + contrast.end() :]))
+    return bool(is_complete and not (is_denied or is_related or is_contrasted))
+
+
+def last_side(text: str) -> str:
+    r"""The value at the end of a derivation: of `6b = 6 \cdot 0 = 0` and `2a = 10 \Rightarrow a = 5`, of the last row.
+
+    An equation between formulas stays as it is; so does `3 = 4`.
+    """
+    is_derivation = bool(_ENVIRONMENT.search(text))
+    rows = [row for row in _ENVIRONMENT.sub("", text).split(r"\\") if row.strip(" &.\n")] if is_derivation else [text]
+    last = _IMPLIES.split(rows[-1].replace("&", " ") if is_derivation else text)[-1].strip() if rows else ""
+    sides = split(last, _EQUALS)
+    is_statement_of_numbers = all(number(clean(side)) for side in sides)
+    has_value = bool(sides[-1]) and not _UNKNOWN.search(_LATEX_WORDS.sub(" ", sides[-1]))
+    unknowns = set(_UNKNOWN.findall(_LATEX_WORDS.sub(" ", sides[0])))
+    is_named = len(sides) == 2 and (len(unknowns) > 1 or _NAMED.fullmatch(f"{sides[0]}="))
+    return sides[-1] if len(sides) > 1 and has_value and not (is_statement_of_numbers or is_named) else last
+
+
+def last_sentence(text: str) -> str:
+    """The last sentence, without those that only close a text ("I hope this helps!")."""
+    prose = masked(text)
+    ends = [0, *(match.end() for match in _SENTENCE_END.finditer(prose)), len(text)]
+    for start, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
+        sentence = text[start:end].strip()
+        is_aside = sentence.startswith("(") and sentence.endswith(")") and start > 0
+        if sentence.strip("*_`#>-= \n") and not is_aside and not _CLOSING_WORDS.fullmatch(sentence):
+            return sentence
+    return ""
 
 
 def _with_unit(said: str, rest: str, end: int) -> tuple[str, int]:

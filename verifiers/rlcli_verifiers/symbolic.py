@@ -20,7 +20,7 @@ import logging
 import re
 from fractions import Fraction
 from functools import cache, lru_cache
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 MAX_CHARS = 300
@@ -41,6 +41,21 @@ MAX_EXPANSION_OF_MANY = 12
 
 MAX_FACTORIAL = 999
 
+VALUE_DIGITS = 50
+"""Digits to which values are computed when two formulas are compared by number; exponents in them add their own."""
+
+MAX_VALUE_DIGITS = 2000
+
+_GUARD_DIGITS = 10
+"""Digits of two equal values that may differ."""
+
+_CANCELLED_BITS = 20
+"""No more certain bits than this are left where two equal terms cancel."""
+
+_EXPONENT = re.compile(r"\^\s*[{(]?\s*-?\s*([0-9]{1,4})|([0-9]{1,3})\s*!")
+
+_ROOTS = re.compile(r"\\(?:sqrt|ln|log)(?![A-Za-z])|\^\s*\{?\s*(?:\\frac|-?\d+\s*/|\d*\.\d)")
+
 _COMMANDS = frozenset(
     re.findall(
         r"\w+",
@@ -57,7 +72,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9\s.+\-*/^_=<>!|,;()\[\]{}&\\]*")
 _FACTORIAL = re.compile(r"(?<![0-9])(?P<of>[0-9]{1,3}|\([0-9]{1,3}\)|[a-z]|\([a-z]\s*[+-]\s*[0-9]{1,3}\))\s*!(?!\s*!)")
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}")
 _POWER = re.compile(
-    r"(?P<base>[0-9]+|[A-Za-z]|\\[A-Za-z]+|[)}\]|!]|^|.)\s*\^\s*(?P<exponent>\{|\(|\\?\w+|-\w+|.)", re.S
+    r"(?P<base>[0-9]+|[A-Za-z]|\\[A-Za-z]+|[)}\]|!]|^|.)\s*\^\s*(?P<exponent>\{|\(|-?[0-9]+|\\?[A-Za-z]+|-\w+|.)", re.S
 )
 _TRIGONOMETRIC = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
 _SUBSCRIPT = re.compile(r"(?<![0-9\s])_\s*(?:\{\s*\w{1,8}\s*\}|\w)")
@@ -65,7 +80,10 @@ _SUBSCRIPT = re.compile(r"(?<![0-9\s])_\s*(?:\{\s*\w{1,8}\s*\}|\w)")
 
 @lru_cache(maxsize=8192)
 def same(gold: str, answer: str) -> bool:
-    """Whether two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read."""
+    """Whether two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read.
+
+    Unknowns are real; where one of the two has a root or a logarithm of them, they are positive.
+    """
     if not (is_tame(gold) and is_tame(answer)):
         return False
     from math_verify import verify
@@ -75,44 +93,116 @@ def same(gold: str, answer: str) -> bool:
     ours, theirs = _parse(gold, is_complex), _parse(answer, is_complex)
     if ours is None or theirs is None:
         return False
-    if _differ_in_number(ours, theirs):
+    if _differ_in_number(ours, theirs, _digits(gold + answer)):
         return False
     # No timeouts: they are signal.alarm, useless against C code and wrong off the main thread. Our process is killed.
-    return bool(verify(ours, theirs, timeout_seconds=None))
+    if verify(ours, theirs, timeout_seconds=None):
+        return True
+    if not (_ROOTS.search(gold + answer) and "|" not in gold):
+        return False
+    positive = [_with_positive_unknowns(parsed) for parsed in (ours, theirs)]
+    return positive != [ours, theirs] and bool(_is_zero(positive[0] - positive[1]))
 
 
-def _differ_in_number(ours: Any, theirs: Any) -> bool:
+def _with_positive_unknowns(parsed: Any) -> Any:
+    from sympy import Expr, Symbol
+
+    if not isinstance(parsed, Expr) or not parsed.free_symbols:
+        return parsed
+    return parsed.subs({unknown: Symbol(unknown.name, positive=True) for unknown in parsed.free_symbols})
+
+
+def _is_zero(difference: Any) -> bool:
+    from sympy import expand_log, simplify
+
+    try:
+        return bool(simplify(difference) == 0 or simplify(expand_log(difference)) == 0)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError, RecursionError):
+        return False
+
+
+def _digits(text: str) -> int:
+    """Digits that tell two values apart which differ by the smallest power in a text, such as `2^{-99}`."""
+    exponents = (int(power or 2 * factorial) for power, factorial in _EXPONENT.findall(text))
+    return min(VALUE_DIGITS + sum(exponents), MAX_VALUE_DIGITS)
+
+
+def _differ_in_number(ours: Any, theirs: Any, digits: int) -> bool:
     """Whether two expressions differ in value for certain values of their unknowns: quicker than a proof.
 
-    Two equations differ if their sides' differences, without denominators, are not proportional.
+    Two equations differ if their sides' differences, without denominators, are not proportional. The test is relative:
+    a distance of 1e-12 is nothing between 1e40 and 1e40, and everything between 1e-12 and 0. math-verify's own test is
+    absolute.
     """
-    from sympy import Eq, Expr, Symbol, together
+    from sympy import Eq, Expr, MatrixBase, Symbol, Tuple, together
 
     if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
         return False
+    if isinstance(ours, (Tuple, MatrixBase)) and isinstance(theirs, type(ours)) and len(ours) == len(theirs):
+        return any(_differ_in_number(left, right, digits) for left, right in zip(ours, theirs, strict=True))
     try:
         if isinstance(ours, Eq) and isinstance(theirs, Eq):
             pair = tuple(together(equation.lhs - equation.rhs).as_numer_denom()[0] for equation in (ours, theirs))
-            (left, right), (other_left, other_right) = _values(pair, 1.37), _values(pair, 0.59)
+            (left, right), (other_left, other_right) = _values(pair, 137, digits), _values(pair, 59, digits)
             left, right = left * other_right, right * other_left
         elif isinstance(ours, Expr) and isinstance(theirs, Expr):
-            left, right = _values((ours, theirs), 1.37)
+            rationals = _rational(ours), _rational(theirs)
+            if None not in rationals:
+                return bool(rationals[0] != rationals[1])
+            left, right = _values((ours, theirs), 137, digits)
         else:
             return False
-        size, distance = max(1.0, abs(left), abs(right)), abs(left - right)
+        size, distance = max(abs(left), abs(right)), abs(left - right)
+        return bool(size < float("inf") and distance > size * _context(digits).mpf(10) ** (_GUARD_DIGITS - digits))
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
-        return False  # undefined there, or out of the range of floats
-    return isfinite(size) and distance > 1e-6 * size
+        return False  # undefined there
 
 
-def _values(pair: tuple[Any, ...], start: float) -> tuple[complex, complex]:
-    """The values of two expressions if the first of their unknowns is `start`."""
-    from sympy import Float
+def _rational(formula: Any) -> Any:
+    """The exact value of a formula without unknowns and roots; None for any other."""
+    if formula.free_symbols or not formula.is_rational:
+        return None
+    value = formula.doit()
+    return value if value.is_Rational else None
+
+
+def _values(pair: tuple[Any, ...], start: int, digits: int) -> tuple[Any, Any]:
+    """The values of two expressions if the first of their unknowns is `start` hundredths."""
+    from sympy import Rational
 
     unknowns = sorted(pair[0].free_symbols | pair[1].free_symbols, key=str)
-    point = {unknown: Float(start + 0.2173 * i) for i, unknown in enumerate(unknowns)}
-    left, right = (complex(side.evalf(15, subs=point)) for side in pair)
+    point = {unknown: Rational(start * 100 + 2173 * i, 10_000) for i, unknown in enumerate(unknowns)}
+    left, right = (_number_of(side.evalf(digits, subs=point), digits) for side in pair)
     return left, right
+
+
+def _number_of(value: Any, digits: int) -> Any:
+    """A sympy number as mpmath's. Raises `TypeError` for any other, and for one whose digits are not certain."""
+    real, imaginary = (_certain(part, digits) for part in value.as_real_imag())
+    return _context(digits).mpc(real, imaginary)
+
+
+def _certain(part: Any, digits: int) -> Any:
+    """A real sympy number as mpmath's; 0 for one of which no digit is certain, because equal terms cancel."""
+    from sympy import Float
+
+    if not (part.is_Float or part.is_Rational):
+        raise TypeError(f"{part} is no number")
+    if part.is_Float and part._prec < 3.3 * (digits - 1):
+        if part._prec > _CANCELLED_BITS:
+            raise TypeError(f"{part} has too few certain digits")
+        return _context(digits).mpf(0)
+    return _context(digits).mpf(Float(part, digits))
+
+
+@lru_cache(maxsize=16)
+def _context(digits: int) -> Any:
+    """mpmath with so many digits."""
+    from mpmath import MPContext
+
+    context = MPContext()
+    context.dps = digits
+    return context
 
 
 @lru_cache(maxsize=1024)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from rlcli.sandbox.judge import boot
 from rlcli.sandbox.judge.judgement import Judgement
 from rlcli.sandbox.judge.process import Process, Starts, over_limit, pipes
+from rlcli.sandbox.judge.wire import decode, encode
 from rlcli.sandbox.limits import Exit, Limits
 
 _GRACE_S = 0.2
@@ -40,7 +41,7 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
         candidate = Process(sandbox, main, limits, program.encode("utf-8", "replace"), (asked.fileno(), tells.fileno()))
         try:
             main = boot.tester(asks.fileno(), told.fileno())
-            order = json.dumps({"nonce": nonce, **job}).encode()
+            order = json.dumps({"nonce": nonce, **sendable(job)}).encode()
             tester = Process(sandbox, main, limits, order, (asks.fileno(), told.fileno()))
             try:
                 for end in (asked, asks, told, tells):
@@ -55,6 +56,16 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
         finally:
             candidate.kill()
     return _judgement(result, end_of_tests, end_of_program, limits)
+
+
+def sendable(job: Job) -> dict[str, Any]:
+    """A job whose values are typed JSON, which holds integers of any length."""
+    return {**job, "cases": encode(job["cases"])} if "cases" in job else {**job}
+
+
+def received(job: dict[str, Any]) -> Job:
+    """The job that `sendable` made sendable."""
+    return cast(Job, {**job, "cases": decode(job["cases"])} if "cases" in job else job)
 
 
 def with_nonce(text: str | bytes, nonce: str) -> dict[str, Any] | None:

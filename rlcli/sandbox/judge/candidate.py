@@ -62,6 +62,7 @@ _MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
 def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) -> None:
     """Load the program, with all of `SHELF` provided to it or only typing, and answer calls until they end."""
     send(replies, {"started": True})
+    _complete_interpreter()
     module = ModuleType("solution")
     sys.modules["solution"] = module
     try:
@@ -78,6 +79,12 @@ def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) ->
             send(replies, {"id": request["id"], **_answer(module, request, objects)})
         except TooBig as error:
             send(replies, {"id": request["id"], **_described(error)})
+
+
+def _complete_interpreter() -> None:
+    """Add what `python prog.py` has and a bare interpreter lacks, and let integers of any length be printed."""
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    sys.set_int_max_str_digits(0)
 
 
 def _answer(module: ModuleType, request: dict[str, Any], objects: list[Any]) -> dict[str, Any]:
@@ -151,6 +158,7 @@ def serve_scripts(program: str, requests: int, replies: int, output: int) -> Non
     """
     folder = os.getcwd()  # the program may leave it
     send(replies, {"started": True})
+    _complete_interpreter()
     while (request := receive(requests)) is not None:
         _set_streams(decode(request["stdin"]), output, folder)
         outcome = _run_script(program)

@@ -132,7 +132,23 @@ print(len(open('../log').read()))
 
 
 @pytest.mark.parametrize(
-    "unit", ["```", "\n", " ", "```a", "a", "```python\n", "```\n``", "a ", "\t", "`" * 500 + "x\n"]
+    "unit",
+    [
+        "```",
+        "\n",
+        " ",
+        "```a",
+        "a",
+        '"""\n',
+        "''' \"\"\" ",
+        '"',
+        '```python\n"""\n',
+        "```python\n",
+        "```\n``",
+        "a ",
+        "\t",
+        "`" * 500 + "x\n",
+    ],
 )
 def test_no_text_makes_the_search_for_a_program_long(unit: str) -> None:
     with cpu_limit():
@@ -436,3 +452,57 @@ def test_reference_solutions_pass_and_their_hulls_do_not(
     for body in ("return None", "raise ValueError"):
         hulls = outcomes([(name, gutted(program, body), truth) for name, program, truth in rows])
         assert {verdict.outcome for verdict in hulls.values()} == {Outcome.WRONG}
+
+
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "import sys; sys.exit()"])
+def test_a_program_may_end_itself_as_any_script_may(end: str) -> None:
+    truth = {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}
+    assert judge(fenced(f"{ECHO}\n{end}\nprint(0)"), truth).outcome is Outcome.OK
+    assert judge(fenced(f"{ECHO}\nexit(1)"), truth).outcome is Outcome.WRONG
+
+
+def test_integers_may_have_any_length() -> None:
+    digits = "9" * 5000
+    assert judge(fenced("print(10**5000 - 1)"), {"inputs": ["1"], "outputs": [digits]}).outcome is Outcome.OK
+    power = "def f(x):\n    return 10**x - 1"
+    for truth in (
+        f'{{"inputs": [[5000]], "outputs": [{digits}], "fn_name": "f"}}',
+        f'{{"assert_case": ["assert f(5000) == {digits}"]}}',
+    ):
+        assert judge(fenced(power), truth).outcome is Outcome.OK
+        assert judge(fenced(power.replace("- 1", "- 2")), truth).outcome is Outcome.WRONG
+
+
+def test_verls_assert_case_is_read_or_refused() -> None:
+    asserts = ["assert f(1,2)==3", "assert f(2,2)==4"]
+    for beside in ({}, {"inputs": ["", ""], "outputs": ["", ""]}, {"inputs": [], "outputs": []}):
+        assert judge(fenced(SUM), {"assert_case": asserts, **beside}).score == 1.0
+        assert judge(fenced("def f(a, b): return 0"), {"assert_case": asserts, **beside}).score == 0.0
+        assert judge(fenced("x = 1"), {"assert_case": asserts, **beside}).score == 0.0
+    with pytest.raises(ValueError, match="beside 'assert_case'"):
+        judge(fenced(SUM), {"assert_case": asserts, "inputs": ["1 2"], "outputs": ["3"]})
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"inputs": ["", "1"], "outputs": ["", "\n"]},
+        {"kind": "stdio", "cases": [{"input": "1", "output": " "}]},
+        [{"input": "1", "output": "", "testtype": "stdin"}],
+        {"inputs": [[1, 2]], "outputs": [None], "fn_name": "f"},
+        {"kind": "functional", "entry_point": "f", "cases": [{"input": [1, 2], "output": None}]},
+        {"kind": "asserts", "asserts": ["f(1, 2)", "assert True"]},
+        {"kind": "check", "test": "def check(candidate):\n    candidate(1, 2)\n", "entry_point": "f"},
+    ],
+)
+def test_a_test_with_nothing_to_compare_is_refused(truth: Any) -> None:
+    with pytest.raises(ValueError, match=r"nothing"):
+        judge(fenced(SUM), truth)
+
+
+def test_a_fence_inside_a_docstring_is_a_part_of_the_program() -> None:
+    lines = ['    """', "    Adds.", "    ```", "    >>> f(1)", "    2", "    ```", '    """', "    return x + 1"]
+    program = "\n".join(["def f(x):", *lines])
+    assert fences.program(f"So:\n```python\n{program}\n```\nFor example:\n```\n2\n```", ["f"]) == program + "\n"
+    unclosed = "```python\nx = '''a\n```\nand\n```python\ny = 1\n```"
+    assert fences.program(unclosed, ["y"]) == "y = 1\n"

@@ -298,3 +298,43 @@ def test_countdown_gold_searches_few_numbers_and_takes_a_solution_for_more() -> 
 def test_countdown_gold_refuses_what_cannot_be_reached() -> None:
     with pytest.raises(ValueError, match=r"\[1, 1\] cannot make 7"):
         countdown.gold(VerifyRequest("", '{"numbers": [1, 1], "target": 7}'))
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "Answer: [B]",
+        "[B]",
+        r"So $\boxed{12}$. The answer is (B).",
+        r"\boxed{12} (B)",
+        r"So $x=\boxed{12}$, which is option (B).",
+        "Antwort: B",
+        "Die richtige Antwort ist B, nicht C.",
+        "答案是B。",
+        "答案：Ｂ",
+        "故选（B）",
+        "La respuesta es (B).",
+        "Réponse : B",
+        "ответ: B",
+        "정답은 B",
+        "正解は B です",
+        "Đáp án là B",
+    ],
+)
+def test_a_choice_is_read_after_a_value_in_brackets_and_in_other_languages(completion: str) -> None:
+    assert multiple_choice.verify(VerifyRequest(completion, "B")).outcome is Outcome.OK
+    assert multiple_choice.verify(VerifyRequest(completion, "D")).score == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        r"\boxed{12}, so (B) or (C)",
+        r"\boxed{B} or (C)",
+        "The answer is [A] or [B]",
+        r"\boxed{12} hence (C)",
+        "答案是A或B",
+    ],
+)
+def test_several_choices_in_these_forms_are_no_answer(completion: str) -> None:
+    assert multiple_choice.verify(VerifyRequest(completion, "B")).score == 0.0

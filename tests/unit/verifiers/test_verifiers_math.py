@@ -224,7 +224,31 @@ def test_long_white_space_around_an_alternative_takes_linear_time(before: str) -
 
 
 @pytest.mark.parametrize(
-    "unit", ["answer ", "answer" + " " * 400, "it ", "A:", "42 ", "\\\\text{", "$", "\\\\boxed{4} or ", "not A "]
+    "unit",
+    [
+        "answer ",
+        "answer" + " " * 400,
+        "it ",
+        "A:",
+        "42 ",
+        "\\\\text{",
+        "$",
+        "\\\\boxed{4} or ",
+        "not A ",
+        "is ",
+        "= ",
+        "5 or ",
+        "(",
+        "((1",
+        "{",
+        "\\\\frac{",
+        "$5 $",
+        "x=",
+        "1,",
+        "$1 ",
+        "\\\\begin{align}",
+        "a.\\n",
+    ],
 )
 def test_no_text_makes_the_search_for_an_answer_long(unit: str) -> None:
     with cpu_limit():

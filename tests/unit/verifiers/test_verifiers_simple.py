@@ -294,3 +294,29 @@ def test_the_list_shows_a_verifier_that_does_not_load(monkeypatch: pytest.Monkey
     summaries = {verifier["name"]: verifier["summary"] for verifier in json.loads(done.output)}
     assert "no_such_package" in summaries["broken-import"]
     assert summaries["gsm8k"].startswith("The number")
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "<reasoning>9*2=18</reasoning>\n<answer>18</answer>",
+        "<SOLUTION>18</SOLUTION>",
+        "The total is <b>18</b>",
+        "<answer>$18 </answer>",
+        "is 18 < 20? The total is 18<br/>",
+    ],
+)
+def test_gsm8k_flexible_reads_a_number_before_a_tag(completion: str) -> None:
+    assert score(completion, "18", **FLEXIBLE).outcome is Outcome.OK
+    assert score(completion, "19", **FLEXIBLE).outcome is Outcome.WRONG
+
+
+@pytest.mark.parametrize("mode", ["strict", "flexible"])
+@pytest.mark.parametrize("other", [r"\frac{1}{3}", "−3", "$4$", "$$4$$", r"\pi", "4 cm", "(maybe 4)"])
+def test_gsm8k_pays_for_no_alternative_of_any_form(other: str, mode: str) -> None:
+    assert score(f"#### 3 or {other}", "3", answer_format=mode).score == 0.0
+
+
+def test_gsm8k_reads_no_number_inside_a_fraction_or_a_power() -> None:
+    for text in (r"it is \frac{1}{3}", r"\frac{1}{3} or 3", "it is 2^{3}", r"\sqrt{3}"):
+        assert score(text, "3", **FLEXIBLE).score == 0.0
