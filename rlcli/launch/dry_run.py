@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rlcli.config.rules import without_effect
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable
 from rlcli.errors import DataError
 from rlcli.launch.planning.summary import setting_of_run
@@ -21,8 +20,6 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
     from rlcli.model.io.facts import check_lora, check_weights
 
     config = prepared.config
-    for note in without_effect(config):
-        on_note(note)
     if (plan := setting_of_run(prepared)) and (asynchrony := advice(plan)):
         on_note(f"asynchrony: {asynchrony.told} (simulated; responses {asynchrony.lengths})")
     if config.lora.rank:

@@ -110,6 +110,7 @@ def _run(
     """Run all checks that need no worker, while `early` starts Ray; then print the plan and train, or try verifiers and
     weights and return what `--dry-run` reports."""
     from rlcli.cluster.process import startup
+    from rlcli.config.rules import without_effect
     from rlcli.launch.derived_plan import derived_plan
     from rlcli.launch.planning.engine_sleep import with_least_sleep
     from rlcli.launch.preflight import prepare, with_epochs_counted
@@ -127,6 +128,7 @@ def _run(
             on_progress=view.progress,
             day=resumed.day if resumed else None,
         )
+    notes += without_effect(prepared.config)
     startup.done("prepared")
     if resolved.config.train.epochs is not None:
         noted = len(resolved.notes)
