@@ -73,6 +73,26 @@ class Bad(Echo):
                 return "?"
         return super().step(message)
 
+class Neighbours(Echo):
+    """Rows "die…" end the process in each try, the row "large" returns 10 MB, the row "once" raises in its first."""
+    def __init__(self, marks=""):
+        super().__init__()
+        self.marks = Path(marks)
+    def reset(self, row, seed):
+        self.row = row["id"]
+        return super().reset(row, seed)
+    def step(self, message):
+        time.sleep(0.01)  # so that calls overlap
+        mark = self.marks / self.row
+        if self.row.startswith("die"):
+            os._exit(3)
+        if self.row == "large":
+            return [{"role": "user", "content": "x" * 10_000_000}], 1.0, False
+        if self.row == "once" and not mark.exists():
+            mark.touch()
+            raise ValueError("no")
+        return super().step(message)
+
 class Empty(Echo):
     def reset(self, row, seed):
         return []
@@ -239,6 +259,18 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     assert saved.verdict.outcome == Outcome.OK
     assert [row for row, _, _ in scorer.asked] == ["once"]
     assert report.samples.sorted().excluded("keep").tolist()[1] == 0 < report.samples.sorted().excluded("keep")[0]
+
+
+def test_a_crash_costs_others_of_its_process_no_try(engine: TransformersEngine, model: Path, tmp_path: Path) -> None:
+    """Eight rows end the process, twice each or more; the row "once" has used one of its two tries by itself."""
+    ids = [*(f"die{number}" for number in range(8)), "large", "once", *(f"good{number}" for number in range(6))]
+    report, _, scorer = held(engine, config_of(model, "Neighbours", options={"marks": str(tmp_path)}), ids, samples=1)
+    outcomes = {ids[sample.prompt]: sample.verdict for sample in report.samples}
+    lost = {row: verdict.detail for row, verdict in outcomes.items() if verdict.outcome is Outcome.ENVIRONMENT}
+    assert sorted(lost) == sorted(ids[:9])
+    assert all(detail == "died: its process ended with exit status 3" for row, detail in lost.items() if row != "large")
+    assert lost["large"] == "too_large: step returned 10.0 MB of text, more than 4.2"
+    assert sorted(row for row, _, _ in scorer.asked) == sorted(ids[9:])
 
 
 def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, model: Path) -> None:
