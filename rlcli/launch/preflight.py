@@ -197,6 +197,8 @@ def _scoring(
         # A first attempt has tried them; with given responses nothing is rewarded.
         tried=() if is_restart() or config.data.response else (train_rows, test_rows),
         converses=bool(config.environment.name),
+        oversample=config.rollout.oversample,
+        group=config.rollout.samples_per_prompt,
     )
     _note_engine_key(config, on_note)
     _check_rivals(config, train_rows, test_rows)

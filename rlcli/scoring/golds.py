@@ -19,9 +19,14 @@ NO_GOLD = ", its gold: "
 """In such a detail, before the reason why the module's `gold` cannot write a response for the row."""
 
 
-def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
+WITHOUT_ANSWER = "I do not know."
+"""A response that gives no answer, as any policy writes some."""
+
+
+def by_gold(request: VerifyRequest, *, target: str, options: str, group: int = 1) -> Verdict:
     """The verdict of the verifier at `target` (`module:attribute` or `/path/file.py:attribute`) on the row's reference
-    answer. options: the verifier's, as JSON. Raises what it raises."""
+    answer. options: the verifier's, as JSON. group: with so many responses it is called, if it reads those to a prompt
+    together; the others have no answer. Raises what it raises."""
     gold, scorer = _loaded(target, options)
     completion, how = request.ground_truth, TRIED
     why = ""
@@ -33,8 +38,9 @@ def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
     # There is no tokenizer here: verifiers that count tokens get one token per word.
     ids = tuple(range(len(completion.split())))
     stating = replace(request, completion=completion, completion_ids=ids, finish_reason="stop")
+    others = without_answers(request, group)[1:] if scorer.groups else []
     try:
-        (found,) = scorer.verify([stating])
+        found, *_ = scorer.verify([stating, *others])
     except BaseException as error:
         raise with_response(error, completion) from None
     if isinstance(found, BaseException):
@@ -44,9 +50,20 @@ def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
     return replace(found, detail=f"{how}: {found.outcome}" + (f", {found.detail}" if found.detail else "") + why)
 
 
-def gold_expression(target: str, term: Term) -> str:
+def without_answers(request: VerifyRequest, count: int) -> list[VerifyRequest]:
+    """Different responses to a prompt, each without an answer."""
+    # There is no tokenizer here: verifiers that count tokens get one token per word.
+    texts = [WITHOUT_ANSWER, *(f"{WITHOUT_ANSWER} ({number})" for number in range(2, count + 1))]
+    return [
+        replace(request, completion=text, completion_ids=range(len(text.split())), finish_reason="stop")
+        for text in texts
+    ]
+
+
+def gold_expression(target: str, term: Term, group: int = 1) -> str:
     """The expression with which `by_gold` tries the verifier of `term`, which is defined at `target`."""
-    options = {"target": target, "options": json.dumps(dict(term.options))}
+    options: dict[str, Any] = {"target": target, "options": json.dumps(dict(term.options))}
+    options |= {"group": group} if group > 1 else {}
     return str(Composition((Term("rlcli.scoring.golds:by_gold", options),)))
 
 

@@ -52,7 +52,8 @@ class Scorer:
     requests in one call; `begins` is called with the index of each term before it is verified. needs_sandbox: whether
     one of its verifiers runs programs. patience_s: how long its verifiers wait in total, by their option `timeout_s`.
     own_limits: of each term, its options `deadline_s` and `wait_s`, 0 if it has none. keys: environment variables whose
-    values are sent, each with its address: of verifiers with options `url` and `key`."""
+    values are sent, each with its address: of verifiers with options `url` and `key`. groups: whether one of its
+    verifiers has to get all responses to a prompt in one call."""
 
     verify: Callable[..., list[Verified]]
     at_once: int
@@ -60,6 +61,7 @@ class Scorer:
     patience_s: float
     own_limits: tuple[tuple[float, float], ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
+    groups: bool = False
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
@@ -95,7 +97,13 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
         return [combine(expression, weights, row) for row in zip(*columns, strict=True)]
 
     return Scorer(
-        verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox, patience_s, tuple(limits), tuple(keys)
+        verify,
+        AT_ONCE if any(one.many for one in loaded) else 1,
+        sandbox,
+        patience_s,
+        tuple(limits),
+        tuple(keys),
+        any(one.groups for one in loaded),
     )
 
 

@@ -148,6 +148,8 @@ def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
     }
     if verdict.parts:
         result["parts"] = dict(verdict.parts)
+    if verdict.extra:
+        result["extra"] = dict(verdict.extra)
     if verdict.detail:
         result["detail"] = verdict.detail
     return {**row.fields, **result}

@@ -39,13 +39,15 @@ class Facts(NamedTuple):
     needs_sandbox: whether it runs programs. patience_s: how long its verifiers themselves wait, by their option
     `timeout_s`: less than the deadline that kills them, or they cannot report what took so long. own_limits: of each
     term, its own CPU seconds (option `deadline_s`) and wall-clock seconds (option `wait_s`), 0 if it has none; empty if
-    no term has any. keys: environment variables whose values are sent, each with its address."""
+    no term has any. keys: environment variables whose values are sent, each with its address. groups: whether a call
+    has to hold all responses to a prompt."""
 
     at_once: int
     needs_sandbox: bool
     patience_s: float
     own_limits: tuple[tuple[float, float], ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
+    groups: bool = False
 
 
 class FormerWorker(NamedTuple):

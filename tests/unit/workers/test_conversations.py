@@ -141,6 +141,7 @@ def held(
     greedy: bool = False,
     ordered: bool = False,
     verifier: str = "",
+    grouped: tuple[str, ...] = (),
 ) -> tuple[Collected, list[Trajectory], Scorer]:
     """The samples of one prompt each, their trajectories and what was verified."""
     tokenizer, scorer = load_tokenizer(config.model.path), Scorer()
@@ -151,8 +152,15 @@ def held(
     stops = engine.spec.stop_token_ids
     with Environments(config, [config.environment.name], tokenizer, stops) as environments:
         role = RolloutRole(
-            0, engine, scorer, stop_token_ids=stops, environments=environments, conversing=True, ordered=ordered
-        )  # type: ignore[arg-type]
+            0,
+            engine,
+            scorer,  # type: ignore[arg-type]
+            stop_token_ids=stops,
+            environments=environments,
+            conversing=True,
+            ordered=ordered,
+            grouped=grouped,
+        )
         *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
     assert isinstance(report, Collected)
     shard = role.take_shard()
@@ -242,6 +250,22 @@ def test_a_verifier_that_compares_gets_the_next_ones_of_the_group(engine: Transf
     alone, _, scorer = held(engine, config_of(model), ["a"], 1, verifier="ranked.py:ranked(rivals=2)")
     assert [fields["rivals"] for _, _, fields in scorer.asked] == [[]]
     assert (len(report.samples), len(alone.samples)) == (6, 1)
+
+
+def test_a_verifier_that_reads_responses_together_gets_whole_groups(engine: TransformersEngine, model: Path) -> None:
+    verifier = "rewards.py:unique"
+    report, rows, scorer = held(
+        engine, config_of(model), ["a", "b"], 3, greedy=True, verifier=verifier, grouped=(verifier,)
+    )
+    assert sorted(scorer.groups) == [1, 1, 3, 3]  # the greedy baseline is a group of its own
+    assert len(report.samples) == 6
+    assert list(report.baselines) == [0, 1]
+    said = {(name, tokens) for name, tokens, _ in scorer.asked}
+    assert {("ab"[n // 3], row.last_turn.astype("int32").tobytes()) for n, row in enumerate(rows)} <= said
+    assert {fields["step"] for _, _, fields in scorer.asked} == {1}
+    _, _, scorer = held(engine, config_of(model), ["a"], 3, verifier="other.py:f", grouped=(verifier,))
+    assert scorer.groups == []
+    assert all("step" not in fields for _, _, fields in scorer.asked)
 
 
 @pytest.mark.parametrize("how", ["raise", "hang", "die", "protocol"])
