@@ -160,8 +160,8 @@ def _of_kind(value: Any, kind: Any) -> Any:
         **{"integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list},
         "null": type(None),
     }
-    is_number = kind in ("integer", "number")
-    if not isinstance(value, allowed[kind]) or (is_number and (isinstance(value, bool) or not math.isfinite(value))):
+    is_boolean, is_infinite = isinstance(value, bool), isinstance(value, float) and not math.isfinite(value)
+    if not isinstance(value, allowed[kind]) or is_infinite or (is_boolean and kind != "boolean"):
         raise WrongArgument(_NOUNS[kind])
     return value
 
