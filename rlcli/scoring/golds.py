@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from rlcli.scoring.combine import Verified
 from rlcli.scoring.crash import describe, with_response
 from rlcli.scoring.expression import Composition, Term
 from rlcli.scoring.load import Part, Scorer, find, load
@@ -39,15 +40,23 @@ def by_gold(request: VerifyRequest, *, target: str, options: str, group: int = 1
     ids = tuple(range(len(completion.split())))
     stating = replace(request, completion=completion, completion_ids=ids, finish_reason="stop")
     others = without_answers(request, group)[1:] if scorer.groups else []
-    try:
-        found, *_ = scorer.verify([stating, *others])
-    except BaseException as error:
-        raise with_response(error, completion) from None
+    found = _first(scorer, [stating, *others])
+    if isinstance(found, BaseException) and others:  # the error on this response alone says more, if there is one
+        alone = _first(scorer, [stating])
+        found = alone if isinstance(alone, BaseException) else found
     if isinstance(found, BaseException):
-        raise with_response(found, completion)
+        raise with_response(found, completion) from None
     if found is None:
         return Verdict(0.0, Outcome.WRONG, detail=TRIED)
     return replace(found, detail=f"{how}: {found.outcome}" + (f", {found.detail}" if found.detail else "") + why)
+
+
+def _first(scorer: Scorer, requests: list[VerifyRequest]) -> Verified:
+    """The result for the first of the requests, or the exception that was raised."""
+    try:
+        return scorer.verify(requests)[0]
+    except BaseException as error:
+        return error
 
 
 def without_answers(request: VerifyRequest, count: int) -> list[VerifyRequest]:

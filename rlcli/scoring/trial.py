@@ -26,6 +26,8 @@ from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict
 ROWS, LOOKED_AT = 4, 256
 """Number of rows per verifier whose answers are tried, taken from this many first rows of the data."""
 
+FAILED = (Outcome.CRASH, Outcome.TIMEOUT)
+
 FIX = "fix the verifier, or that row"
 
 T = TypeVar("T")
@@ -97,7 +99,13 @@ def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], 
         _check_golds(terms[verifier], first[verifier], futures, on_note)
     for verifier, futures in plain.items():
         skipped = all(SKIPS in future.result().detail for future in stated[verifier])
-        _check_plain(compositions[verifier], first[verifier], futures, skipped, on_note)
+        verdicts = [future.result() for future in futures]
+        if group > 1 and verifier in pool.grouped and any(verdict.outcome in FAILED for verdict in verdicts):
+            # The error on one response says more, if there is one.
+            alone = [_submit_plain(pool, verifier, prompt, 1) for prompt in first[verifier]]
+            single = [future.result() for future in alone]
+            verdicts = single if any(verdict.outcome in FAILED for verdict in single) else verdicts
+        _check_plain(compositions[verifier], first[verifier], verdicts, skipped, on_note)
     for verifier, (row, prompt) in answers.empty.items():
         if verifier in terms:
             _check_empty(terms[verifier], row, pool.submit(golds[verifier], prompt.request()).result())
@@ -160,14 +168,13 @@ def _check_golds(
 def _check_plain(
     composition: Composition,
     prompts: Sequence[Prompt],
-    futures: Sequence[Future[Verdict]],
+    verdicts: Sequence[Verdict],
     skipped: bool,
     on_note: Callable[[str], None],
 ) -> None:
     """skipped: the verifier returned None for the rows' answers."""
-    verdicts = [future.result() for future in futures]
     for prompt, verdict in zip(prompts, verdicts, strict=True):
-        if verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT):
+        if verdict.outcome in FAILED:
             raise VerifierError(
                 f"the verifier '{composition}' fails ({verdict.outcome}) on row {prompt.id}: {verdict.detail}", FIX
             )

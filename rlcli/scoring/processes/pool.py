@@ -152,9 +152,8 @@ class ScoringPool:
                 return
             self._closed = True
         for line in list(self._lines.values()):
-            for group in list(line.groups):
-                for job in group:
-                    job.future.cancel()
+            for job in line.jobs:
+                job.future.cancel()
             line.groups.clear()
         self._fork_server.close()
         for _ in self._threads:

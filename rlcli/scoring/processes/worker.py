@@ -74,6 +74,11 @@ class Line:
     key: str
     groups: deque[Group] = field(default_factory=deque)
 
+    @property
+    def jobs(self) -> list[Job]:
+        """All of its verifications that wait."""
+        return [job for group in list(self.groups) for job in group]
+
     def take(self, most: int) -> list[Group]:
         """Take the first groups, with at most `most` jobs unless the first has more. Callable from any thread."""
         taken: list[Group] = []
