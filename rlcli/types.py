@@ -113,6 +113,18 @@ UNVERIFIED = (Outcome.TIMEOUT, Outcome.CRASH, Outcome.ENVIRONMENT, Outcome.UNPAR
 USAGE = "usage/"
 """Prefix of the parts of a verdict that count what it has cost (calls, tokens): never part of a reward."""
 
+LOGGED = "log/"
+"""Prefix of the parts of a verdict that its verifier only logs, as metrics: never part of a reward."""
+
+
+def is_reward(part: str) -> bool:
+    """Whether a part of a verdict, by its name, is part of a reward.
+
+    >>> is_reward("format"), is_reward("usage/calls"), is_reward("log/length")
+    (True, False, False)
+    """
+    return not part.startswith((USAGE, LOGGED))
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
@@ -123,6 +135,9 @@ class VerifyRequest:
     if unknown. thinking: the prompt ends within a <think> that its chat template opened.
 
     rivals: other responses of its group, for a verifier that compares them (its option `rivals`: how many).
+
+    step: of the training, from 1, in which the response was drawn, of `steps`; 0 where that is unknown, as it is to
+    verifiers that get responses one by one.
 
     Of a conversation with an environment, the completion is the policy's last turn. conversation: all its messages, the
     prompt's included. environment: `rewards` (of each step), `ended` (see `Ended`) and `info` (of the last step).
@@ -139,6 +154,8 @@ class VerifyRequest:
     conversation: Sequence[Mapping[str, Any]] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     rivals: Sequence[str] = ()
+    step: int = 0
+    steps: int = 0
 
     def answer_text(self) -> str | None:
         """The response without its reasoning: what follows the last `</think>`. None if a `<think>` is still open, from
@@ -195,8 +212,9 @@ class Verdict:
     """A verifier's result for one response.
 
     score: the reward, usually 0 or 1. answer: the answer it read, as text. parts: named rewards that make up the
-    score, each with its own metric; names that begin with `USAGE` are costs instead, summed over a step.
-    detail: the reason, for a reader (for a crash, the exception). latency_s: seconds it took, filled in by the pool.
+    score, each with its own metric; names that begin with `USAGE` are costs instead, summed over a step, and those that
+    begin with `LOGGED` only metrics. detail: the reason, for a reader (for a crash, the exception). latency_s: seconds
+    it took, filled in by the pool. extra: further columns of the response's row in the table of samples.
 
     >>> Verdict(score=1.0, outcome=Outcome.OK, answer="42").outcome.value
     'ok'
@@ -208,6 +226,7 @@ class Verdict:
     parts: Mapping[str, float] = field(default_factory=dict)
     detail: str = ""
     latency_s: float = 0.0
+    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 class Verifier(Protocol):

@@ -10,6 +10,12 @@ import typer
 
 from rlcli.cli import completion
 
+
+def in_home(path: Path | None) -> Path | None:
+    """The path with `~` expanded: a shell does not do so in `--out=~/folder`."""
+    return path and path.expanduser()
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 JsonResult = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
@@ -46,7 +52,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
 OnlySteps = Annotated[list[int] | None, typer.Option("--step", help="Only this step; repeatable.")]
 OfEvaluations = Annotated[bool, typer.Option("--evaluations", help="The samples of evaluations instead.")]
 MostChanged = Annotated[int, typer.Option(min=0, help="How many of the most changed prompts to list.")]
-ModelOut = Annotated[Path, typer.Option(help="Folder to write the model to.")]
+ModelOut = Annotated[Path, typer.Option(help="Folder to write the model to.", callback=in_home)]
 Processes = Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")]
 Deadline = Annotated[float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")]
 Sandbox = Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")]

@@ -94,9 +94,19 @@ def _built_for() -> str:
     return "cuda" if "vllm" in versions else ""
 
 
+ADDRESS = "RAY_ADDRESS"
+"""Environment variable with the address of a running cluster."""
+
+
 def cluster_address(configured: str) -> str:
     """The address of the running cluster to use, or "" for a local one of this run."""
-    return configured or os.environ.get("RAY_ADDRESS", "")
+    return configured or os.environ.get(ADDRESS, "")
+
+
+def with_origin(configured: str) -> str:
+    """The address of the cluster as messages show it: with its origin, if the user of this command has not given it."""
+    address = cluster_address(configured)
+    return address if configured or not address else f"{address} (from the environment variable {ADDRESS})"
 
 
 def worker_threads(workers: int) -> int:
@@ -161,11 +171,11 @@ def ray_session(address: str, workers: int, on_lost: OnLost = leave, wait_s: flo
     does not answer.
     """
     set_environment()
-    address = cluster_address(address)
+    shown, address = with_origin(address), cluster_address(address)
     # Ray prints a worker's death to standard output, where it would corrupt the JSON of a run that continues.
     with (
         contextlib.redirect_stdout(sys.stderr),
-        _joined(address, on_lost, wait_s) if address else local(workers, on_lost),
+        _joined(address, shown, on_lost, wait_s) if address else local(workers, on_lost),
     ):
         yield
 
@@ -222,11 +232,12 @@ def read_settings_again() -> None:
 
 
 @contextlib.contextmanager
-def _joined(address: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
+def _joined(address: str, shown: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
+    """shown: the address, with its origin."""
     import ray
 
     read_settings_again()
-    retried(lambda: _join(address), wait_s)
+    retried(lambda: _join(address, shown), wait_s)
     sentinel = HeadSentinel(ray.get_runtime_context().gcs_address, on_lost)
     try:
         yield
@@ -235,13 +246,14 @@ def _joined(address: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
         ray.shutdown()
 
 
-def _join(address: str) -> None:
+def _join(address: str, shown: str) -> None:
     import ray
 
     host, _, port = address.rpartition(":")
-    hint = "start one with `ray start --head` or leave the address out"
+    without = "leave the address out" if shown == address else f"unset {ADDRESS}"
+    hint = f"start one with `ray start --head`, or {without}"
     if address.startswith("ray://"):  # Ray's client does not support generators, which rollouts need for progress.
-        raise SetupError(f"{address} is the address of Ray's client server", "use the head's own: HOST:6379, or auto")
+        raise SetupError(f"{shown} is the address of Ray's client server", "use the head's own: HOST:6379, or auto")
     try:
         if host and "//" not in host and port.isdecimal():  # Ray itself retries an unreachable address for minutes.
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
@@ -252,7 +264,7 @@ def _join(address: str) -> None:
         if isinstance(why, ray.exceptions.AuthenticationError):
             hint = "set its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         reason = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
-        raise SetupError(f"no Ray cluster answers at {address}: {reason}", hint) from error
+        raise SetupError(f"no Ray cluster answers at {shown}: {reason}", hint) from error
 
 
 @contextlib.contextmanager

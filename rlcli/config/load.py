@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from rlcli.config.alternatives import ALTERNATIVES, UNSET, replaced_by
 from rlcli.config.keys import Key, current, find, keys, put, unknown_key
+from rlcli.config.paths import with_paths_expanded
 from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.rules import broken
 from rlcli.config.schema import RunConfig
@@ -67,6 +68,7 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
     16
     """
     loaded, values, origins = layered(recipe, flags, sets)
+    values = with_paths_expanded(values, origins)
     notes = _shorten_warmup(values, origins) if is_given(origins.get("train.steps", "")) else []
     config = _validate(values, origins)
     origins = {name: "default" for name, key in keys().items() if key.kind != "object"} | origins
@@ -189,8 +191,27 @@ def _parse_set(text: str) -> tuple[str, Any]:
     return name, _parse_value(key, value)
 
 
+BOOLEANS = {"true": True, "false": False}
+NOTHING = ("none", "null")
+"""What Python and YAML write for a missing value; TOML has none."""
+YES_OR_NO = ("yes", "no", "on", "off")
+"""Words that older YAML reads as booleans."""
+
+
 def _parse_value(key: Key, text: str) -> Any:
-    """A TOML value if `text` is one and the key accepts its type, else the text itself."""
+    """A TOML value if `text` is one and the key accepts its type, else the text itself. Booleans and a missing value
+    may be written as in Python or YAML; in a table, whose members may be texts, such a word is never a text unless it
+    is in quotes."""
+    word = text.lower()
+    if word in BOOLEANS and key.kind in ("boolean", "any"):
+        return BOOLEANS[word]
+    if word in NOTHING and key.kind in ("string", "any") and not _names_choice(key, text):
+        return _missing_value(key, text)
+    if word in YES_OR_NO and key.kind == "any":
+        raise ConfigError(
+            f"{key.name} = {text} (--set) must be {key.rule}",
+            f"write true or false; for the text: {_quoted(key, text)}",
+        )
     try:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -200,11 +221,28 @@ def _parse_value(key: Key, text: str) -> Any:
         return value
     if key.kind == "string":
         return value if isinstance(value, str) else text
-    if key.kind == "boolean" and text.lower() in ("true", "false"):
-        return text.lower() == "true"
     if key.kind == "array" and isinstance(value, str):
         return [_number(item.strip()) for item in value.split(",") if item.strip()]
     return [value] if key.kind == "array" and isinstance(value, int) else value
+
+
+def _names_choice(key: Key, text: str) -> bool:
+    """Whether `none` is a value of the key, and not a missing one, as of `train.offload`."""
+    return key.rule.startswith("one of") or (key.kind == "string" and text == "none" and bool(key.default))
+
+
+def _missing_value(key: Key, text: str) -> str:
+    """The value of a key of texts that is given as missing. Raises `ConfigError` if it cannot be."""
+    if key.kind == "string" and key.default == "":
+        return ""
+    raise ConfigError(
+        f"{key.name} = {text} (--set) must be {key.rule}",
+        f"leave it out for the default; for the text: {_quoted(key, text)}",
+    )
+
+
+def _quoted(key: Key, text: str) -> str:
+    return f"""--set '{key.name}="{text}"'"""
 
 
 def _number(text: str) -> int | float | str:

@@ -75,7 +75,8 @@ def sample_row(
     group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not. group: number of the
     group among those that the step generated, or of the prompt in an evaluation. The row's `images` are the sizes and
     the digests of the prompt's pictures; None if it has none. Its `problem` is equal for rows of the dataset that pose
-    the same one (`Prompt.problem`).
+    the same one (`Prompt.problem`). Its `extra` is what the verifier logs of the response, by name; None if that is
+    nothing.
     """
     return {
         "prompt_id": prompt.id,
@@ -88,6 +89,7 @@ def sample_row(
         "outcome": str(verdict.outcome),
         "detail": verdict.detail,
         "parts": dict(verdict.parts),
+        "extra": dict(verdict.extra) or None,
         "verify_s": verdict.latency_s,
         "prompt_tokens": prompt_tokens,
         "response_tokens": response_tokens,
@@ -138,6 +140,7 @@ def schema() -> Any:
             ("outcome", text),
             ("detail", text),
             ("parts", pa.map_(text, number)),
+            ("extra", pa.map_(text, text)),
             ("verify_s", number),
             ("prompt_tokens", whole),
             ("response_tokens", whole),

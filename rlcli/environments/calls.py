@@ -2,58 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rlcli.environments.tools import WrongArgument, argument_of
 from rlcli.errors import ConfigError
 
-Call = tuple[str, dict[str, Any]]
-"""The name of a tool, and its arguments."""
+SHOWN_CHARS = 500
+"""Maximum length of the text of a malformed call that its message keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """A call that cannot be read."""
+
+    text: str
+    """What the policy wrote."""
+    error: str
+    """The reason, and the form that a call has."""
 
 
 class Parsed(NamedTuple):
-    """message: as a chat template takes it. failed: calls that could not be read."""
+    """message: as a chat template takes it; calls that cannot be read are in its `invalid_tool_calls`, each with `id`,
+    `text` and `error`. failed: how many these are."""
 
     message: dict[str, Any]
     failed: int
 
 
-def _hermes(text: str) -> tuple[str, list[Call], int]:
+Calls = Sequence[Call | MalformedCall]
+"""The calls of a turn, in the order in which they were written."""
+
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def _hermes(text: str) -> tuple[str, Calls]:
     """`<tool_call>{"name": …, "arguments": …}</tool_call>`: Qwen2.5, Qwen3, Hermes."""
-    calls, failed = [], 0
-    for found in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL):
-        call = _of_json(found, "arguments")
-        calls += [call] if call else []
-        failed += call is None
-    return re.sub(r"<tool_call>.*?(?:</tool_call>|\Z)", "", text, flags=re.DOTALL), calls, failed
+    return _BLOCK.sub("", text), [call for block in _BLOCK.findall(text) for call in _of_json(block, "arguments")]
 
 
-def _xml(text: str) -> tuple[str, list[Call], int]:
-    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
-    calls: list[Call] = []
-    failed = 0
-    for found in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL):
-        function = re.search(r"<function=([^>\s]+)>(.*?)</function>", found, re.DOTALL)
-        if function is None:
-            failed += 1
-            continue
-        given = re.findall(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", function[2], re.DOTALL)
-        calls.append((function[1], {name: _value(value) for name, value in given}))
-    return re.sub(r"<tool_call>.*?(?:</tool_call>|\Z)", "", text, flags=re.DOTALL), calls, failed
+def _xml(text: str) -> tuple[str, Calls]:
+    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5.
+    Values have no types: they are texts, until `typed` reads them by the schema."""
+    calls: list[Call | MalformedCall] = []
+    for block in _BLOCK.findall(text):
+        functions = re.findall(r"<function=([^>\s]+)>(.*?)</function>", block, re.DOTALL)
+        if not functions:
+            form = "<function=NAME><parameter=KEY>VALUE</parameter></function>"
+            calls.append(MalformedCall(block, f"the call cannot be read: it is not {form}"))
+        for name, body in functions:
+            values = re.findall(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", body, re.DOTALL)
+            calls.append(Call(name, dict(values)))
+    return _BLOCK.sub("", text), calls
 
 
-def _llama(text: str) -> tuple[str, list[Call], int]:
-    """The whole turn is `{"name": …, "parameters": …}`: Llama 3.1 and later."""
+def _llama(text: str) -> tuple[str, Calls]:
+    """The whole turn is `{"name": …, "parameters": …}`, or a list of these: Llama 3.1 and later."""
     body = text.removeprefix("<|python_tag|>").strip()
-    if not body.startswith("{"):
-        return text, [], 0
-    call = _of_json(body, "parameters")
-    return ("", [call], 0) if call else (text, [], 1)
+    if re.match(r"\{|\[\s*\{\s*\"name\"", body) is None:
+        return text, []
+    calls = _of_json(body, "parameters")
+    return ("" if any(isinstance(call, Call) for call in calls) else text), calls
 
 
-FORMATS: dict[str, Callable[[str], tuple[str, list[Call], int]]] = {"hermes": _hermes, "xml": _xml, "llama": _llama}
+FORMATS: dict[str, Callable[[str], tuple[str, Calls]]] = {"hermes": _hermes, "xml": _xml, "llama": _llama}
 
 
 def format_of(chat_template: str) -> str:
@@ -65,22 +89,60 @@ def format_of(chat_template: str) -> str:
     return "llama" if '"parameters"' in chat_template and "ipython" in chat_template else ""
 
 
-def parse(text: str, form: str, *, opened: bool = False) -> Parsed:
+def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     """The message that the policy drew. form: one of FORMATS; empty: no calls. opened: the prompt has opened a
-    <think>. Calls within the reasoning are none. Raises `ConfigError` for an unknown form."""
+    <think>. tools: the JSON schemas of the tools, by which values without a type are read. Calls within the reasoning
+    are none. Raises `ConfigError` for an unknown form."""
     if form and form not in FORMATS:
         raise ConfigError(f"'{form}' is no format of tool calls", f"give one of {', '.join(FORMATS)}")
     reasoning, content = _split(text, opened)
-    content, calls, failed = FORMATS[form](content) if form else (content, [], 0)
-    message: dict[str, Any] = {"role": "assistant", "content": content.strip() if calls else content}
+    content, calls = FORMATS[form](content) if form else (content, ())
+    right: list[dict[str, Any]] = []
+    malformed: list[dict[str, Any]] = []
+    for place, call in enumerate(calls, 1):
+        number = f"call{place:05}"
+        if isinstance(call, MalformedCall):
+            malformed.append({"id": number, "text": call.text.strip()[:SHOWN_CHARS], "error": call.error})
+            continue
+        arguments = typed(call, tools) if form == "xml" else call.arguments
+        right.append({"id": number, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    message: dict[str, Any] = {"role": "assistant", "content": content.strip() if right else content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = [
-            {"id": f"call{place:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for place, (name, arguments) in enumerate(calls, 1)
-        ]
-    return Parsed(message, failed)
+    if right:
+        message["tool_calls"] = right
+    if malformed:
+        message["invalid_tool_calls"] = malformed
+    return Parsed(message, len(malformed))
+
+
+def typed(call: Call, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The arguments of a call whose values are texts, each as the tool's schema says. A text that is no such value
+    stays as it is, as does one of an unknown tool or parameter.
+
+    >>> schema = {"properties": {"code": {"type": "string"}, "count": {"type": "integer"}}}
+    >>> typed(Call("f", {"code": "007", "count": "7"}), [{"function": {"name": "f", "parameters": schema}}])
+    {'code': '007', 'count': 7}
+    """
+    schemas = _properties(call.name, tools)
+    arguments = dict(call.arguments)
+    for name, value in arguments.items():
+        schema = schemas.get(name)
+        if isinstance(schema, Mapping):
+            with contextlib.suppress(WrongArgument, RecursionError):
+                arguments[name] = cleaned(argument_of(value, schema))
+    return arguments
+
+
+def _properties(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The schemas of a tool's parameters, by name; empty if the tools do not describe it."""
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            return properties if isinstance(properties, Mapping) else {}
+    return {}
 
 
 def _split(text: str, opened: bool) -> tuple[str | None, str]:
@@ -92,15 +154,32 @@ def _split(text: str, opened: bool) -> tuple[str | None, str]:
     return (reasoning.strip(), content.lstrip("\n")) if closed else (reasoning.strip(), "")
 
 
-def _of_json(text: str, key: str) -> Call | None:
+def _of_json(text: str, key: str) -> Calls:
+    """The calls in a JSON object with `name` and `key`, or in a list of these; at least one."""
+    form = f'{{"name": …, "{key}": {{…}}}}'
     try:
-        found = cleaned(json.loads(text))
+        value = cleaned(json.loads(text))
+    except json.JSONDecodeError as error:
+        reason = f"it is not JSON: {error.msg} (character {error.pos + 1})"
+        return [MalformedCall(text, f"the call cannot be read: {reason}")]
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return None
-    arguments = found.get(key, {})
-    return (found["name"], arguments) if isinstance(arguments, dict) else None
+        return [MalformedCall(text, f"the call cannot be read: it is not JSON of the form {form}")]
+    if isinstance(value, list):
+        return [_call_of(text, one, key, form) for one in value] or [MalformedCall(text, "the list has no call")]
+    return [_call_of(text, value, key, form)]
+
+
+def _call_of(text: str, value: Any, key: str, form: str) -> Call | MalformedCall:
+    """One call. Its arguments may be JSON text, as OpenAI's interface writes them."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return MalformedCall(text, f"the call cannot be read: it is not of the form {form}")
+    arguments = value.get(key, {})
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = cleaned(json.loads(arguments))
+    if not isinstance(arguments, dict):
+        return MalformedCall(text, f"the call of {value['name']:.60} cannot be read: {key} is not a JSON object")
+    return Call(value["name"], arguments)
 
 
 def cleaned(value: Any) -> Any:
@@ -115,11 +194,3 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {cleaned(key): cleaned(item) for key, item in value.items()}
     return [cleaned(item) for item in value] if isinstance(value, list) else value
-
-
-def _value(text: str) -> Any:
-    """A parameter as JSON, or as the text that it is."""
-    try:
-        return cleaned(json.loads(text))
-    except (ValueError, RecursionError):
-        return text

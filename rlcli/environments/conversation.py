@@ -94,7 +94,7 @@ class Conversation:
         """The policy's turn as the environment sees it. trajectory: this one, with the turn drawn. text: the turn's,
         without the token that ended it."""
         self.trajectory = trajectory
-        parsed: Parsed = parse(text, self.form, opened=self.opened)
+        parsed: Parsed = parse(text, self.form, opened=self.opened, tools=self.opening.tools)
         self.failed_calls += parsed.failed
         self.calls += len(parsed.message.get("tool_calls", ()))
         self.messages.append(parsed.message)

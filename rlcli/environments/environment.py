@@ -88,21 +88,33 @@ class Failure(StrEnum):
     """How a session failed. None of them is a reward: the sample is tried again, then left out.
 
     TIMEOUT: a call did not end in time. CRASH: it raised. DIED: the process ended, or was ended for another session's
-    sake. PROTOCOL: it returned something else than it should.
+    sake. PROTOCOL: it returned something else than it should. TOO_LARGE: it returned more than `MOST_TEXT_BYTES`.
     """
 
     TIMEOUT = "timeout"
     CRASH = "crash"
     DIED = "died"
     PROTOCOL = "protocol"
+    TOO_LARGE = "too_large"
+
+
+class Cause(StrEnum):
+    """Whose call it was that ended a session."""
+
+    OWN = "own"
+    """The session's."""
+    ANOTHER = "another"
+    """That of another session of its process, or none: it costs the sample none of its tries."""
+    UNKNOWN = "unknown"
+    """One of several sessions whose calls the process was working at: the next try is alone (`Session`)."""
 
 
 class EnvironmentFailed(Exception):
     """A session cannot go on."""
 
-    def __init__(self, failure: Failure, detail: str) -> None:
+    def __init__(self, failure: Failure, detail: str, cause: Cause = Cause.OWN) -> None:
         super().__init__(f"{failure}: {detail}")
-        self.failure, self.detail = failure, detail
+        self.failure, self.detail, self.cause = failure, detail, cause
 
 
 def opening_of(returned: Any) -> Opening:
@@ -115,6 +127,33 @@ def opening_of(returned: Any) -> Opening:
     if not found:
         raise _wrong("reset", "no messages", returned)
     return Opening(found, tools, images)
+
+
+MOST_TEXT_BYTES = 4 << 20
+"""Maximum size of what a method returns, as JSON without its pictures. `environment.reply_chars` cuts what is within
+it; more is a failure: the policy would answer for a text that has nothing to do with it."""
+
+
+def check_size(method: str, returned: Any, line_bytes: int) -> None:
+    """Raise `EnvironmentFailed` (TOO_LARGE) for a reply whose text is too large. line_bytes: of the whole reply."""
+    if line_bytes <= MOST_TEXT_BYTES:
+        return
+    text = line_bytes - _picture_bytes(returned)
+    if text > MOST_TEXT_BYTES:
+        detail = f"{method} returned {text / 1e6:.1f} MB of text, more than {MOST_TEXT_BYTES / 1e6:.1f}"
+        raise EnvironmentFailed(Failure.TOO_LARGE, detail)
+
+
+def _picture_bytes(value: Any) -> int:
+    """Bytes of the encoded pictures in messages."""
+    if isinstance(value, list):
+        return sum(map(_picture_bytes, value))
+    if not isinstance(value, dict):
+        return 0
+    image = value.get("image")
+    if value.get("type") == "image" and isinstance(image, dict) and isinstance(image.get("base64"), str):
+        return len(image["base64"])
+    return _picture_bytes(value["content"]) if isinstance(value.get("content"), list) else 0
 
 
 MOST_REWARD = 1e30

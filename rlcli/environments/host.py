@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import math
 import os
 import queue
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -23,11 +25,13 @@ from rlcli.environments import host_main
 from rlcli.environments.calls import cleaned
 from rlcli.environments.environment import (
     ENVIRONMENTS,
+    Cause,
     EnvironmentFailed,
     Failure,
     Message,
     Opening,
     Reply,
+    check_size,
     opening_of,
     reply_of,
 )
@@ -39,6 +43,8 @@ START_TIMEOUT_S = 120.0
 """Longest time for a process to import the environment."""
 LOOK_S = 0.05
 """Interval of checks for calls past their deadline."""
+MOST_LINE_BYTES = 1 << 28
+"""Longest line that a process may write, with pictures."""
 PRINTED_BYTES = 1 << 20
 """Of what the environments of one process print: further output is read and dropped."""
 
@@ -78,7 +84,9 @@ class EnvironmentSpec:
 
 
 class Session:
-    """One conversation's environment. Its methods return at once; the futures raise `EnvironmentFailed`."""
+    """One conversation's environment. Its methods return at once; the futures raise `EnvironmentFailed`, whose `cause`
+    says whether this session's call was it. Where several may have been it, the next try is in a session that is alone:
+    its process works at one call at a time."""
 
     def __init__(self, process: _Process, number: int, options: Mapping[str, Any]) -> None:
         self._process, self._number, self._options = process, number, options
@@ -105,7 +113,9 @@ class EnvironmentHost:
 
     What the environments print goes to this process's standard error, up to PRINTED_BYTES of each process of theirs. A
     call that does not end within its deadline fails (TIMEOUT) and ends its process; the other sessions of that
-    process fail too (DIED), and a new process takes their place. Raises `SetupError` if the environment does not load.
+    process fail too (DIED, `Cause.ANOTHER`), and a new process takes their place.
+
+    Raises `SetupError` if the environment does not load.
     """
 
     def __init__(self, spec: EnvironmentSpec) -> None:
@@ -113,6 +123,7 @@ class EnvironmentHost:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
+        self._serial: _Process | None = None
         self._closed = threading.Event()
         try:
             self._processes += [_Process(spec) for _ in range(spec.processes)]
@@ -124,14 +135,19 @@ class EnvironmentHost:
         self._watcher = threading.Thread(target=self._watch, name="rlcli-environments", daemon=True)
         self._watcher.start()
 
-    def session(self) -> Session:
-        """A new session, on the process with the fewest."""
+    def session(self, *, alone: bool = False) -> Session:
+        """A new session, on the process with the fewest. alone: on one that works at one call at a time."""
         with self._lock:
+            number = next(self._numbers)
+            if alone:
+                if self._serial is None or (self._serial.ended and not self._closed.is_set()):
+                    self._serial = _Process(self.spec, serial=True)
+                self._serial.sessions.add(number)
+                return Session(self._serial, number, self.spec.options)
             for place, process in enumerate(self._processes):
                 if process.ended and not self._closed.is_set():
                     self._processes[place] = _Process(self.spec)
             process = min(self._processes, key=lambda each: len(each.sessions))
-            number = next(self._numbers)
             process.sessions.add(number)
         return Session(process, number, self.spec.options)
 
@@ -144,13 +160,16 @@ class EnvironmentHost:
     @property
     def pids(self) -> list[int]:
         """Of its processes."""
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self._all()]
 
     def close(self) -> None:
         """End all processes. Harmless when repeated."""
         self._closed.set()
-        for process in self._processes:
+        for process in self._all():
             process.kill(Failure.DIED, "the host is closed")
+
+    def _all(self) -> list[_Process]:
+        return [*self._processes, *([self._serial] if self._serial else [])]
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +179,7 @@ class EnvironmentHost:
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_S):
-            for process in list(self._processes):
+            for process in self._all():
                 process.end_if_late()
 
 
@@ -174,30 +193,37 @@ class _Call:
     check: Callable[[Any], Any]
     began: bool = False
 
-    def settle(self, reply: Mapping[str, Any]) -> None:
+    def settle(self, reply: Mapping[str, Any], line_bytes: int, is_alone: bool) -> None:
+        """line_bytes: of the whole reply. is_alone: whether no other session has memory in the process."""
         if "error" in reply:
-            return self.fail(Failure.CRASH, f"{self.do} raised {reply['error']}")
+            # Another session may have taken the memory.
+            out_of_memory = str(reply["error"]).startswith("MemoryError") and not is_alone
+            cause = Cause.UNKNOWN if out_of_memory else Cause.OWN
+            return self.fail(Failure.CRASH, f"{self.do} raised {reply['error']}", cause)
         if "unsendable" in reply:
             return self.fail(Failure.PROTOCOL, f"{self.do} returned what cannot be sent: {reply['unsendable']}")
         with contextlib.suppress(InvalidStateError):
             try:
+                check_size(self.do, reply["ok"], line_bytes)
                 self.future.set_result(self.check(reply["ok"]))
             except EnvironmentFailed as error:
                 self.fail(error.failure, error.detail)
             except Exception as error:  # a reply may be anything
                 self.fail(Failure.PROTOCOL, f"{self.do} returned what cannot be read: {type(error).__name__}: {error}")
 
-    def fail(self, failure: Failure, detail: str) -> None:
+    def fail(self, failure: Failure, detail: str, cause: Cause = Cause.OWN) -> None:
         """Unless it has a result already: a late reply and its deadline may come at once."""
         with contextlib.suppress(InvalidStateError):
-            self.future.set_exception(EnvironmentFailed(failure, detail))
+            self.future.set_exception(EnvironmentFailed(failure, detail, cause))
 
 
 class _Process:
-    """One process, and the calls that wait for its replies."""
+    """One process, and the calls that wait for its replies. serial: it gets a call once it has replied to the one
+    before."""
 
-    def __init__(self, spec: EnvironmentSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: EnvironmentSpec, *, serial: bool = False) -> None:
+        self._spec, self._serial = spec, serial
+        self._unsent: deque[tuple[int, bytes]] = deque()  # of a serial one: behind the call that it works at
         self.sessions: set[int] = set()
         self._calls: dict[int, _Call] = {}
         self._ids = itertools.count()
@@ -256,12 +282,18 @@ class _Process:
         future: Future[Any] = Future()
         with self._lock:
             if self._why is not None:
-                future.set_exception(EnvironmentFailed(*self._why))
+                future.set_exception(EnvironmentFailed(*self._why, Cause.ANOTHER))
                 return future
             number = next(self._ids)
-            self._calls[number] = _Call(do, time.monotonic() + self._spec.deadline_s, future, check)
-        request = {"id": number, "do": do, "session": session, "arguments": arguments}
-        self._requests.put(json.dumps(request).encode() + b"\n")
+            request = {"id": number, "do": do, "session": session, "arguments": arguments}
+            line = json.dumps(request).encode() + b"\n"
+            waits = self._serial and bool(self._calls)
+            deadline = math.inf if waits else time.monotonic() + self._spec.deadline_s
+            self._calls[number] = _Call(do, deadline, future, check)
+            if waits:
+                self._unsent.append((number, line))
+            else:
+                self._requests.put(line)
         return future
 
     def end_if_late(self) -> None:
@@ -281,16 +313,21 @@ class _Process:
             call.fail(Failure.TIMEOUT, detail)
         self.kill(*self._why)
 
-    def kill(self, failure: Failure, detail: str) -> None:
-        """End the process; the calls that wait fail."""
+    def kill(self, failure: Failure, detail: str, *, by_itself: bool = False) -> None:
+        """End the process; the calls that wait fail. by_itself: it has ended: a call that it was working at is the
+        cause."""
         with self._lock:
+            by_itself = by_itself and self._why is None
             if self._why is None:
                 self._why = failure, detail
             calls, self._calls = self._calls, {}
+            self._unsent.clear()
         self._requests.put(b"")
         self._end()
+        began = [call for call in calls.values() if call.began] if by_itself else []
         for call in calls.values():
-            call.fail(*self._why)
+            suspected = Cause.OWN if len(began) == 1 else Cause.UNKNOWN
+            call.fail(*self._why, suspected if call in began else Cause.ANOTHER)
 
     def _end(self) -> None:
         """End the process with what it has started, unless that is done: its id may be another one's by then."""
@@ -317,20 +354,20 @@ class _Process:
                     print(f"[{self._spec.name}] {text}{more}", file=sys.stderr, flush=True)
 
     def _read(self, replies: IO[bytes]) -> None:
-        for line in replies:
+        while line := replies.readline(MOST_LINE_BYTES):
             try:
-                self._take(cleaned(json.loads(line)))
+                self._take(cleaned(json.loads(line)), len(line))
             except Exception:  # neither the process nor its environment is trusted
-                self.kill(Failure.PROTOCOL, f"its process wrote {line[:200]!r} where replies go")
+                self.kill(Failure.PROTOCOL, f"its process wrote {line[:200]!r} where replies go", by_itself=True)
         self._end()
         self._is_over = True
         status = self._process.wait()
         how = f"exit status {status}" if status >= 0 else f"signal {-status}"
         if not self._ready.done():
             self._became_ready({"error": f"its process ended with {how}"})
-        self.kill(Failure.DIED, f"its process ended with {how}")
+        self.kill(Failure.DIED, f"its process ended with {how}", by_itself=True)
 
-    def _take(self, reply: Mapping[str, Any]) -> None:
+    def _take(self, reply: Mapping[str, Any], line_bytes: int) -> None:
         if "began" in reply:
             with self._lock:
                 if call := self._calls.get(reply["began"]):
@@ -338,8 +375,12 @@ class _Process:
         elif "id" in reply:
             with self._lock:
                 call = self._calls.pop(reply["id"], None)
+                if self._unsent:
+                    number, line = self._unsent.popleft()
+                    self._calls[number].deadline = time.monotonic() + self._spec.deadline_s
+                    self._requests.put(line)
             if call is not None:
-                call.settle(reply)
+                call.settle(reply, line_bytes, self._serial or len(self.sessions) <= 1)
         else:
             self._became_ready(reply)
 

@@ -183,16 +183,16 @@ class Host:
         return None
 
     async def run(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        loop, request = asyncio.get_running_loop(), self.began.get()
+        request = self.began.get()
         if inspect.iscoroutinefunction(function):
             self.say_began(request)
             return await function(*arguments, **options)
 
         def call() -> Any:
-            loop.call_soon_threadsafe(self.say_began, request)
+            self.say_began(request)  # before the call, which may end the process
             return function(*arguments, **options)
 
-        returned = await loop.run_in_executor(self.threads, call)
+        returned = await asyncio.get_running_loop().run_in_executor(self.threads, call)
         return await returned if inspect.isawaitable(returned) else returned
 
     def say_began(self, request: int) -> None:
@@ -211,7 +211,7 @@ async def serve(make: Any, requests: Any, replies: Any) -> None:
     reader = asyncio.StreamReader(limit=1 << 30)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), requests)
 
-    def write(text: str) -> None:
+    def write(text: str) -> None:  # from any thread: one call of `write` is one line
         replies.write(text.encode() + b"\n")
         replies.flush()
 

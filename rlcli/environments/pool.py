@@ -96,9 +96,9 @@ class Environments:
             self.close()
             raise
 
-    def session(self, prompt: Prompt) -> SeeingSession:
-        """A new session of the row's environment."""
-        return self._eyes.session(self._hosts[name_of(self.section, prompt)].session())
+    def session(self, prompt: Prompt, *, alone: bool = False) -> SeeingSession:
+        """A new session of the row's environment. alone: as in `EnvironmentHost.session`."""
+        return self._eyes.session(self._hosts[name_of(self.section, prompt)].session(alone=alone))
 
     def conversation(self, opening: Opening) -> Conversation:
         """The conversation that an environment opened. Raises `EnvironmentFailed` if the first messages leave no room

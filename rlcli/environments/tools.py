@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -81,44 +83,210 @@ def _json_type(hint: Any, of: str) -> dict[str, Any]:
     return {"type": JSON_TYPES[hint]}
 
 
+class WrongArgument(ValueError):
+    """A value that the schema of its parameter does not allow: the text says what it should be."""
+
+
+_NOUNS = {"string": "a text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_NOUNS |= {"object": "an object", "array": "a list", "null": "null"}
+
+
+def argument_of(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A value that the policy wrote, as the JSON schema of its parameter says: a text stays a text where one is
+    expected, and is read as JSON elsewhere. Raises `WrongArgument`.
+
+    >>> argument_of("007", {"type": "string"}), argument_of("7", {"type": "integer"})
+    ('007', 7)
+    >>> argument_of("[1, 2]", {"type": "array", "items": {"type": "integer"}}), argument_of("True", {"type": "boolean"})
+    ([1, 2], True)
+    """
+    kinds = schema.get("anyOf") or schema.get("oneOf")
+    if kinds is None and isinstance(schema.get("type"), list):
+        kinds = [{**schema, "type": kind} for kind in schema["type"]]
+    if isinstance(kinds, list):
+        return _first_kind(value, [kind for kind in kinds if isinstance(kind, Mapping)], bool(schema.get("nullable")))
+    if schema.get("nullable") and (value is None or (value in ("null", "None") and schema.get("type") != "string")):
+        return None
+    if isinstance(schema.get("enum"), list):
+        return _member_of(value, schema["enum"])
+    kind = schema.get("type")
+    found = _of_kind(value, kind)
+    if kind == "array" and isinstance(schema.get("items"), Mapping):
+        return [argument_of(item, schema["items"]) for item in found]
+    return found
+
+
+def _first_kind(value: Any, kinds: Sequence[Mapping[str, Any]], nullable: bool) -> Any:
+    """The value by the first of several schemas that it can be read by; a text as a text, if one of them allows it."""
+    if value is None and nullable:
+        return None
+    if isinstance(value, str) and any(kind.get("type") == "string" and "enum" not in kind for kind in kinds):
+        return value
+    errors = []
+    for kind in kinds:
+        try:
+            return argument_of(value, kind)
+        except WrongArgument as error:
+            errors.append(str(error))
+    raise WrongArgument(" or ".join(dict.fromkeys(errors)))
+
+
+def _member_of(value: Any, members: Sequence[Any]) -> Any:
+    """The member of an enumeration that is equal to a value, or that its text stands for."""
+    for member in members:
+        if type(member) is type(value) and member == value:
+            return member
+    for member in members:
+        if isinstance(value, str) and not isinstance(member, str) and json.dumps(member) == value.strip():
+            return member
+    raise WrongArgument(f"one of {', '.join(json.dumps(member, default=str) for member in members)}")
+
+
+def _of_kind(value: Any, kind: Any) -> Any:
+    """The value as one of a JSON type, where nothing is lost."""
+    if kind not in _NOUNS:  # any
+        return value
+    if kind == "string":
+        if isinstance(value, str):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return json.dumps(value)
+        raise WrongArgument(_NOUNS[kind])
+    if isinstance(value, str):
+        value = _read_text(value, kind)
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    allowed: dict[str, type | tuple[type, ...]] = {
+        **{"integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list},
+        "null": type(None),
+    }
+    is_boolean, is_infinite = isinstance(value, bool), isinstance(value, float) and not math.isfinite(value)
+    if not isinstance(value, allowed[kind]) or is_infinite or (is_boolean and kind != "boolean"):
+        raise WrongArgument(_NOUNS[kind])
+    return value
+
+
+def _read_text(text: str, kind: str) -> Any:
+    """A text as JSON; booleans and null also as Python writes them."""
+    words = {"true": True, "false": False} if kind == "boolean" else {"none": None} if kind == "null" else {}
+    if text.strip().lower() in words:
+        return words[text.strip().lower()]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise WrongArgument(_NOUNS[kind]) from None
+
+
 class ToolEnvironment:
     """The row's own messages, and functions that the policy may call; it ends with a turn without a call. A call that
-    is wrong or raises is answered with the error, so that the policy can correct it.
+    cannot be read, is wrong or raises is answered with the error, so that the policy can correct it.
 
-    A function returns a text, anything that JSON has, a picture of Pillow, or a list of texts and pictures, also as
+    Arguments are read by the schema (`argument_of`). Calls run one after another; an async function is awaited. A
+    function returns a text, anything that JSON has, a picture of Pillow, or a list of texts and pictures, also as
     parts of a message's content."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         self.functions = {function.__name__: function for function in functions}
         self.schemas = [schema_of(function) for function in functions]
+        self._properties = {
+            schema["function"]["name"]: schema["function"]["parameters"]["properties"] for schema in self.schemas
+        }
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         return list(row["messages"]), self.schemas
 
     def step(self, message: Mapping[str, Any]) -> Any:
-        calls = message.get("tool_calls") or []
-        results = [self._result(call) for call in calls]
-        failed = sum(isinstance(content, str) and content.startswith("error: ") for content in results)
-        answers = [
-            {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": content}
-            for call, content in zip(calls, results, strict=True)
-        ]
-        return answers, 0.0, not calls, {"tool_calls": len(calls), "failed_calls": failed}
+        """The reply to a turn; an awaitable of it if one of the called functions is async."""
+        names = [call["function"]["name"] for call in message.get("tool_calls") or []]
+        if any(inspect.iscoroutinefunction(self.functions.get(name)) for name in names):
+            return self._stepped(message)
+        return _reply(message, [self._called(call) for call in message.get("tool_calls") or []])
 
-    def _result(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        function = self.functions.get(name)
-        if function is None:
-            return f"error: there is no tool {name}, only {', '.join(self.functions)}"
+    async def _stepped(self, message: Mapping[str, Any]) -> Any:
+        contents = []
+        for call in message.get("tool_calls") or []:
+            if inspect.iscoroutinefunction(self.functions.get(call["function"]["name"])):
+                contents.append(await self._awaited(call))
+            else:  # it may block
+                contents.append(await asyncio.to_thread(self._called, call))
+        return _reply(message, contents)
+
+    def _called(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+        """What a call of a plain function returned, as a message's content."""
         try:
-            bound = inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            return f"error: {name}: {error}"
+            function, arguments = self._bound(call)
+        except WrongCall as error:
+            return f"error: {error}"
         try:
-            returned = function(*bound.args, **bound.kwargs)
+            returned = function(*arguments.args, **arguments.kwargs)
+            if inspect.isawaitable(returned):  # of a function that only wraps an async one
+                returned = asyncio.run(_result(returned))
         except Exception as error:
             return f"error: {type(error).__name__}: {error}"
         return content_of(returned)
+
+    async def _awaited(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+        """What a call of an async function returned, as a message's content."""
+        try:
+            function, arguments = self._bound(call)
+        except WrongCall as error:
+            return f"error: {error}"
+        try:
+            returned = await function(*arguments.args, **arguments.kwargs)
+        except Exception as error:
+            return f"error: {type(error).__name__}: {error}"
+        return content_of(returned)
+
+    def _bound(self, call: Mapping[str, Any]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+        """The function of a call, and its arguments as its schema reads them. Raises `WrongCall`."""
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        function = self.functions.get(name)
+        if function is None:
+            raise WrongCall(f"there is no tool {name}, only {', '.join(self.functions)}")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = None
+        if not isinstance(arguments, Mapping):
+            raise WrongCall(f"{name}: the arguments are not a JSON object")
+        schemas = self._properties[name]
+        values = {}
+        for parameter, value in arguments.items():
+            try:
+                values[parameter] = argument_of(value, schemas[parameter]) if parameter in schemas else value
+            except WrongArgument as error:
+                shown = json.dumps(value, default=str)[:100]
+                raise WrongCall(f"{name}: {parameter} is {shown}, and should be {error}") from None
+        try:
+            return function, inspect.signature(function).bind(**values)
+        except TypeError as error:
+            raise WrongCall(f"{name}: {error}") from None
+
+
+class WrongCall(Exception):
+    """A call that no function can be called with: the text is the answer to it."""
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _reply(message: Mapping[str, Any], contents: Sequence[str | list[dict[str, Any]]]) -> Any:
+    """What follows a turn: an answer to each call, those that cannot be read included, in the order of the calls.
+    contents: of the answers to those that can."""
+    calls, malformed = message.get("tool_calls") or [], message.get("invalid_tool_calls") or []
+    failed = sum(isinstance(content, str) and content.startswith("error: ") for content in contents)
+    answers = [
+        {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": content}
+        for call, content in zip(calls, contents, strict=True)
+    ]
+    answers += [
+        {"role": "tool", "name": "tool", "tool_call_id": call["id"], "content": f"error: {call['error']}"}
+        for call in malformed
+    ]
+    answers.sort(key=lambda answer: str(answer["tool_call_id"]))
+    return answers, 0.0, not answers, {"tool_calls": len(calls), "failed_calls": failed}
 
 
 def content_of(returned: Any) -> str | list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlcli.attempt import is_restart
-from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device
+from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device, with_origin
 from rlcli.config.load import Resolved, with_length
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
@@ -183,7 +183,7 @@ def with_length_of(config: RunConfig, counted: RunConfig) -> RunConfig:
 
 def _note_open_cluster(config: RunConfig, on_note: Callable[[str], None]) -> None:
     """A note if the run joins a cluster without a token."""
-    address = cluster_address(config.cluster.address)
+    address = with_origin(config.cluster.address)
     if address and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         on_note(
             f"the Ray cluster at {address} is joined without a token (RAY_AUTH_MODE is not token): whoever reaches its "
@@ -209,6 +209,8 @@ def _scoring(
         tried=() if is_restart() or config.data.response else (train_rows, test_rows),
         converses=bool(config.environment.name),
         loads=loads,
+        oversample=config.rollout.oversample,
+        group=config.rollout.samples_per_prompt,
     )
     _note_engine_key(config, on_note)
     _check_rivals(config, train_rows, test_rows)

@@ -24,12 +24,14 @@ def check_verifiers(
     tried: Sequence[Sequence[Prompt]] = (),
     converses: bool = False,
     loads: bool = True,
+    oversample: float = 1.0,
+    group: int = 1,
 ) -> tuple[tuple[str, ...], str]:
     """Load the verifiers that the rows name, in a separate process since plugin code never runs here, open the sandbox
     if one of them runs programs, and try them on the first rows of each of `tried` (`scoring.trial`).
 
     converses: responses are conversations with an environment, which the rows that are tried lack: what fails then is
-    only noted. loads: False checks names alone.
+    only noted. loads: False checks names alone. oversample: `rollout.oversample`. group: responses to a prompt.
 
     Returns the expressions, each once, and the name of the sandbox's backend, tested here; empty if none needs it.
     on_note: told which key goes to which address.
@@ -48,9 +50,15 @@ def check_verifiers(
         for note in key_notes(pool.loaded):
             on_note(note)
         sandbox = check_loaded(pool.loaded, section.deadline_s, backend, "verifier.deadline_s")
+        if pool.grouped and converses and oversample > 1:  # finished conversations do not wait for the next step
+            raise ConfigError(
+                f"{pool.grouped[0]} reads the responses to a prompt together, but rollout.oversample = {oversample:g} "
+                "may finish the conversations of a group in different steps",
+                "set rollout.oversample=1",
+            )
         for some in tried:
             try:
-                check_answers(first_answers(some), pool, on_note)
+                check_answers(first_answers(some), pool, on_note, group)
             except (DataError, VerifierError) as error:
                 if not converses:
                     raise

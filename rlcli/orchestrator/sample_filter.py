@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.named import inputs_of
 from rlcli.data.columns import Samples, TruncatedRule
-from rlcli.types import UNVERIFIED, USAGE, Verdict
+from rlcli.types import UNVERIFIED, Verdict, is_reward
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
     if rule != "zero_reward" or not samples.truncated.any():
         return samples
     parts = {
-        name: v if name.startswith(USAGE) else np.where(samples.truncated & ~np.isnan(v), 0.0, v)
+        name: np.where(samples.truncated & ~np.isnan(v), 0.0, v) if is_reward(name) else v
         for name, v in samples.parts.items()
     }
     by_turn = np.where(samples.truncated[:, None], 0.0 * samples.turn_rewards, samples.turn_rewards)  # NaN stays NaN

@@ -19,7 +19,7 @@ from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.sample_filter import compares_group, left_out, rewarded
-from rlcli.types import USAGE, Outcome
+from rlcli.types import Outcome, is_reward
 from rlcli.workers.roles.integrity import of_samples
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float])
     is given."""
     import torch
 
-    rewarding = {name: values for name, values in sorted(samples.parts.items()) if not name.startswith(USAGE)}
+    rewarding = {name: values for name, values in sorted(samples.parts.items()) if is_reward(name)}
     known = {name: torch.tensor(values) for name, values in rewarding.items() if (values == values).any()}
     if not known:
         return rewards[:, None], [1.0]

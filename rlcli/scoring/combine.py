@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from rlcli.types import UNVERIFIED, USAGE, Outcome, Verdict
+from rlcli.types import UNVERIFIED, USAGE, Outcome, Verdict, is_reward
 
 Verified = Verdict | BaseException | None
 """The result of one verifier on one request: its verdict, the exception it raised, or None if it skips the row."""
@@ -18,7 +18,8 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
 
     weights: by the name of each term's part, in order; None if the only term's verdict is the result. The outcome,
     the answer and the detail are those of the first term that accepts the row; terms that skip it are left out. A term
-    that gives no verdict (`UNVERIFIED`) sets the outcome of the whole. Costs (`USAGE`) of all terms are added.
+    that gives no verdict (`UNVERIFIED`) sets the outcome of the whole. Costs (`USAGE`) of all terms are added; what
+    they log (`LOGGED`, `extra`) stays, that of the last term if several log under one name.
 
     >>> right, long = Verdict(1.0, Outcome.OK, answer="42"), Verdict(0.5, Outcome.WRONG)
     >>> both = combine("math - 0.5 * length", {"math": 1.0, "length": -0.5}, [right, long])
@@ -39,17 +40,21 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
     _, first = there[0]
     if weights is None:
         return first
-    usage = _usage(one for _, one in there)
+    aside = _aside(one for _, one in there)
+    extra = {name: text for _, one in there for name, text in one.extra.items()}
     if broken := next((one for _, one in there if one.outcome in UNVERIFIED), None):
-        return Verdict(0.0, broken.outcome, parts=usage, detail=broken.detail)
+        return Verdict(0.0, broken.outcome, parts=aside, detail=broken.detail)
     scores = {name: float(one.score) for name, one in there}
     total = math.fsum(weights[name] * score for name, score in scores.items())
-    return Verdict(total, first.outcome, first.answer, {**scores, **usage}, first.detail)
+    return Verdict(total, first.outcome, first.answer, {**scores, **aside}, first.detail, extra=extra)
 
 
-def _usage(verdicts: Iterable[Verdict]) -> dict[str, float]:
+def _aside(verdicts: Iterable[Verdict]) -> dict[str, float]:
+    """The parts that are no part of a reward."""
     total: dict[str, float] = {}
     for name, value in (part for verdict in verdicts for part in verdict.parts.items()):
         if name.startswith(USAGE):
             total[name] = total.get(name, 0.0) + float(value)
+        elif not is_reward(name):
+            total[name] = float(value)
     return total

@@ -5,7 +5,7 @@
     verifier   := reference ["(" option "=" value ("," option "=" value)* ")"]
     reference  := a name (`math`, `my-verifier`), `path/to/file.py:function`, `package.module:function`, in quotes if
                   it contains spaces or operators, or `auto`, which stands for the verifier that the row names
-    value      := a TOML value; a bare word is text
+    value      := a TOML value, or True or False; a bare word is text
 
 It is parsed by hand and with tomllib: nothing is evaluated.
 """
@@ -22,7 +22,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rlcli.config.load import to_toml
+from rlcli.config.load import BOOLEANS, to_toml
+from rlcli.config.paths import expanded
 from rlcli.errors import ConfigError
 from rlcli.served import ServedModel, served_model
 
@@ -266,7 +267,10 @@ class _Reader:
 
 
 def _toml_value(text: str) -> Any:
-    """The value of `text`; None if it is not a value. A date is text, as is a value that only a comment would end."""
+    """The value of `text`; None if it is not a value. A date is text, as is a value that only a comment would end.
+    Booleans may be written as in Python: `False` is not the text."""
+    if text.lower() in BOOLEANS:
+        return BOOLEANS[text.lower()]
     try:
         document = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # TOML's; too many digits or brackets
@@ -312,7 +316,7 @@ def _located(ref: str) -> str:
     if not is_file(ref):
         return ref
     path, _, function = ref.rpartition(":")
-    file = Path(path).expanduser().resolve()
+    file = Path(expanded(path, f"the verifier '{ref}'")).resolve()
     if not file.is_file():
         raise ConfigError(f"the verifier '{ref}': there is no file {file}", "give the path of a .py file")
     return f"{file}:{function}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from rlcli.scoring.combine import Verified
 from rlcli.scoring.crash import describe, with_response
 from rlcli.scoring.expression import Composition, Term
 from rlcli.scoring.load import Part, Scorer, find, load
@@ -38,9 +39,14 @@ def write_gold(request: VerifyRequest, *, target: str, options: str) -> GoldResp
     return GoldResponse(1.0, Outcome.OK, answer=response or None)
 
 
-def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
+WITHOUT_ANSWER = "I do not know."
+"""A response that gives no answer, as any policy writes some."""
+
+
+def by_gold(request: VerifyRequest, *, target: str, options: str, group: int = 1) -> Verdict:
     """The verdict of the verifier at `target` (`module:attribute` or `/path/file.py:attribute`) on the row's reference
-    answer. options: the verifier's, as JSON. Raises what it raises."""
+    answer. options: the verifier's, as JSON. group: with so many responses it is called, if it reads those to a prompt
+    together; the others have no answer. Raises what it raises."""
     gold, scorer = _loaded(target, options)
     gold_options = _taken(gold, json.loads(options)) if gold else {}
     completion, how = request.ground_truth, TRIED
@@ -53,12 +59,13 @@ def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
     # There is no tokenizer here: verifiers that count tokens get one token per word.
     ids = tuple(range(len(completion.split())))
     stating = replace(request, completion=completion, completion_ids=ids, finish_reason="stop")
-    try:
-        (found,) = scorer.verify([stating])
-    except BaseException as error:
-        raise with_response(error, completion) from None
+    others = without_answers(request, group)[1:] if scorer.groups else []
+    found = _first(scorer, [stating, *others])
+    if isinstance(found, BaseException) and others:  # the error on this response alone says more, if there is one
+        alone = _first(scorer, [stating])
+        found = alone if isinstance(alone, BaseException) else found
     if isinstance(found, BaseException):
-        raise with_response(found, completion)
+        raise with_response(found, completion) from None
     if found is None:
         return Verdict(0.0, Outcome.WRONG, detail=TRIED)
     return replace(found, detail=f"{how}: {found.outcome}" + (f", {found.detail}" if found.detail else "") + why)
@@ -80,9 +87,28 @@ def row_expression(target: str) -> str:
     return str(Composition((Term("rlcli.scoring.golds:by_row", {"target": target}),)))
 
 
-def gold_expression(target: str, term: Term) -> str:
+def _first(scorer: Scorer, requests: list[VerifyRequest]) -> Verified:
+    """The result for the first of the requests, or the exception that was raised."""
+    try:
+        return scorer.verify(requests)[0]
+    except BaseException as error:
+        return error
+
+
+def without_answers(request: VerifyRequest, count: int) -> list[VerifyRequest]:
+    """Different responses to a prompt, each without an answer."""
+    # There is no tokenizer here: verifiers that count tokens get one token per word.
+    texts = [WITHOUT_ANSWER, *(f"{WITHOUT_ANSWER} ({number})" for number in range(2, count + 1))]
+    return [
+        replace(request, completion=text, completion_ids=range(len(text.split())), finish_reason="stop")
+        for text in texts
+    ]
+
+
+def gold_expression(target: str, term: Term, group: int = 1) -> str:
     """The expression with which `by_gold` tries the verifier of `term`, which is defined at `target`."""
-    options = {"target": target, "options": json.dumps(dict(term.options))}
+    options: dict[str, Any] = {"target": target, "options": json.dumps(dict(term.options))}
+    options |= {"group": group} if group > 1 else {}
     return str(Composition((Term("rlcli.scoring.golds:by_gold", options),)))
 
 

@@ -55,7 +55,8 @@ class Scorer:
     one of its verifiers runs programs. patience_s: how long its verifiers wait in total, by their option `timeout_s`.
     own_limits: of each term, its options `deadline_s` and `wait_s`, 0 if it has none. keys: environment variables whose
     values are sent, each with its address: of verifiers with options `url` and `key`. answer_kind: ANSWER_KIND of the
-    first term's module; empty if it sets none. has_gold: whether that module has a function `gold`."""
+    first term's module; empty if it sets none. has_gold: whether that module has a function `gold`. groups: whether one
+    of its verifiers has to get all responses to a prompt in one call."""
 
     verify: Callable[..., list[Verified]]
     at_once: int
@@ -65,6 +66,7 @@ class Scorer:
     keys: tuple[tuple[str, str], ...] = ()
     answer_kind: str = ""
     has_gold: bool = False
+    groups: bool = False
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
@@ -112,6 +114,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
         tuple(keys),
         kind,
         has_gold,
+        any(one.groups for one in loaded),
     )
 
 

@@ -22,6 +22,7 @@ from rlcli.files import replacing
 from rlcli.reading import DATA_LINE_BYTES, SURE_BYTES, bounded_lines, check_encoding, not_utf8
 from rlcli.redact import printable_json
 from rlcli.scoring.processes.pool import ScoringPool, in_order
+from rlcli.scoring.service.sources import OF_A_ROW
 from rlcli.types import UNVERIFIED, Message, Verdict, VerifyRequest
 
 STANDARD = "-"
@@ -128,14 +129,33 @@ def verify_rows(
     pool: ScoringPool,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Iterator[tuple[Row, Verdict]]:
-    """The verdict on each row, in the order of the rows."""
+    """The verdict on each row, in the order of the rows. A verifier that reads the responses to a prompt together gets
+    those in a row that have one prompt and the same other fields."""
 
-    def submit(numbered: tuple[int, Row]) -> Future[Verdict]:
-        done, row = numbered
-        on_progress("verify", done, len(rows))
-        return pool.submit(verifier, row.request)
+    def submitted() -> Iterator[tuple[Row, Future[Verdict]]]:
+        done = 0
+        for group in _groups(rows) if verifier in pool.grouped else ([row] for row in rows):
+            on_progress("verify", done, len(rows))
+            yield from zip(group, pool.submit_together(verifier, [row.request for row in group]), strict=True)
+            done += len(group)
 
-    return ((row, verdict) for (_, row), verdict in in_order(enumerate(rows), submit))
+    return ((row, verdict) for (row, _), verdict in in_order(submitted(), lambda pair: pair[1]))
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows one after another that are responses to one prompt; a row without a prompt is alone."""
+    group: list[Row] = []
+    for row in rows:
+        if group and not (row.request.prompt and _source(row) == _source(group[0])):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _source(row: Row) -> tuple[Any, ...]:
+    return tuple(getattr(row.request, name) for name in OF_A_ROW)
 
 
 def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
@@ -148,6 +168,8 @@ def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
     }
     if verdict.parts:
         result["parts"] = dict(verdict.parts)
+    if verdict.extra:
+        result["extra"] = dict(verdict.extra)
     if verdict.detail:
         result["detail"] = verdict.detail
     return {**row.fields, **result}

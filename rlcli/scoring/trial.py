@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
 from typing import TypeVar
@@ -17,10 +17,11 @@ from rlcli.errors import DataError, VerifierError
 from rlcli.scoring.combine import SKIPS
 from rlcli.scoring.crash import without_response
 from rlcli.scoring.expression import Composition, Term, parse
-from rlcli.scoring.golds import NO_GOLD, STATED, gold_expression
+from rlcli.scoring.golds import NO_GOLD, STATED, gold_expression, without_answers
+from rlcli.scoring.golds import WITHOUT_ANSWER as WITHOUT_ANSWER
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import target
-from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict, VerifyRequest
+from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict
 
 ROWS, LOOKED_AT = 4, 256
 """Number of rows per verifier whose answers are tried, taken from this many first rows of the data."""
@@ -28,8 +29,7 @@ ROWS, LOOKED_AT = 4, 256
 RESPONSES = 8
 """Number of responses that are tried before all of them are verified."""
 
-WITHOUT_ANSWER = "I do not know."
-"""A response that gives no answer, as any policy writes some."""
+FAILED = (Outcome.CRASH, Outcome.TIMEOUT)
 
 FIX = "fix the verifier, or that row"
 
@@ -70,8 +70,9 @@ def asks_server(verifier: str) -> bool:
     return any("url" in term.options for term in parse(verifier).terms)
 
 
-def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], None]) -> None:
-    """Try each verifier on its rows.
+def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], None], group: int = 1) -> None:
+    """Try each verifier on its rows. group: responses to a prompt; a verifier that reads them together gets so many,
+    of which the others have no answer.
 
     Raises `VerifierError` if one crashes or does not end in time on a row's answer or on a response without one;
     `DataError` if it rejects the answers of all its rows, or needs an answer that is empty. Notes rejected answers
@@ -86,14 +87,14 @@ def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], 
             on_note(f"{verifier} is not tried: {why}")
         else:
             terms[verifier] = composition.terms[0]
-    golds = {verifier: gold_expression(target(term.ref), term) for verifier, term in terms.items()}
+    golds = {verifier: gold_expression(target(term.ref), term, group) for verifier, term in terms.items()}
     first = {verifier: rows for verifier, rows in answers.first.items() if verifier in terms}
     stated = {
         verifier: [pool.submit(golds[verifier], prompt.request()) for prompt in rows]
         for verifier, rows in first.items()
     }
     plain = {
-        verifier: [pool.submit(verifier, _without_answer(prompt)) for prompt in rows]
+        verifier: [_submit_plain(pool, verifier, prompt, group) for prompt in rows]
         for verifier, rows in first.items()
         if not asks_server(verifier) and not any(map(_untried, compositions[verifier].terms))
     }
@@ -101,7 +102,13 @@ def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], 
         _check_golds(terms[verifier], first[verifier], futures, on_note)
     for verifier, futures in plain.items():
         skipped = all(SKIPS in future.result().detail for future in stated[verifier])
-        _check_plain(compositions[verifier], first[verifier], futures, skipped, on_note)
+        verdicts = [future.result() for future in futures]
+        if group > 1 and verifier in pool.grouped and any(verdict.outcome in FAILED for verdict in verdicts):
+            # The error on one response says more, if there is one.
+            alone = [_submit_plain(pool, verifier, prompt, 1) for prompt in first[verifier]]
+            single = [future.result() for future in alone]
+            verdicts = single if any(verdict.outcome in FAILED for verdict in single) else verdicts
+        _check_plain(compositions[verifier], first[verifier], verdicts, skipped, on_note)
     for verifier, (row, prompt) in answers.empty.items():
         if verifier in terms:
             _check_empty(terms[verifier], row, pool.submit(golds[verifier], prompt.request()).result())
@@ -133,10 +140,12 @@ def _untried(term: Term) -> str:
     return "it compares the responses of a group" if term.rivals else ""
 
 
-def _without_answer(prompt: Prompt) -> VerifyRequest:
-    # There is no tokenizer here: verifiers that count tokens get one token per word.
-    ids = range(len(WITHOUT_ANSWER.split()))
-    return replace(prompt.request(WITHOUT_ANSWER, "stop"), completion_ids=ids)
+def _submit_plain(pool: ScoringPool, verifier: str, prompt: Prompt, group: int) -> Future[Verdict]:
+    """The verification of a response without an answer, beside others if the verifier reads them together."""
+    first, *_ = pool.submit_together(
+        verifier, without_answers(prompt.request(), group if verifier in pool.grouped else 1)
+    )
+    return first
 
 
 def _check_golds(
@@ -166,14 +175,13 @@ def _check_golds(
 def _check_plain(
     composition: Composition,
     prompts: Sequence[Prompt],
-    futures: Sequence[Future[Verdict]],
+    verdicts: Sequence[Verdict],
     skipped: bool,
     on_note: Callable[[str], None],
 ) -> None:
     """skipped: the verifier returned None for the rows' answers."""
-    verdicts = [future.result() for future in futures]
     for prompt, verdict in zip(prompts, verdicts, strict=True):
-        if verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT):
+        if verdict.outcome in FAILED:
             raise VerifierError(
                 f"the verifier '{composition}' fails ({verdict.outcome}) on row {prompt.id}: {verdict.detail}", FIX
             )

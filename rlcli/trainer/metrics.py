@@ -15,7 +15,7 @@ from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.messages import Collected
 from rlcli.data.packer import Plan
 from rlcli.orchestrator.sample_filter import REASONS
-from rlcli.types import ENDED, USAGE
+from rlcli.types import ENDED, LOGGED, USAGE, is_reward
 from rlcli.workers.step_recorder import StepReport
 from rlcli.workers.weights.transfer import Synced
 
@@ -78,7 +78,7 @@ def reward_metrics(samples: Samples) -> dict[str, float]:
     starts = np.flatnonzero(np.diff(samples.prompt[by_group], prepend=-1))
     ordered = rewards[by_group]
     equal = np.minimum.reduceat(ordered, starts) == np.maximum.reduceat(ordered, starts)
-    parts = {name: values for name, values in sorted(samples.parts.items()) if not name.startswith(USAGE)}
+    parts = {name: values for name, values in sorted(samples.parts.items()) if is_reward(name)}
     named = {name: values[~np.isnan(values)] for name, values in parts.items()}
     return {
         "reward/mean": mean,
@@ -115,6 +115,11 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
         "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
         **({"rollout/several_versions": float((samples.newer_by > 0).mean())} if samples.newer_by.any() else {}),
         **{name: float(np.nansum(values)) for name, values in samples.parts.items() if name.startswith(USAGE)},
+        **{
+            name: float(np.nanmean(values))
+            for name, values in samples.parts.items()
+            if name.startswith(LOGGED) and not np.isnan(values).all()
+        },
         **_conversation_metrics(samples),
     }
 

@@ -45,6 +45,7 @@ def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:
         verifiers=tuple(spec.verifiers),
         sandbox=section.sandbox,
         log=str(Path(spec.logs) / f"verifiers-{socket.gethostname()}.log"),
+        steps=spec.config.train.steps,
     )
     # Two runs on the same workers, one after another, have separate ones. The number of workers is not part of the key.
     digest = hashlib.sha256(replace(settings, processes=0).to_json().encode()).hexdigest()[:8]

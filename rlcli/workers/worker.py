@@ -501,6 +501,7 @@ class Worker(WeightSync):
             conversing=bool(self.spec.environments),
             ordered=self.config.train.deterministic or self.config.counts_steps,
             sight=sight,
+            grouped=scorer.grouped if scorer is not None else (),
         )
 
     def _environments(self, tokenizer: Any, sight: Sight | None) -> Environments | AgentPool:

@@ -73,6 +73,26 @@ def format_reward_func(completions, **kwargs):  # type: ignore[no-untyped-def]
     return [0.5 if re.match(r"<think>.*</think>", response) else 0.0 for response in responses]
 
 
+def unique_in_group(completions, prompts, trainer_state, log_extra, log_metric, **kwargs):  # type: ignore[no-untyped-def]
+    """As TRL lays groups out: a response that no other of the call repeats. With what TRL's trainer passes."""
+    log_extra("calls", [f"{len(completions)} for {len(set(map(str, prompts)))}"] * len(completions))
+    log_extra("place", range(len(completions)))
+    log_metric("step", trainer_state.global_step)
+    log_metric("share", 0.25)
+    log_metric("share", 0.75)
+    if "raise" in str(completions):
+        raise ValueError("no such thing")
+    if "epoch" in str(completions):
+        return [float(trainer_state.epoch)]
+    if "short log" in str(completions):
+        log_extra("calls", [1, 2, 3, 4, 5])
+    if "text metric" in str(completions):
+        log_metric("share", "high")
+    if "nan among" in completions:
+        return [float("nan") if one == "nan among" else 1.0 for one in completions]
+    return [float(completions.count(one) == 1) for one in completions]
+
+
 def soft_overlong(completion_ids, max_completion_len=10, **kwargs):  # type: ignore[no-untyped-def]
     return [0.0 if len(ids) <= max_completion_len else -1.0 for ids in completion_ids]
 

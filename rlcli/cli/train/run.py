@@ -138,6 +138,7 @@ def _run(
             f"verifier.name = {call.untried}: a dry run does not run code that only a recipe's file names, a run does; "
             f"to try it on the first rows: --verifier {shlex.quote(call.untried)}"
         )
+    notes += without_effect(prepared.config)
     startup.done("prepared")
     if resolved.config.train.epochs is not None:
         noted = len(resolved.notes)

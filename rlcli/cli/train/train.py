@@ -19,6 +19,7 @@ from rlcli.cli.options import (
     Steps,
     WholePlan,
     data_sets,
+    in_home,
     one_or_all,
 )
 from rlcli.cli.supervised import supervised
@@ -44,7 +45,7 @@ EvalData = Annotated[
         autocompletion=completion.datasets,
     ),
 ]
-RunFolder = Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")]
+RunFolder = Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).", callback=in_home)]
 Resume = Annotated[
     Path | None,
     typer.Option(

@@ -114,7 +114,9 @@ def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
         "skipped": skipped,
         "mean_score": summary.score / summary.verified if summary.verified else None,
         "outcomes": dict(summary.outcomes.most_common()),
-        "parts": {part: total / count for part, (total, count) in summary.parts.items() if not part.startswith(USAGE)},
+        "parts": {
+            part: total / count for part, (total, count) in summary.parts.items() if not part.startswith(USAGE)
+        },  # those that are logged too
         "usage": {part: total for part, (total, _) in summary.parts.items() if part.startswith(USAGE)},
         "seconds": {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99, "max": latency.max},
     }

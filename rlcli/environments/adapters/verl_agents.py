@@ -47,10 +47,13 @@ class VerlTools:
                 content = f"error: there is no tool {name}" if name not in self.tools else f"error: {error!r}"
                 failed += 1
             answers.append({"role": "tool", "name": name, "tool_call_id": call["id"], "content": content})
+        for call in message.get("invalid_tool_calls") or []:
+            content = f"error: {call['error']}"
+            answers.append({"role": "tool", "name": "tool", "tool_call_id": call["id"], "content": content})
         before = self.reward
         self.reward = sum([float(await tool.calc_reward(self.session) or 0.0) for tool in self.tools.values()])
         info = {"tool_calls": len(calls), "failed_calls": failed}
-        return answers, reward + self.reward - before, not calls, info
+        return answers, reward + self.reward - before, not answers, info
 
     async def close(self) -> None:
         for tool in self.tools.values():

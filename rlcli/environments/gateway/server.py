@@ -298,7 +298,9 @@ class Gateway:
         pictures = await self._seen(record, asked.images) if asked.images else {}
         ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens, pictures)
         turn, text = self._until(await self._drawn(session, ask), asked.stop)
-        message, failed = parse(text, self._form if asked.tools else "", opened=self._opened)
+        form = self._form if asked.tools else ""
+        message, failed = parse(text, form, opened=self._opened, tools=asked.tools)
+        message.pop("invalid_tool_calls", None)  # no field of OpenAI's messages
         record.failed_calls += failed
         for number, call in enumerate(message.get("tool_calls", ()), record.calls + 1):
             call["id"] = f"call{number:05}"  # unique in the session

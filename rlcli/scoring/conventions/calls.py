@@ -30,10 +30,12 @@ class BadResult(TypeError):
 @dataclass(frozen=True)
 class Loaded:
     """A verifier of any convention. verify: returns its result for each request; raises if the whole batch failed.
-    many: whether it gains from getting many requests at once."""
+    many: whether it gains from getting many requests at once. groups: whether a call has to hold all responses to a
+    prompt, one after another."""
 
     verify: Callable[[Sequence[VerifyRequest]], Sequence[Verified]]
     many: bool
+    groups: bool = False
 
 
 def lacking_of(parameters: Parameters, available: Iterable[str]) -> list[str]:

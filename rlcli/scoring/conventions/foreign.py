@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -25,10 +26,14 @@ from rlcli.scoring.conventions.calls import (
     shown,
     wanted_by,
 )
-from rlcli.types import Outcome, Verdict, VerifyRequest
+from rlcli.types import LOGGED, Outcome, Verdict, VerifyRequest
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 TRL = ("prompts", "completions", "completion_ids")
+TRL_TRAINER = ("trainer_state", "log_extra", "log_metric")
+"""Further arguments that TRL's trainer passes to each function."""
+MOST_EXTRA = 16
+"""Maximum number of columns that one response's verdict may have in `extra`."""
 PRIME = ("completion", "answer", "prompt", "state", "info", "task")
 
 _SHAPE_ERRORS = (TypeError, AttributeError, LookupError)
@@ -83,13 +88,14 @@ def _of_verl(function: Callable[..., Any], result: Any) -> Verdict:
 
 
 def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
-    """`f(prompts, completions, completion_ids, **columns)` -> list of numbers, None for a row that it skips."""
+    """`f(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)` -> list of numbers,
+    None for a row that it skips. A call has whole groups: all responses to a prompt, one after another."""
     parameters = inspect.signature(function).parameters
     wanted, messages_first = wanted_by(function), _speaks_of_messages(parameters, ("completions", "prompts"))
 
     async def batch(requests: Sequence[VerifyRequest]) -> Sequence[Verified]:
         columns = {**_rows_as_columns(requests), **options}
-        lacking = lacking_of(parameters, (*TRL, *columns))
+        lacking = lacking_of(parameters, (*TRL, *TRL_TRAINER, *columns))
         if lacking:
             raise BadResult(
                 function,
@@ -98,25 +104,88 @@ def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
             )
 
         async def call(as_messages: bool) -> Any:
-            given = {
+            inputs = {
                 "prompts": [_prompt(request, as_messages) for request in requests],
                 "completions": [_completion(request, as_messages) for request in requests],
                 "completion_ids": [list(request.completion_ids) for request in requests],
             }
-            return await awaited(function(**wanted(columns | given)))
+            log = CallLog(function, len(requests))
+            trainer = {
+                "trainer_state": TrainerState.of(requests),
+                "log_extra": log.extra,
+                "log_metric": log.metric,
+            }
+            return await awaited(function(**wanted({**columns, **trainer, **inputs}))), log
 
-        scores = one_each(function, await _in_either_shape(call, messages_first), requests, "number")
-        return [_of_trl(function, score) for score in scores]
+        returned, log = await _in_either_shape(call, messages_first)
+        scores = one_each(function, returned, requests, "number")
+        return [_of_trl(function, score, log, place) for place, score in enumerate(scores)]
 
-    return Loaded(lambda requests: run(batch(requests)), many=True)
+    return Loaded(lambda requests: run(batch(requests)), many=True, groups=True)
 
 
-def _of_trl(function: Callable[..., Any], score: Any) -> Verified:
+def _of_trl(function: Callable[..., Any], score: Any, log: CallLog, place: int) -> Verified:
     """The verdict of one score of a list, or the error about it: the others of the list remain."""
     try:
-        return None if score is None else verdict_of(function, score, "a number for each completion")
+        if score is None:
+            return None
+        return replace(
+            verdict_of(function, score, "a number for each completion"),
+            parts=log.means(),
+            extra={column: texts[place] for column, texts in log.columns.items()},
+        )
     except BadResult as error:
         return error
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a reward function reads of TRL's `trainer_state`.
+
+    global_step: steps that are complete when the responses are drawn. max_steps: of the training. Both are 0 where no
+    training is: in a trial, an evaluation of a model, `rlcli verifiers run`.
+    """
+
+    global_step: int = 0
+    max_steps: int = 0
+
+    @classmethod
+    def of(cls, requests: Sequence[VerifyRequest]) -> TrainerState:
+        """The latest of the requests' steps."""
+        latest = max(requests, key=lambda request: request.step)
+        return cls(max(latest.step - 1, 0), latest.steps)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"trainer_state has global_step and max_steps here, and no {name}")
+
+
+class CallLog:
+    """What a function logs in one call on `count` responses: a text for each response, by column, and numbers."""
+
+    def __init__(self, function: Callable[..., Any], count: int) -> None:
+        self._function, self._count = function, count
+        self.columns: dict[str, list[str]] = {}
+        self._metrics: dict[str, list[float]] = {}
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """TRL's `log_extra`: a column of the table of samples. Raises `BadResult`."""
+        listed = [None] if isinstance(values, str | bytes) or not isinstance(values, Iterable) else list(values)
+        if len(listed) != self._count:
+            raise BadResult(
+                self._function, f"calls log_extra({column!r:.60}) with {shown(values)}, expected {self._count} values"
+            )
+        self.columns[str(column)] = [str(value) for value in listed]
+        if len(self.columns) > MOST_EXTRA:
+            raise BadResult(self._function, f"calls log_extra with more than {MOST_EXTRA} columns")
+
+    def metric(self, name: str, value: Any) -> None:
+        """TRL's `log_metric`: a number, of which the step's mean is a metric. Raises `BadResult`."""
+        number = _number(self._function, value, f"a number for log_metric({name!r:.60})")
+        self._metrics.setdefault(str(name), []).append(number)
+
+    def means(self) -> dict[str, float]:
+        """The metrics as parts of a verdict."""
+        return {f"{LOGGED}{name}": math.fsum(values) / len(values) for name, values in self._metrics.items()}
 
 
 def _rows_as_columns(requests: Sequence[VerifyRequest]) -> dict[str, Any]:
@@ -130,9 +199,11 @@ def _rows_as_columns(requests: Sequence[VerifyRequest]) -> dict[str, Any]:
 
 
 def trl_inputs(parameters: Parameters) -> set[str]:
-    """The parameters that TRL fills: its own three, and those without a default, which are columns of the data."""
+    """The parameters that TRL fills: its own, and those without a default, which are columns of the data."""
     named = {name: one for name, one in parameters.items() if one.kind in NAMED}
-    return {name for name, one in named.items() if name in TRL or one.default is inspect.Parameter.empty}
+    return {
+        name for name, one in named.items() if name in (*TRL, *TRL_TRAINER) or one.default is inspect.Parameter.empty
+    }
 
 
 def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Loaded:
@@ -213,6 +284,8 @@ async def _in_either_shape(call: Callable[[bool], Awaitable[Any]], messages_firs
     is not about the shape."""
     try:
         return await call(messages_first)
+    except BadResult:  # of what it logs: it has accepted the shape
+        raise
     except _SHAPE_ERRORS as error:
         try:
             return await call(not messages_first)

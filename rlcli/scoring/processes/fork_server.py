@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     `timeout_s`: less than the deadline that kills them, or they cannot report what took so long. own_limits: of each
     term, its own CPU seconds (option `deadline_s`) and wall-clock seconds (option `wait_s`), 0 if it has none; empty if
     no term has any. keys: environment variables whose values are sent, each with its address. answer_kind, has_gold: of
-    the first term's module, as in `load.Scorer`."""
+    the first term's module, as in `load.Scorer`. groups: whether a call has to hold all responses to a prompt."""
 
     at_once: int
     needs_sandbox: bool
@@ -49,6 +49,7 @@ class Facts(NamedTuple):
     keys: tuple[tuple[str, str], ...] = ()
     answer_kind: str = ""
     has_gold: bool = False
+    groups: bool = False
 
 
 class FormerWorker(NamedTuple):

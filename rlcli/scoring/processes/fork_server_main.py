@@ -27,6 +27,7 @@ import resource
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -45,6 +46,9 @@ verification that needs more ends in a MemoryError."""
 
 MAX_TEXT_CHARS = 1000
 """Maximum length of a verdict's answer and detail."""
+
+MAX_EXTRA_CHARS = 400
+"""Maximum length of each text of a verdict's `extra`."""
 
 MAX_REPLY_BYTES = 1 << 16
 """Maximum length of an encoded verdict."""
@@ -124,7 +128,7 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
     scorers[message["load"]] = scorer
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
     facts: dict[str, Any] = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox}
-    facts |= {"patience_s": scorer.patience_s, "keys": scorer.keys}
+    facts |= {"patience_s": scorer.patience_s, "keys": scorer.keys, "groups": scorer.groups}
     facts |= {"answer_kind": scorer.answer_kind, "has_gold": scorer.has_gold}
     return facts | ({"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {})
 
@@ -236,4 +240,9 @@ def _encode(verdict: Verified) -> dict[str, Any]:
         "answer": None if verdict.answer is None else str(verdict.answer)[:most],
         "parts": {str(name): float(part) for name, part in verdict.parts.items()},
         "detail": str(verdict.detail)[:MAX_TEXT_CHARS],
+        **({"extra": _texts(verdict.extra)} if verdict.extra else {}),
     }
+
+
+def _texts(extra: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name)[:MAX_TEXT_CHARS]: str(text)[:MAX_EXTRA_CHARS] for name, text in extra.items()}

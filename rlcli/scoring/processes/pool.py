@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from rlcli.errors import VerifierError
 from rlcli.scoring.expression import parse
 from rlcli.scoring.processes.fork_server import Facts, ForkServer
-from rlcli.scoring.processes.worker import Job, Line, ScoringWorker, wall_bound
+from rlcli.scoring.processes.worker import Group, Job, Line, ScoringWorker, wall_bound
 from rlcli.scoring.registry import target
 from rlcli.scoring.service.sources import Source, response
 from rlcli.types import Verdict, VerifyRequest
@@ -46,7 +46,8 @@ class ScoringPool:
 
     Verifiers that take batches or are async get the queued requests (at most `load.AT_ONCE`) in one message, under one
     deadline. If a batch fails as a whole, its requests are verified one by one, each with its two tries: a bad request
-    affects only itself.
+    affects only itself. A verifier that reads the responses to a prompt together (`Facts.groups`) gets all those of
+    `submit_group` in one message; one that fails affects its group.
 
     Any thread may submit; in asyncio, await `asyncio.wrap_future(pool.submit(...))`. Workers are forked from a fresh
     interpreter, never from the calling process (pebble and multiprocessing import the caller's `__main__` into every
@@ -99,22 +100,40 @@ class ScoringPool:
 
         Raises `ConfigError` if it cannot be parsed, `UnknownName`, and `VerifierError` once the pool is closed.
         """
-        request = request.tail(MAX_COMPLETION_CHARS)
-        source = Source.of(request)
-        return self.submit_response(verifier, self._sources.setdefault(source.key, source), response(request))
+        [future] = self.submit_together(verifier, [request])
+        return future
+
+    def submit_together(self, verifier: str, requests: Sequence[VerifyRequest]) -> list[Future[Verdict]]:
+        """Queue the verifications of responses to one prompt, for one call of the verifier. Raises like `submit`."""
+        source = Source.of(requests[0])
+        source = self._sources.setdefault(source.key, source)
+        responses = [response(request.tail(MAX_COMPLETION_CHARS)) for request in requests]
+        return self.submit_group(verifier, source, responses)
 
     def submit_response(self, verifier: str, source: Source, response: bytes) -> Future[Verdict]:
         """Like `submit`, for a request that is split into its source and its `sources.response`."""
+        [future] = self.submit_group(verifier, source, [response])
+        return future
+
+    def submit_group(self, verifier: str, source: Source, responses: Sequence[bytes]) -> list[Future[Verdict]]:
+        """Queue the verifications of all responses to a prompt, for one call of the verifier. responses: as in
+        `submit_response`."""
         line = self._lines.get(verifier)
         if line is None:
             line = self._lines.setdefault(verifier, _line(verifier))
-        job = Job(source, response)
+        group = tuple(Job(source, response) for response in responses)
         with self._lock:
             if self._closed:
                 raise VerifierError("the scoring pool is closed")
-            line.jobs.append(job)
+            line.groups.append(group)
             self._tickets.put(line)
-        return job.future
+        return [job.future for job in group]
+
+    @property
+    def grouped(self) -> list[str]:
+        """The expressions so far whose verifiers read the responses to a prompt together."""
+        loaded = self._fork_server.loaded
+        return [name for name, line in list(self._lines.items()) if line.key in loaded and loaded[line.key].groups]
 
     @property
     def loaded(self) -> Mapping[str, Facts]:
@@ -133,8 +152,9 @@ class ScoringPool:
                 return
             self._closed = True
         for line in list(self._lines.values()):
-            for job in line.take(len(line.jobs)):
+            for job in line.jobs:
                 job.future.cancel()
+            line.groups.clear()
         self._fork_server.close()
         for _ in self._threads:
             self._tickets.put(None)
@@ -149,18 +169,24 @@ class ScoringPool:
 
     def _serve(self, worker: ScoringWorker) -> None:
         while (line := self._tickets.get()) is not None:
-            if not line.jobs:
+            if not line.groups:
                 continue  # taken with an earlier ticket of this line
-            jobs: list[Job] = []
+            groups: list[list[Job]] = []
             try:
-                at_once = worker.prepare(line)
-                jobs = [job for job in line.take(at_once) if job.future.set_running_or_notify_cancel()]
-                for job, verdict in zip(jobs, worker.verify(line, jobs) if jobs else (), strict=True):
+                groups = _running(line.take(worker.prepare(line)))
+                verdicts = worker.verify(line, groups) if groups else []
+                for job, verdict in zip((job for group in groups for job in group), verdicts, strict=True):
                     job.future.set_result(verdict)
             except Exception as error:
-                for job in jobs or [job for job in line.take(1) if job.future.set_running_or_notify_cancel()]:
+                for job in (job for group in groups or _running(line.take(1)) for job in group):
                     if not job.future.done():
                         job.future.set_exception(CancelledError() if self._closed else error)
+
+
+def _running(groups: Iterable[Group]) -> list[list[Job]]:
+    """The jobs of groups that are not cancelled, which begin now."""
+    begun = ([job for job in group if job.future.set_running_or_notify_cancel()] for group in groups)
+    return [group for group in begun if group]
 
 
 def in_order(items: Iterable[T], submit: Callable[[T], Future[Verdict]]) -> Iterator[tuple[T, Verdict]]:

@@ -8,7 +8,7 @@ import math
 import pickle
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,20 +62,31 @@ class Job:
     future: Future[Verdict] = field(default_factory=Future)
 
 
+Group = tuple[Job, ...]
+"""Verifications that are done in one call: of all responses to a prompt, where the verifier asks for that, else one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """The requests that wait for one expression. key: its id in scoring processes."""
 
     composition: Composition
     key: str
-    jobs: deque[Job] = field(default_factory=deque)
+    groups: deque[Group] = field(default_factory=deque)
 
-    def take(self, most: int) -> list[Job]:
-        """Take the first jobs, at most `most`. Callable from any thread."""
-        taken: list[Job] = []
+    @property
+    def jobs(self) -> list[Job]:
+        """All of its verifications that wait."""
+        return [job for group in list(self.groups) for job in group]
+
+    def take(self, most: int) -> list[Group]:
+        """Take the first groups, with at most `most` jobs unless the first has more. Callable from any thread."""
+        taken: list[Group] = []
         with contextlib.suppress(IndexError):
-            while len(taken) < most:
-                taken.append(self.jobs.popleft())
+            while (count := sum(map(len, taken))) < most:
+                if taken and count + len(self.groups[0]) > most:
+                    break
+                taken.append(self.groups.popleft())
         return taken
 
 
@@ -131,31 +142,41 @@ class ScoringWorker:
             self._start()
         return self._known[line.key].at_once
 
-    def verify(self, line: Line, jobs: Sequence[Job]) -> list[Verdict]:
-        """The verdict on each job. Raises `VerifierError` for a failure that the verifier did not cause."""
-        tried = self._try(line, jobs)
-        if not tried.whole and len(jobs) > 1:  # one of them made the batch fail
-            return [verdict for job in jobs for verdict in self.verify(line, [job])]
-        again = self._timeouts < ASLEEP
-        return [
-            self._again(line, job, tried, verdict)
-            if again and verdict.outcome in FAILED and place not in tried.final
-            else verdict
-            for place, (job, verdict) in enumerate(zip(jobs, tried.verdicts, strict=True))
-        ]
+    def verify(self, line: Line, groups: Sequence[Sequence[Job]]) -> list[Verdict]:
+        """The verdict on each job of the groups, in order; all of a group in one call. Raises `VerifierError` for a
+        failure that the verifier did not cause."""
+        tried = self._try(line, [job for group in groups for job in group])
+        if not tried.whole and len(groups) > 1:  # one of them made the batch fail
+            return [verdict for group in groups for verdict in self.verify(line, [group])]
+        verdicts = tried.verdicts if tried.whole else tried.verdicts * len(groups[0])
+        again, start, found = self._timeouts < ASLEEP, 0, list[Verdict]()
+        for group in groups:
+            first = verdicts[start : start + len(group)]
+            failed = {
+                place
+                for place, verdict in enumerate(first)
+                if verdict.outcome in FAILED and start + place not in tried.final
+            }
+            found += self._again(line, group, tried, first, failed) if again and failed else first
+            start += len(group)
+        return found
 
-    def _again(self, line: Line, job: Job, before: _Tried, first: Verdict) -> Verdict:
-        """The verdict on a job that has failed, from a fresh process."""
+    def _again(
+        self, line: Line, group: Sequence[Job], before: _Tried, first: Sequence[Verdict], failed: Collection[int]
+    ) -> list[Verdict]:
+        """The verdicts on a group of which some have failed, those from a fresh process."""
         if not self._fresh:
             self._start()
-        tried = self._try(line, [job], spare=not before.killed)
-        [second] = tried.verdicts
-        second = replace(second, latency_s=first.latency_s + second.latency_s)
-        if before.overran and tried.overran:
+        tried = self._try(line, group, spare=not before.killed)
+        found = list(first)
+        for place in failed:
+            second = tried.verdicts[place if tried.whole else 0]
+            found[place] = replace(second, latency_s=first[place].latency_s + second.latency_s)
+        if before.overran and tried.overran and len(group) == 1:
             # Otherwise a response that keeps the verifier busy would score better than a wrong one.
             detail = f"{OVERRAN} (more than {self._cpu_s:g} s)"
-            return Verdict(0.0, Outcome.WRONG, detail=detail, latency_s=second.latency_s)
-        return second
+            return [Verdict(0.0, Outcome.WRONG, detail=detail, latency_s=found[0].latency_s)]
+        return found
 
     def _try(self, line: Line, jobs: Sequence[Job], spare: bool = True) -> _Tried:
         """One try; repeated in a new process if the first was killed from outside, which nothing here caused."""
@@ -208,10 +229,12 @@ class ScoringWorker:
         """
         own = self._known[line.key].own_limits
         deadline_s, wait_s = own[term] if own else (0.0, 0.0)
-        cpu_s = deadline_s * count or self._cpu_s
+        # A group is not divided when it has taken too long: it has the time of all its responses.
+        many = count if self._known[line.key].groups else 1
+        cpu_s = deadline_s * count or self._cpu_s * many
         if wait_s:
             return _Limit(cpu_s, 1.1 * wait_s + WAIT_SPARE_S, own=True)
-        return _Limit(cpu_s, wall_bound(cpu_s), own=True) if deadline_s else _Limit(cpu_s, self._wall_s)
+        return _Limit(cpu_s, wall_bound(cpu_s), own=True) if deadline_s else _Limit(cpu_s, self._wall_s * many)
 
     def _await_reply(self, started: float, limit: _Limit) -> bool | None:
         """None once there is a reply; else whether the process has used up its CPU seconds, or has only taken long.

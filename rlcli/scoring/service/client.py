@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,10 +41,15 @@ class Scored(NamedTuple):
     checksum: int = 0
 
 
-class _Asked(NamedTuple):
-    """The message for a response; it is sent again if the service was killed."""
+ResponseFrame = tuple[bytes, int, Mapping[str, Any]]
+"""A response as it is sent: its tokens (int32 ids), how many of the last are not text, and other fields of its
+`VerifyRequest`, plain values."""
 
-    scored: Future[Scored]
+
+class _Asked(NamedTuple):
+    """The message for a response, or for all responses to a prompt; it is sent again if the service was killed."""
+
+    scored: list[Future[Scored]]
     prompt: Prompt
     frame: tuple[Any, ...]
 
@@ -66,6 +71,9 @@ class ScoringService:
         self._keys: dict[int, tuple[Prompt, bytes]] = {}
         self._known: set[bytes] = set()
         self._ready = threading.Event()
+        self.grouped: frozenset[str] = frozenset()
+        """Expressions that read the responses to a prompt together, known once the service is ready: see
+        `submit_group`."""
         self._failure: VerifierError | None = None
         self._closed = False
         self._deaths = 0
@@ -88,17 +96,27 @@ class ScoringService:
         """Decode and verify the response `tokens` (int32 ids), of which the last `spare` are not text. fields: others
         of its `VerifyRequest`, plain values."""
         scored: Future[Scored] = Future()
+        self._ask("verify", prompt, [scored], (tokens, spare, dict(fields)))
+        return scored
+
+    def submit_group(self, prompt: Prompt, responses: Sequence[ResponseFrame]) -> list[Future[Scored]]:
+        """Decode and verify all responses to a prompt, in one call of its verifier."""
+        scored: list[Future[Scored]] = [Future() for _ in responses]
+        frames = [(tokens, spare, dict(fields)) for tokens, spare, fields in responses]
+        self._ask("verify_group", prompt, scored, (frames,))
+        return scored
+
+    def _ask(self, what: str, prompt: Prompt, scored: list[Future[Scored]], values: tuple[Any, ...]) -> None:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if self._closed:
                 raise VerifierError("the scoring service is closed")
             self._numbers = number = self._numbers + 1
-            frame = ("verify", number, prompt.verifier, self._key(prompt), tokens, spare, dict(fields))
+            frame = (what, number, prompt.verifier, self._key(prompt), *values)
             self._asked[number] = one = _Asked(scored, prompt, frame)
             with contextlib.suppress(OSError):  # it was killed: the reading thread starts another and sends this again
                 self._send(one)
-        return scored
 
     def close(self) -> None:
         """Disconnect. Futures without a result yet raise `CancelledError`. Harmless when repeated."""
@@ -110,8 +128,9 @@ class ScoringService:
         self._reader.join(5.0)
         self._connection.close()
         for one in self._asked.values():
-            if not one.scored.cancel():
-                one.scored.set_exception(CancelledError())
+            for scored in one.scored:
+                if not scored.cancel():
+                    scored.set_exception(CancelledError())
 
     def _key(self, prompt: Prompt) -> bytes:
         """The key of its source: made once for all unfinished responses of a row."""
@@ -153,6 +172,7 @@ class ScoringService:
 
     def _take(self, what: str, *given: Any) -> None:
         if what == "ready":
+            self.grouped = frozenset(given[0])
             self._ready.set()
         elif what == "failed":
             self._fail(VerifierError(*given))
@@ -169,11 +189,11 @@ class ScoringService:
             if one is None:
                 return  # it was sent again, so two verdicts arrived
             if what == "error":
-                one.scored.set_exception(VerifierError(*values))
+                for scored in one.scored:
+                    scored.set_exception(VerifierError(*values))
                 return
-            checksum, text, score, outcome, answer, parts, detail, latency_s = values
-            verdict = Verdict(score, Outcome(outcome), answer, parts, detail, latency_s)
-            one.scored.set_result(Scored(text, verdict, checksum))
+            for scored, (checksum, text, score, outcome, *rest) in zip(one.scored, values[0], strict=True):
+                scored.set_result(Scored(text, Verdict(score, Outcome(outcome), *rest), checksum))
 
     def _reconnect(self) -> bool:
         """Find or start another service, and send it all requests without a verdict; False if none is available."""
@@ -205,7 +225,8 @@ class ScoringService:
             asked, self._asked = self._asked, {}
         self._ready.set()
         for one in asked.values():
-            one.scored.set_exception(error)
+            for scored in one.scored:
+                scored.set_exception(error)
 
     def _connect(self) -> Connection:
         """Connect to the service, and start it if it does not run."""

@@ -9,12 +9,16 @@ A message is one marshalled tuple. From a client:
 
     ("source", key, data)                             the data of a row, as in `Source`
     ("verify", number, verifier, key, token ids as int32, how many of the last are not text, fields of the response)
+    ("verify_group", number, verifier, key, [(token ids, how many of the last are not text, fields), …])
 
-where the field `rivals` is a list of such token ids, each with how many of the last are not text,
+A group has all responses to a prompt, which one call of the verifier gets. The field `rivals` is a list of such token
+ids, each with how many of the last are not text. To a client goes a list of tuples, of which the first is
 
-and to it a list of tuples, of which the first is ("ready",) or ("failed", message, hint), and then for each number:
+    ("ready", [expressions that read the responses to a prompt together]) or ("failed", message, hint)
 
-    ("verdict", number, CRC-32 of the token ids, text, score, outcome, answer, parts, detail, latency_s)
+and then for each number:
+
+    ("verdict", number, [(CRC-32 of the token ids, text, score, outcome, answer, parts, detail, latency_s, extra), …])
     ("missing", number)                               its source has been dropped: send both again
     ("error", number, message, hint)                  no verdict, for a reason unrelated to the response
 """
@@ -33,7 +37,7 @@ import socket
 import threading
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
@@ -64,7 +68,8 @@ Decode = Callable[[Sequence[int]], str]
 @dataclass(frozen=True)
 class Settings:
     """Settings of a new service. tokenizer: a model's folder or hub id, if there is no TOKENIZER. processes,
-    deadline_s, verifiers, sandbox: as `ScoringPool` takes them. log: file for output of verifiers."""
+    deadline_s, verifiers, sandbox: as `ScoringPool` takes them. log: file for output of verifiers. steps: of the
+    training, for requests; 0: none."""
 
     tokenizer: str
     processes: int
@@ -72,6 +77,7 @@ class Settings:
     verifiers: tuple[str, ...]
     sandbox: str
     log: str
+    steps: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -89,7 +95,7 @@ def main(listener_fd: str, folder: str, settings: str) -> None:
         _refuse(listener, Path(folder), error)
         return
     with pool:
-        Service(listener, Path(folder), pool, decode).serve()
+        Service(listener, Path(folder), pool, decode, given.steps).serve()
 
 
 def _decoder(file: Path, name: str) -> Decode:
@@ -149,10 +155,12 @@ def _is(path: Path, fd: int) -> bool:
 
 
 class Service:
-    """Serves its clients, each with two threads."""
+    """Serves its clients, each with two threads. steps: of the training."""
 
-    def __init__(self, listener: socket.socket, folder: Path, pool: ScoringPool, decode: Decode) -> None:
-        self.pool, self.decode = pool, decode
+    def __init__(
+        self, listener: socket.socket, folder: Path, pool: ScoringPool, decode: Decode, steps: int = 0
+    ) -> None:
+        self.pool, self.decode, self.steps = pool, decode, steps
         self.sources = _Sources()
         self._listener, self._folder = listener, folder
         self._clients: set[_Client] = set()
@@ -200,8 +208,9 @@ class _Client:
     def __init__(self, service: Service, connection: Connection) -> None:
         self._service, self._connection = service, connection
         self._out: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._open: dict[int, Future[Verdict]] = {}
-        self._out.put(("ready",))
+        self._open: dict[int, list[Future[Verdict]]] = {}
+        self._lock = threading.Lock()  # held to see that the last response of a group has its verdict
+        self._out.put(("ready", service.pool.grouped))
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
         threading.Thread(target=self._write, daemon=True).start()
@@ -212,51 +221,68 @@ class _Client:
                 what, *given = marshal.loads(self._connection.recv_bytes())
                 if what == "source":
                     self._service.sources.add(Source(*given))
-                else:
+                elif what == "verify_group":
                     self._verify(*given)
+                else:
+                    number, verifier, key, *response_frame = given
+                    self._verify(number, verifier, key, [response_frame])
         except (EOFError, OSError):
             pass
         finally:
-            for verdict in list(self._open.values()):  # no client waits for these any more
-                verdict.cancel()
+            for verdicts in list(self._open.values()):  # no client waits for these any more
+                for verdict in verdicts:
+                    verdict.cancel()
             self._out.put(None)
             self._service.left.set()
 
-    def _verify(
-        self, number: int, verifier: str, key: bytes, tokens: bytes, spare: int, fields: Mapping[str, Any]
-    ) -> None:
+    def _verify(self, number: int, verifier: str, key: bytes, frames: Sequence[Sequence[Any]]) -> None:
+        """frames: of each response its tokens, how many of the last are not text, and other fields of its request."""
         source = self._service.sources.get(key)
         if source is None:
             self._out.put(("missing", number))
             return
-        ids, text = self._decoded(tokens, spare)
-        rivals = [self._decoded(*one)[1][-MAX_COMPLETION_CHARS:] for one in fields.get("rivals", ())]
-        request = VerifyRequest(text, "", completion_ids=ids, **{**fields, "rivals": rivals}).tail(MAX_COMPLETION_CHARS)
+        texts, responses = [], []
+        for tokens, spare, fields in frames:
+            ids, text = self._decoded(tokens, spare)
+            rivals = [self._decoded(*one)[1][-MAX_COMPLETION_CHARS:] for one in fields.get("rivals", ())]
+            steps = {"steps": self._service.steps} if "step" in fields else {}
+            request = VerifyRequest(text, "", completion_ids=ids, **{**fields, **steps, "rivals": rivals})
+            texts.append(text)
+            responses.append(response(request.tail(MAX_COMPLETION_CHARS)))
         try:
-            verdict = self._service.pool.submit_response(verifier, source, response(request))
+            verdicts = self._service.pool.submit_group(verifier, source, responses)
         except RlcliError as error:
             self._out.put(("error", number, error.message, error.hint))
             return
-        self._open[number] = verdict
-        checksum = zlib.crc32(tokens)
-        verdict.add_done_callback(lambda done: self._done(number, checksum, text, done))
+        self._open[number] = verdicts
+        checksums = [zlib.crc32(tokens) for tokens, _, _ in frames]
+        for verdict in verdicts:
+            verdict.add_done_callback(lambda _: self._done(number, checksums, texts, verdicts))
 
     def _decoded(self, tokens: bytes, spare: int) -> tuple[array[int], str]:
         ids = array("i", tokens)
         return ids, self._service.decode(ids[: len(ids) - spare].tolist())
 
-    def _done(self, number: int, checksum: int, text: str, done: Future[Verdict]) -> None:
-        self._open.pop(number, None)
+    def _done(
+        self, number: int, checksums: Sequence[int], texts: Sequence[str], verdicts: Sequence[Future[Verdict]]
+    ) -> None:
+        """Send the verdicts on the responses of one message, once they are complete."""
+        with self._lock:
+            if not all(verdict.done() for verdict in verdicts) or self._open.pop(number, None) is None:
+                return
+        rows = []
         try:
-            found = done.result()
+            for checksum, text, future in zip(checksums, texts, verdicts, strict=True):
+                one = future.result()
+                values = (one.score, str(one.outcome), one.answer, dict(one.parts), one.detail, one.latency_s)
+                rows.append((checksum, text, *values, dict(one.extra)))
         except CancelledError:
             return
         except Exception as error:
             hint = error.hint if isinstance(error, RlcliError) else ""
             self._out.put(("error", number, getattr(error, "message", repr(error)), hint))
             return
-        values = (found.score, str(found.outcome), found.answer, dict(found.parts), found.detail, found.latency_s)
-        self._out.put(("verdict", number, checksum, text, *values))
+        self._out.put(("verdict", number, rows))
 
     def _write(self) -> None:
         with self._connection, contextlib.suppress(OSError):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from rlcli.data.messages import PromptTask, sample_seed
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation
-from rlcli.environments.environment import EnvironmentFailed, Failure, Opening, Reply
+from rlcli.environments.environment import Cause, EnvironmentFailed, Failure, Opening, Reply
 from rlcli.environments.held import Held, Turn
 from rlcli.environments.pool import Environments, row_of
 from rlcli.environments.seeing import SeeingSession
@@ -26,9 +25,11 @@ from rlcli.types import Outcome, Verdict
 if TYPE_CHECKING:
     from rlcli.rollout.drawn import Drawn
 
-TRIES, DEATHS = 2, 5
-"""How often a sample's conversation is begun if its environment fails, and if the process dies, which may be another
-one's fault."""
+TRIES = 2
+"""How often a sample's conversation is begun if its environment fails."""
+LOSSES = 50
+"""How often it is lost with its process for another one's sake, or for none that is known, before it is given up: that
+costs none of its tries, but has to end where processes die by themselves."""
 
 
 @dataclass
@@ -38,8 +39,12 @@ class _Talk:
     record: Trajectory | None = None
     """What an earlier round drew, and the answers to it: set until all of it has been said again."""
     conversation: Conversation | None = None
-    failures: Counter[bool] = field(default_factory=Counter)
-    """Whether it was the process that died → how often."""
+    failures: int = 0
+    """Tries that have failed by themselves."""
+    losses: int = 0
+    """Tries that were lost with their process."""
+    alone: bool = False
+    """Whether its environment's process works at one call at a time, because it may have ended one."""
 
 
 @dataclass
@@ -173,7 +178,8 @@ class Conversations:
         """Begin the conversation anew, and draw all of it."""
         talk = self._talks[key]
         self.redrawn += talk.record is not None
-        talk.session, talk.conversation, talk.record = self._environments.session(talk.task.source), None, None
+        talk.session = self._environments.session(talk.task.source, alone=talk.alone)
+        talk.conversation, talk.record = None, None
         self._reset(key)
 
     def _taken(self, talk: _Talk, answer: Opening | Reply) -> Conversation:
@@ -198,12 +204,15 @@ class Conversations:
             raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
 
     def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | Held]:
-        """Try once more from the beginning, then give the sample up."""
+        """Try once more from the beginning, then give the sample up. What another one caused is no try."""
         talk = self._talks[key]
         talk.session.close()
-        died = error.failure is Failure.DIED
-        talk.failures[died] += 1
-        if talk.failures[died] < (DEATHS if died else TRIES):
+        if error.cause is Cause.OWN:
+            talk.failures += 1
+        else:
+            talk.losses += 1
+            talk.alone = talk.alone or error.cause is Cause.UNKNOWN
+        if talk.failures < TRIES and talk.losses < LOSSES:
             self._again(key)
             return []
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import count
@@ -43,7 +43,7 @@ class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
     keeps the samples; the others only generate in lockstep. thinking, stop_token_ids: see `Verification`. conversing:
     samples are conversations with `environments`, which the leader has. ordered: see `Conversations`. sight: of a model
-    that sees pictures."""
+    that sees pictures. grouped: see `Verification`."""
 
     def __init__(
         self,
@@ -57,12 +57,17 @@ class RolloutRole:
         conversing: bool = False,
         ordered: bool = False,
         sight: Sight | None = None,
+        grouped: Collection[str] = (),
     ) -> None:
         self.rank, self.sight = rank, sight
         self.environments, self.conversing, self.ordered = environments, conversing, ordered
         self.engine = engine
         self.scorer = scorer
-        self.verification = Verification(scorer, thinking, frozenset(stop_token_ids)) if scorer is not None else None
+        self.verification = (
+            Verification(scorer, thinking, frozenset(stop_token_ids), frozenset(grouped))
+            if scorer is not None
+            else None
+        )
         self.version = 0
         self._saver: Saver | None = None
         self._shard: SampleShard | None = None
@@ -320,7 +325,8 @@ class _Round:
 
     def _verify(self, task: PromptTask, sample: int, whole: Trajectory, held: Held | None = None) -> None:
         self._unreported += 1
-        scored = self.verdicts.add(task, sample, whole, held)
+        step = self.call.step if task.step is None else task.step
+        scored = self.verdicts.add(task, sample, whole, held, step)
         if task.greedy and sample == GREEDY:
             self._greedy[task.prompt] = scored
             if whole.stop_reason == "length" and self.call.truncated == "zero_reward":

@@ -13,6 +13,7 @@ from rlcli.cluster.watchdog import progress
 from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.held import Held
+from rlcli.rollout.call import GREEDY
 from rlcli.scoring.expression import rivals_of
 from rlcli.scoring.service.client import Scored, ScoringService
 from rlcli.workers.roles.sample_writer import sent
@@ -21,22 +22,29 @@ from rlcli.workers.roles.sample_writer import sent
 @dataclass(frozen=True)
 class Verification:
     """How a worker's responses are verified. thinking: prompts end within an open <think>. stop_token_ids: those that
-    end a response, and are not part of its text."""
+    end a response, and are not part of its text. grouped: expressions of verifiers that read the responses to a prompt
+    together."""
 
     scorer: ScoringService
     thinking: bool = False
     stop_token_ids: frozenset[int] = frozenset()
+    grouped: frozenset[str] = frozenset()
 
     def submit(
         self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, Any] | None = None
     ) -> Future[Scored]:
         """Future of the policy's last turn as text, and of the verdict on it. fields: others of the request."""
-        return self.scorer.submit(
-            task.source,
-            sent(trajectory),
-            self.spare(trajectory),
-            {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking, **(fields or {})},
-        )
+        return self.scorer.submit(task.source, *self._frame(trajectory, fields or {}))
+
+    def submit_group(
+        self, task: PromptTask, responses: Sequence[tuple[Trajectory, Mapping[str, Any]]]
+    ) -> list[Future[Scored]]:
+        """Like `submit`, of all responses of a group in one call of their verifier."""
+        return self.scorer.submit_group(task.source, [self._frame(whole, fields) for whole, fields in responses])
+
+    def _frame(self, trajectory: Trajectory, fields: Mapping[str, Any]) -> tuple[bytes, int, dict[str, Any]]:
+        known = {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking}
+        return sent(trajectory), self.spare(trajectory), {**known, **fields}
 
     def spare(self, trajectory: Trajectory) -> int:
         """How many of the last turn's last tokens are not text."""
@@ -68,13 +76,18 @@ class GroupVerdicts:
     def begin(self, task: PromptTask) -> None:
         self._verdicts[task.prompt] = []
 
-    def add(self, task: PromptTask, sample: int, whole: Trajectory, held: Held | None = None) -> Future[Scored]:
-        """Have a response verified: at once, or with its group if its verifier compares responses."""
+    def add(
+        self, task: PromptTask, sample: int, whole: Trajectory, held: Held | None = None, step: int = 0
+    ) -> Future[Scored]:
+        """Have a response verified: at once, or with its group if its verifier compares responses, or reads them
+        together. step: of the training."""
         scored: Future[Scored] = Future()
-        fields = held.fields if held else {}
+        fields: Mapping[str, Any] = held.fields if held else {}
+        grouped = self._verification is not None and task.source.verifier in self._verification.grouped
         if held is not None and held.failure is not None:
             scored.set_result(Scored("", held.failure))
-        elif rivals_of(task.source.verifier):
+        elif grouped or rivals_of(task.source.verifier):
+            fields = {**fields, "step": step} if grouped else fields
             self._compared.setdefault(task.prompt, []).append(Compared(sample, task, whole, fields, scored))
         else:
             assert self._verification is not None
@@ -86,14 +99,31 @@ class GroupVerdicts:
         return scored
 
     def _compare(self, prompt: int) -> None:
-        """Send the kept responses of a group, each with those that follow it, in a ring."""
+        """Send the kept responses of a group; of a verifier that compares, each with those that follow it, in a
+        ring. The greedy baseline is a group of its own for a verifier that reads responses together."""
         assert self._verification is not None
         ring = sorted(self._compared.pop(prompt, ()), key=attrgetter("sample"))
-        sent_as = [(sent(one.whole), self._verification.spare(one.whole)) for one in ring]
-        for place, one in enumerate(ring):
-            others = [*sent_as[place + 1 :], *sent_as[:place]][: rivals_of(one.task.source.verifier)]
-            verified = self._verification.submit(one.task, one.whole, {**one.fields, "rivals": others})
-            verified.add_done_callback(partial(_passed_on, one.scored))
+        if not ring:
+            return
+        task, frames = ring[0].task, [(sent(one.whole), self._verification.spare(one.whole)) for one in ring]
+        rivals = rivals_of(task.source.verifier)
+        responses = [
+            (
+                one.whole,
+                {**one.fields, "rivals": [*frames[place + 1 :], *frames[:place]][:rivals]} if rivals else one.fields,
+            )
+            for place, one in enumerate(ring)
+        ]
+        if task.source.verifier in self._verification.grouped:
+            baseline = int(task.greedy and ring[0].sample == GREEDY)
+            groups = [part for part in (responses[:baseline], responses[baseline:]) if part]
+            verified = [one for part in groups for one in self._verification.submit_group(task, part)]
+        else:
+            verified = [
+                self._verification.submit(one.task, *response) for one, response in zip(ring, responses, strict=True)
+            ]
+        for one, future in zip(ring, verified, strict=True):
+            future.add_done_callback(partial(_passed_on, one.scored))
 
     @property
     def waiting(self) -> Sequence[Compared]:

@@ -171,8 +171,23 @@ def test_verifiers_that_look_at_no_answer_are_asked_their_gold_only(tmp_path: Pa
     assert any("reads no answer" in note for note in report.notes)
 
 
-def test_options_that_the_gold_does_not_know_of_get_another_form(tmp_path: Path) -> None:
+def test_gold_gets_the_options_that_it_takes(tmp_path: Path) -> None:
     report = audit("exact(extract=box)", sums(tmp_path, ["Paris", "Rome"], response=""), ALL)
+    assert report.passed, report.surprises
+    assert list(report.forms.values()) == ["the verifier's own gold"]
+
+
+def test_options_that_the_gold_does_not_know_of_get_another_form(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        'ANSWER_KIND = "text"\n'
+        "def verify(request, *, boxed=False):\n"
+        "    truth = '\\\\boxed{' + request.ground_truth + '}' if boxed else request.ground_truth\n"
+        "    return float(request.completion.strip().endswith(truth))\n"
+        "def gold(request):\n"
+        "    return request.ground_truth\n"
+    )
+    name = f"{tmp_path}/mine.py:verify(boxed=true)"
+    report = audit(name, sums(tmp_path, ["Paris", "Rome"], response=""), ALL)
     assert report.passed, report.surprises
     assert list(report.forms.values()) == ["\\boxed{X}"]
 

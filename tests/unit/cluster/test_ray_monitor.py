@@ -154,3 +154,18 @@ def test_the_address_of_rays_client_server_is_refused() -> None:
         ray_session.ray_session("ray://head:10001", 1),
     ):
         pass
+
+
+def test_an_address_of_the_environment_is_named_as_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlcli.cluster import ray_session
+    from rlcli.errors import SetupError
+
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with (
+        pytest.raises(SetupError, match=r"ray://head:10001 \(from the environment variable RAY_ADDRESS\) is "),
+        ray_session.ray_session("", 1),
+    ):
+        pass
+    assert ray_session.with_origin("auto") == "auto"
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert ray_session.with_origin("") == ""

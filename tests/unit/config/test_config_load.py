@@ -347,3 +347,59 @@ def test_a_shortened_warmup_is_kept_with_the_run(tmp_path: Path) -> None:
     stored.write_text(dump_toml(resolve("sft", {"train.steps": 3})))
     again = resolve(str(stored))
     assert (again.config.train.warmup_steps, again.notes) == (3, ())
+
+
+@pytest.mark.parametrize(("text", "value"), [("False", False), ("FALSE", False), ("TRUE", True), ('"False"', "False")])
+def test_a_boolean_in_a_table_may_be_written_as_in_python(text: str, value: object) -> None:
+    key = "chat_template_kwargs"
+    assert resolve("grpo", {}, [f"data.{key}.enable_thinking={text}"]).config.data.chat_template_kwargs == {
+        "enable_thinking": value
+    }
+    assert resolve("grpo", {}, [f"environment.options.strict={text}"]).config.environment.options == {"strict": value}
+
+
+@pytest.mark.parametrize("text", ["None", "null", "no", "Off", "YES"])
+def test_a_word_in_a_table_that_may_be_no_text_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("grpo", {}, [f"data.chat_template_kwargs.enable_thinking={text}"])
+    assert f"data.chat_template_kwargs.enable_thinking = {text} (--set) must be" in refused.value.message
+    assert refused.value.hint.endswith(f"""--set 'data.chat_template_kwargs.enable_thinking="{text}"'""")
+
+
+def test_a_missing_text_may_be_written_as_in_python() -> None:
+    config = resolve("grpo", {"evaluation.data": "held-out"}, ["evaluation.data=None", "data.response=null"]).config
+    assert (config.evaluation.data, config.data.response) == ("", "")
+    assert resolve("grpo", {}, ["rollout.sleep=none"]).config.rollout.sleep == "none"
+    assert resolve("grpo", {}, ["algorithm.correction=none"]).config.algorithm.correction == "none"
+    for text in ("tracking.project=None", "train.steps=None", "rollout.kv_cache_mb=None"):
+        with pytest.raises(ConfigError, match="must be"):
+            resolve("grpo", {}, [text])
+
+
+def test_the_home_folder_and_variables_are_expanded_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("DATA", "/data")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        '[model]\npath = "~/model"\n[data]\npath = ["~/sums", {path = "${DATA}/math", weight = 2}]\n'
+        '[evaluation]\ndata = "$DATA/held"\n[data.chat_template_kwargs]\nprice = "$5"\n'
+    )
+    with pytest.raises(ConfigError, match="has no weight"):
+        resolve(str(recipe))
+    resolved = resolve(str(recipe), {}, ['data.path=["~/sums", "$DATA/math"]', "verifier.name=~/r.py:f"])
+    assert resolved.config.model.path == "/home/me/model"
+    assert resolved.config.data.paths == ("/home/me/sums", "/data/math")
+    assert resolved.config.evaluation.data == "/data/held"
+    assert resolved.config.verifier.name == "/home/me/r.py:f"
+    assert resolved.config.data.chat_template_kwargs == {"price": "$5"}
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"data.path = \$DATA/x \(--set\): the variable DATA is not set") as refused:
+        resolve("grpo", {}, ["data.path=$DATA/x"])
+    assert "export DATA=" in refused.value.hint
+    monkeypatch.chdir(tmp_path)
+    for name in ("~", "$DATA"):  # a folder that is called so
+        (tmp_path / name).mkdir()
+        assert resolve("grpo", {}, [f"data.path={name}"]).config.data.path == name

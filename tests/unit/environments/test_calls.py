@@ -30,9 +30,16 @@ XML = (
         ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", [], 1),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "", [], 1),
         ("hermes", "no call", "no call", [], 0),
-        ("xml", XML, "", [("add", {"a": 1, "note": "two\nlines"})], 0),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})], 0),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "a"}</tool_call>', "", [], 1),
+        ("hermes", '<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>', "", [("f", {}), ("g", {})], 0),
+        ("hermes", '<tool_call>[{"name": "f"}, 3]</tool_call>', "", [("f", {})], 1),
+        ("hermes", "<tool_call>[]</tool_call>", "", [], 1),
+        ("xml", XML, "", [("add", {"a": "1", "note": "two\nlines"})], 0),
         ("xml", "<tool_call>add</tool_call>", "", [], 1),
         ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1})], 0),
+        ("llama", '[{"name": "f"}, {"name": "g", "parameters": "{}"}]', "", [("f", {}), ("g", {})], 0),
+        ("llama", "[1, 2]", "[1, 2]", [], 0),
         ("llama", '{"name": "add", ', '{"name": "add", ', [], 1),
         ("llama", "It is 2.", "It is 2.", [], 0),
         ("", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', [], 0),
@@ -82,3 +89,45 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
     message, failed = parse(text, "hermes")
     assert failed == 0
     assert message["tool_calls"][0]["function"]["arguments"] == {"x": "\ufffd", "\ufffd": ["\U0001f600"]}
+
+
+def tool(**properties: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+
+
+def test_values_without_a_type_are_read_by_the_schema() -> None:
+    schema = tool(
+        code={"type": "string"},
+        zip={"type": "string", "nullable": True},
+        count={"type": "integer"},
+        on={"type": "boolean"},
+        places={"type": "array", "items": {"type": "number"}},
+        either={"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    )
+    written = {
+        **{"code": "12345", "zip": "007", "count": "7", "on": "True", "places": "[1, 2.5]", "either": "7", "new": "7"},
+    }
+    values = "".join(f"<parameter={name}>\n{value}\n</parameter>" for name, value in written.items())
+    text = f"<tool_call><function=f>{values}</function></tool_call>"
+    (call,) = parse(text, "xml", tools=[schema]).message["tool_calls"]
+    assert call["function"]["arguments"] == {
+        **{"code": "12345", "zip": "007", "count": 7, "on": True, "places": [1, 2.5], "either": "7", "new": "7"}
+    }
+    (call,) = parse(text.replace("<parameter=count>\n7", "<parameter=count>\nmany"), "xml", tools=[schema]).message[
+        "tool_calls"
+    ]
+    assert call["function"]["arguments"]["count"] == "many"  # the tool answers it with the error
+
+
+def test_a_malformed_call_is_kept_with_its_place_and_the_reason() -> None:
+    text = '<tool_call>{"name": "f", }</tool_call><tool_call>{"name": "g"}</tool_call><tool_call>h()</tool_call>'
+    message, failed = parse(text, "hermes")
+    assert failed == 2
+    assert [call["id"] for call in message["tool_calls"]] == ["call00002"]
+    assert [(call["id"], call["text"]) for call in message["invalid_tool_calls"]] == [
+        ("call00001", '{"name": "f", }'),
+        ("call00003", "h()"),
+    ]
+    errors = [call["error"] for call in message["invalid_tool_calls"]]
+    assert "Expecting property name enclosed in double quotes (character 15)" in errors[0]
+    assert "is not JSON: Expecting value (character 1)" in errors[1]

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlcli.environments.environment import EnvironmentFailed, Failure
+from rlcli.environments.environment import Cause, EnvironmentFailed, Failure
 from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
 from rlcli.errors import SetupError, UnknownName
 
@@ -47,6 +47,14 @@ class Guess:
             sys.exit(3)
         if said == "die":
             os._exit(7)
+        if said == "wait and die":
+            time.sleep(0.4)
+            os._exit(7)
+        if said == "large":
+            return [{"role": "user", "content": "x" * 10_000_000}], 0.0, False
+        if said == "large picture":
+            part = {"type": "image", "image": b"x" * 8_000_000}
+            return [{"role": "user", "content": [part]}], 0.0, False
         if said == "eat":
             bytearray(1 << 32)
         if said in WRONG:
@@ -180,6 +188,48 @@ def test_a_process_that_dies_is_replaced(file: Path, text: str, how: str) -> Non
         assert host.session().reset(ROW, 0).result(20).messages
     with pytest.raises(EnvironmentFailed, match="died"):
         session.step(said("1")).result(20)
+
+
+def causes(*futures: Any) -> list[Cause]:
+    raised = [future.exception(60) for future in futures]
+    assert all(isinstance(error, EnvironmentFailed) and error.failure is Failure.DIED for error in raised)
+    return [error.cause for error in raised]
+
+
+def test_the_cause_of_a_process_that_dies_is_the_call_that_it_works_at(file: Path) -> None:
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess")) as host:
+        first, second, idle = (host.session() for _ in range(3))
+        for session in (first, second, idle):
+            session.reset(ROW, 0).result(20)
+        assert causes(first.step(said("die"))) == [Cause.OWN]
+        assert causes(idle.step(said("1"))) == [Cause.ANOTHER]
+        first, second = host.session(), host.session()
+        for session in (first, second):
+            session.reset(ROW, 0).result(20)
+        assert causes(first.step(said("wait and die")), second.step(said("hang"))) == [Cause.UNKNOWN] * 2
+
+
+def test_sessions_that_are_alone_are_worked_at_one_by_one(file: Path) -> None:
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess", deadline_s=20)) as host:
+        dies, waits, other = host.session(alone=True), host.session(alone=True), host.session()
+        for session in (dies, waits, other):
+            session.reset(ROW, 0).result(20)
+        assert causes(dies.step(said("wait and die")), waits.step(said("nap"))) == [Cause.OWN, Cause.ANOTHER]
+        again = [host.session(alone=True) for _ in range(3)]
+        for session in again:
+            session.reset(ROW, 0).result(20)
+        assert [session.step(said("nap")).result(20).done for session in again] == [True] * 3
+        assert other.step(said("0")).result(20).messages[0]["content"] == "no"  # in another process
+
+
+def test_ten_megabytes_of_text_are_a_failure_of_their_kind(host: EnvironmentHost) -> None:
+    session = host.session()
+    session.reset(ROW, 0).result(20)
+    with pytest.raises(EnvironmentFailed, match=r"^too_large: step returned 10\.0 MB of text, more than 4\.2$"):
+        session.step(said("large")).result(20)
+    with pytest.raises(EnvironmentFailed, match="protocol: step returned what cannot be shown"):  # not for its size
+        session.step(said("large picture")).result(20)
+    assert not session.step(said("0")).result(20).done
 
 
 def test_what_it_prints_is_shown_in_plain_text_and_not_without_end(

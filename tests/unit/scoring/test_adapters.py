@@ -82,6 +82,33 @@ def test_trls_function_reads_tokens_and_takes_options_that_have_a_default(pool: 
     assert ask(pool, "soft_overlong(max_completion_len=12)", completion_ids=array("i", range(12))).score == 0.0
 
 
+def test_trls_function_gets_what_its_trainer_passes_and_logs_it(pool: ScoringPool) -> None:
+    verdict = ask(pool, "unique_in_group", "x", step=3, steps=10)
+    assert said(verdict) == (1.0, Outcome.OK)
+    assert verdict.parts == {"log/step": 2.0, "log/share": 0.5}
+    assert verdict.extra == {"calls": "1 for 1", "place": "0"}
+    both = pool.submit(
+        "foreign_rewards:reward_len + 0.5 * foreign_rewards:unique_in_group", VerifyRequest("x", "1")
+    ).result()
+    assert both.parts["log/share"] == 0.5
+    assert both.parts["unique_in_group"] == 1.0
+    assert both.extra["place"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("completion", "says"),
+    [
+        ("epoch", "trainer_state has global_step and max_steps here, and no epoch"),
+        ("short log", "calls log_extra('calls') with [1, 2, 3, 4, 5], expected 1 values"),
+        ("text metric", "returned 'high', expected a number for log_metric('share')"),
+    ],
+)
+def test_what_trls_function_logs_wrongly_is_a_crash(pool: ScoringPool, completion: str, says: str) -> None:
+    verdict = ask(pool, "unique_in_group", completion)
+    assert verdict.outcome is Outcome.CRASH
+    assert says in verdict.detail
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [

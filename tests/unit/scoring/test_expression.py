@@ -157,3 +157,16 @@ def test_a_reference_leads_to_a_registered_name_or_to_code() -> None:
     assert target("pkg.mod:f") == "pkg.mod:f"
     with pytest.raises(UnknownName, match="did you mean gsm8k"):
         target("gsm8")
+
+
+def test_a_boolean_option_may_be_written_as_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(parse("format(strict=False, name=Falsework)")) == "format(strict=false, name=Falsework)"
+    assert str(parse('format(name="False")')) == 'format(name="False")'
+
+
+def test_the_path_of_a_file_may_have_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.setenv("HERE", str(tmp_path))
+    assert str(parse("$HERE/mine.py:verify").located()) == f"{tmp_path}/mine.py:verify"
+    with pytest.raises(ConfigError, match="the variable NOWHERE is not set"):
+        parse("math + $NOWHERE/mine.py:verify").located()

@@ -13,7 +13,9 @@ import pytest
 
 from rlcli.cli.main import main
 from rlcli.errors import RlcliError
-from rlcli.scoring.rows import RowFile
+from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.scoring.rows import Row, RowFile, _groups, verify_rows
+from rlcli.types import VerifyRequest
 
 ROW = {"completion": "café", "ground_truth": "café"}
 LINE = json.dumps(ROW, ensure_ascii=False) + "\n"
@@ -83,3 +85,17 @@ def test_further_fields_are_columns_for_the_verifier(tmp_path: Path) -> None:
     (found,) = RowFile(write(tmp_path / "rows.jsonl", json.dumps(row).encode()))
     assert found.fields == row
     assert found.request.extra_info == {"answer": 4, "level": "b"}
+
+
+def test_rows_of_one_prompt_in_a_row_are_a_group_of_trls_function() -> None:
+    asked = [("a", "1"), ("a", "1"), ("a", "2"), ("b", "3"), ("", "4"), ("", "5"), ("a", "6"), ("a", "7")]
+    rows = [
+        Row({}, VerifyRequest(completion, "4", ({"role": "user", "content": prompt},) if prompt else ()))
+        for prompt, completion in asked
+    ]
+    assert [len(group) for group in _groups(rows)] == [3, 1, 1, 1, 2]
+    verifier = "foreign_rewards:unique_in_group"
+    with ScoringPool(1, 5.0, [verifier]) as pool:
+        verified = list(verify_rows(verifier, rows, pool))
+    assert [row for row, _ in verified] == rows
+    assert [verdict.score for _, verdict in verified] == [0.0, 0.0, *[1.0] * 6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,32 @@ def test_close_cancels_what_waits_for_a_batch() -> None:
         futures = [made.submit(f"{NAME}batch", VerifyRequest("hang", "")) for _ in range(3 * AT_ONCE)]
         time.sleep(0.1)
     assert all(future.cancelled() or future.exception() for future in futures)
+
+
+def group(pool: ScoringPool, completions: list[str], truth: str = "42") -> list[Future[Verdict]]:
+    return pool.submit_together(f"{NAME}unique_in_group", [VerifyRequest(text, truth) for text in completions])
+
+
+def test_a_group_is_verified_in_one_call_however_large_it_is(pool: ScoringPool) -> None:
+    completions = [*map(str, range(AT_ONCE + 7)), "0"]
+    verdicts = [future.result() for future in group(pool, completions)]
+    assert [verdict.score for verdict in verdicts] == [0.0, *[1.0] * (AT_ONCE + 6), 0.0]
+    assert {verdict.extra["calls"] for verdict in verdicts} == {f"{AT_ONCE + 8} for 1"}
+
+
+def test_a_call_holds_whole_groups(pool: ScoringPool) -> None:
+    ask(pool, f"{NAME}awaited", "warm")
+    asked = [group(pool, [f"{truth}:{place}" for place in range(5)], str(truth)) for truth in range(20)]
+    calls = {future.result().extra["calls"].partition(" for ")[0] for futures in asked for future in futures}
+    assert {int(count) % 5 for count in calls} == {0}
+    assert max(map(int, calls)) <= AT_ONCE
+    assert f"{NAME}unique_in_group" in pool.grouped
+    assert f"{NAME}awaited" not in pool.grouped
+
+
+@pytest.mark.parametrize(("bad", "crashes"), [("raise", [True] * 3), ("nan among", [True, False, False])])
+def test_a_group_that_fails_is_tried_again_as_a_whole(pool: ScoringPool, bad: str, crashes: list[bool]) -> None:
+    before, failing, after = (group(pool, [first, "b", "c"]) for first in ("a", bad, "d"))
+    verdicts = [future.result() for future in failing]
+    assert [verdict.outcome is Outcome.CRASH for verdict in verdicts] == crashes
+    assert {future.result().score for future in (*before, *after)} == {1.0}

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -212,3 +213,20 @@ def test_workers_of_a_machine_are_counted_and_leave_nothing() -> None:
         assert scorer._noted(spec).exists()
         scorer.forget_worker(spec, rank)
     assert not scorer._noted(spec).exists()
+
+
+def test_a_group_is_one_call_of_its_verifier(folder: Path, tokenizer: Any) -> None:
+    verifier = "foreign_rewards:unique_in_group"
+    client = ScoringService(
+        Settings("/no/such/model", 1, 5.0, (verifier, "gsm8k"), "", "", steps=50), folder, tokenizer
+    )
+    client.wait_ready()
+    assert client.grouped == {verifier}
+    frames = [(array("i", [number]).tobytes(), 0, {"finish_reason": "stop", "step": 8}) for number in (1, 2, 3, 1)]
+    scored = [future.result() for future in client.submit_group(prompt("", verifier), frames)]
+    assert [one.text for one in scored] == ["1", "2", "3", "1"]
+    assert [one.verdict.score for one in scored] == [0.0, 1.0, 1.0, 0.0]
+    assert {one.verdict.extra["calls"] for one in scored} == {"4 for 1"}
+    assert {one.verdict.parts["log/step"] for one in scored} == {7.0}
+    assert [one.checksum for one in scored] == [zlib.crc32(tokens) for tokens, _, _ in frames]
+    client.close()

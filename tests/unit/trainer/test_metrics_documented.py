@@ -74,7 +74,10 @@ class Workers:
 
 def written(advantage: str, folder: Path) -> set[str]:
     """The names of one step with everything on, and of an evaluation after it."""
-    verdicts = [Verdict(1.0, Outcome.OK, parts={"NAME": 1.0, "usage/NAME": 7.0}), Verdict(0.0, Outcome.WRONG)]
+    verdicts = [
+        Verdict(1.0, Outcome.OK, parts={"NAME": 1.0, "usage/NAME": 7.0, "log/NAME": 0.5}),
+        Verdict(0.0, Outcome.WRONG),
+    ]
     more = {"context_tokens": 2, "turns": 2, "newer_by": 1, "ended": 1, "branches": 2}
     samples = Samples.of(Sample(0, i, 0, i, 4, 4, "length", verdict, 1, **more) for i, verdict in enumerate(verdicts))
     trainer = trainer_of(

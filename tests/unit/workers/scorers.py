@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,9 +15,16 @@ class Scorer:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes, dict[str, Any]]] = []
+        self.groups: list[int] = []
 
     def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: dict[str, Any]) -> Future[Scored]:
         self.asked.append((prompt.id, tokens, fields))
         done: Future[Scored] = Future()
         done.set_result(Scored("", Verdict(sum(fields["environment"]["rewards"]), Outcome.OK)))
         return done
+
+    def submit_group(
+        self, prompt: Prompt, responses: Sequence[tuple[bytes, int, dict[str, Any]]]
+    ) -> list[Future[Scored]]:
+        self.groups.append(len(responses))
+        return [self.submit(prompt, *response) for response in responses]

@@ -73,6 +73,26 @@ class Bad(Echo):
                 return "?"
         return super().step(message)
 
+class Neighbours(Echo):
+    """Rows "die…" end the process in each try, the row "large" returns 10 MB, the row "once" raises in its first."""
+    def __init__(self, marks=""):
+        super().__init__()
+        self.marks = Path(marks)
+    def reset(self, row, seed):
+        self.row = row["id"]
+        return super().reset(row, seed)
+    def step(self, message):
+        time.sleep(0.01)  # so that calls overlap
+        mark = self.marks / self.row
+        if self.row.startswith("die"):
+            os._exit(3)
+        if self.row == "large":
+            return [{"role": "user", "content": "x" * 10_000_000}], 1.0, False
+        if self.row == "once" and not mark.exists():
+            mark.touch()
+            raise ValueError("no")
+        return super().step(message)
+
 class Empty(Echo):
     def reset(self, row, seed):
         return []
@@ -121,6 +141,7 @@ def held(
     greedy: bool = False,
     ordered: bool = False,
     verifier: str = "",
+    grouped: tuple[str, ...] = (),
 ) -> tuple[Collected, list[Trajectory], Scorer]:
     """The samples of one prompt each, their trajectories and what was verified."""
     tokenizer, scorer = load_tokenizer(config.model.path), Scorer()
@@ -131,8 +152,15 @@ def held(
     stops = engine.spec.stop_token_ids
     with Environments(config, [config.environment.name], tokenizer, stops) as environments:
         role = RolloutRole(
-            0, engine, scorer, stop_token_ids=stops, environments=environments, conversing=True, ordered=ordered
-        )  # type: ignore[arg-type]
+            0,
+            engine,
+            scorer,  # type: ignore[arg-type]
+            stop_token_ids=stops,
+            environments=environments,
+            conversing=True,
+            ordered=ordered,
+            grouped=grouped,
+        )
         *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
     assert isinstance(report, Collected)
     shard = role.take_shard()
@@ -224,6 +252,22 @@ def test_a_verifier_that_compares_gets_the_next_ones_of_the_group(engine: Transf
     assert (len(report.samples), len(alone.samples)) == (6, 1)
 
 
+def test_a_verifier_that_reads_responses_together_gets_whole_groups(engine: TransformersEngine, model: Path) -> None:
+    verifier = "rewards.py:unique"
+    report, rows, scorer = held(
+        engine, config_of(model), ["a", "b"], 3, greedy=True, verifier=verifier, grouped=(verifier,)
+    )
+    assert sorted(scorer.groups) == [1, 1, 3, 3]  # the greedy baseline is a group of its own
+    assert len(report.samples) == 6
+    assert list(report.baselines) == [0, 1]
+    said = {(name, tokens) for name, tokens, _ in scorer.asked}
+    assert {("ab"[n // 3], row.last_turn.astype("int32").tobytes()) for n, row in enumerate(rows)} <= said
+    assert {fields["step"] for _, _, fields in scorer.asked} == {1}
+    _, _, scorer = held(engine, config_of(model), ["a"], 3, verifier="other.py:f", grouped=(verifier,))
+    assert scorer.groups == []
+    assert all("step" not in fields for _, _, fields in scorer.asked)
+
+
 @pytest.mark.parametrize("how", ["raise", "hang", "die", "protocol"])
 def test_a_failed_environment_is_tried_again_and_then_no_reward(
     how: str, engine: TransformersEngine, model: Path, tmp_path: Path
@@ -239,6 +283,18 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     assert saved.verdict.outcome == Outcome.OK
     assert [row for row, _, _ in scorer.asked] == ["once"]
     assert report.samples.sorted().excluded("keep").tolist()[1] == 0 < report.samples.sorted().excluded("keep")[0]
+
+
+def test_a_crash_costs_others_of_its_process_no_try(engine: TransformersEngine, model: Path, tmp_path: Path) -> None:
+    """Eight rows end the process, twice each or more; the row "once" has used one of its two tries by itself."""
+    ids = [*(f"die{number}" for number in range(8)), "large", "once", *(f"good{number}" for number in range(6))]
+    report, _, scorer = held(engine, config_of(model, "Neighbours", options={"marks": str(tmp_path)}), ids, samples=1)
+    outcomes = {ids[sample.prompt]: sample.verdict for sample in report.samples}
+    lost = {row: verdict.detail for row, verdict in outcomes.items() if verdict.outcome is Outcome.ENVIRONMENT}
+    assert sorted(lost) == sorted(ids[:9])
+    assert all(detail == "died: its process ended with exit status 3" for row, detail in lost.items() if row != "large")
+    assert lost["large"] == "too_large: step returned 10.0 MB of text, more than 4.2"
+    assert sorted(row for row, _, _ in scorer.asked) == sorted(ids[9:])
 
 
 def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, model: Path) -> None:
