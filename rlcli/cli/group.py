@@ -27,7 +27,7 @@ class Command(NamedTuple):
 
     panel: str
     place: str
-    """`module:function` or `module:Typer`, below `rlcli.cli`; `PUBLISHED` if an entry point of this name has it."""
+    """`module:function` or `module:Typer`; `PUBLISHED` if an entry point of this name has it."""
     help: str
     """The first line of its help, which `rlcli --help` shows without importing the command."""
 
@@ -39,13 +39,15 @@ COMMANDS = {
         PUBLISHED,
         "Make a tiny model, warm it up, train it with GRPO and show what it learned. Minutes on two CPU cores.",
     ),
-    "train": Command(TRAIN, "train.train:train", "Train a model by reinforcement learning with verifiable rewards."),
+    "train": Command(
+        TRAIN, "rlcli.cli.train.train:train", "Train a model by reinforcement learning with verifiable rewards."
+    ),
     "plan": Command(
         TRAIN,
         PUBLISHED,
         "Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.",
     ),
-    "runs": Command(TRAIN, "runs.runs:app", "List runs; show, watch, compare or resume them."),
+    "runs": Command(TRAIN, "rlcli.cli.runs.runs:app", "List runs; show, watch, compare or resume them."),
     "view": Command(
         TRAIN,
         PUBLISHED,
@@ -57,34 +59,40 @@ COMMANDS = {
         "Write pages that show what a run did: curves, samples, tokens, time. They open from disk, without a server.",
     ),
     "eval": Command(
-        TRAIN, "eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@1 with 95% intervals over prompts."
+        TRAIN, "rlcli.cli.eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@1 with 95% intervals over prompts."
     ),
     "chat": Command(
         TRAIN,
-        "chat:chat",
+        "rlcli.cli.chat:chat",
         "Talk to a model, or to the newest checkpoint of a run, on transformers in this process.",
     ),
-    "engines": Command(TRAIN, "runs.engines:app", "List the inference servers of a run; let others join it, or leave."),
+    "engines": Command(
+        TRAIN, "rlcli.cli.runs.engines:app", "List the inference servers of a run; let others join it, or leave."
+    ),
     "export": Command(
         TRAIN,
-        "runs.export:export",
+        "rlcli.cli.runs.export:export",
         "Write a checkpoint as a folder for transformers, vLLM and the hub, with a model card.",
     ),
     "rescore": Command(
         TRAIN,
-        "runs.rescore:rescore",
+        "rlcli.cli.runs.rescore:rescore",
         "Score the saved samples of a run again with another verifier, and compare old and new scores by step.",
     ),
-    "prep": Command(DATA, "prep.prep:app", "Make train.parquet and test.parquet from a dataset."),
+    "prep": Command(DATA, "rlcli.cli.prep.prep:app", "Make train.parquet and test.parquet from a dataset."),
     "verifiers": Command(
-        DATA, "verifiers.verifiers:app", "List, show, run and audit the verifiers that score responses."
+        DATA, "rlcli.cli.verifiers.verifiers:app", "List, show, run and audit the verifiers that score responses."
     ),
-    "env": Command(DATA, "env.env:app", "List, show and play the environments that hold conversations with a model."),
-    "recipes": Command(DATA, "recipes.recipes:app", "List, show, compare, copy and explain training recipes."),
+    "env": Command(
+        DATA, "rlcli.cli.env.env:app", "List, show and play the environments that hold conversations with a model."
+    ),
+    "recipes": Command(
+        DATA, "rlcli.cli.recipes.recipes:app", "List, show, compare, copy and explain training recipes."
+    ),
     "config": Command(DATA, PUBLISHED, "Import configurations of verl and TRL as recipes."),
     "doctor": Command(
         MACHINE,
-        "doctor:doctor",
+        "rlcli.cli.doctor:doctor",
         "Check this machine: one line for each thing that rlcli needs, with a fix if it is missing.",
     ),
     "tiny-model": Command(
@@ -137,7 +145,7 @@ def imported(name: str) -> Any:
         found = _loaded(name)
     else:
         module, _, attribute = place.partition(":")
-        found = getattr(import_module(f"rlcli.cli.{module}"), attribute)
+        found = getattr(import_module(module), attribute)
     holder = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
