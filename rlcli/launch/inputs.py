@@ -26,6 +26,7 @@ from rlcli.launch.local_imports import MOST_FILES, module_file, with_local_impor
 from rlcli.reading import UnfitFile, opened, read_bytes, read_json
 from rlcli.runs.folder import INPUTS, SOURCES
 from rlcli.scoring.expression import parse
+from rlcli.trainer.listener import Listener
 
 FORMAT = 1
 SHORT = 12
@@ -482,7 +483,7 @@ def _judge(
         on_note(f"{change} ({then})")
 
 
-class InputWatch:
+class InputWatch(Listener):
     """Receives the trainer's phases. Once a step it looks at the files that replaced processes of verifiers and
     environments read again, and warns once of each that has been edited while the run is alive.
 

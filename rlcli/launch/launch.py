@@ -52,6 +52,7 @@ from rlcli.supervisor.signals import StopOnSignal, ignoring_signals
 from rlcli.tracking import Trackers, open_trackers
 from rlcli.tracking.console import View
 from rlcli.tracking.plots import reward_curve_png
+from rlcli.trainer.listener import listener_types
 from rlcli.trainer.profiling import StepProfile, profiled_step
 from rlcli.trainer.trainer import StopRequest, Trainer
 from rlcli.trainer.warnings import FILE_EDITED
@@ -214,6 +215,7 @@ def train_in_folder(
     """Train in the run folder `target`, or continue the run there. Returns what `outcome_of` gives. profile: profile
     one step to a file in the folder."""
     startup.done("imported")
+    listener_types()  # one that cannot be imported is reported before anything starts
     checkpoint = resumed.checkpoint if resumed else None
     step = checkpoint.step if checkpoint else 0
 
@@ -242,10 +244,10 @@ def train_in_folder(
                 noting_failure(folder.path),
             ):
                 trainer = trainer_of(prepared, groups, folder, trackers, view, stop)
-                trainer.listeners.append(
-                    StartReport(folder, list(groups.by_name.values()), groups.engines or groups.policy).phase
+                trainer.listeners.add(
+                    StartReport(folder, list(groups.by_name.values()), groups.engines or groups.policy)
                 )
-                trainer.listeners.append(InputWatch(_inputs_read(folder), partial(_warn_of_edit, folder, view)).phase)
+                trainer.listeners.add(InputWatch(_inputs_read(folder), partial(_warn_of_edit, folder, view)))
                 with _profile(trainer, groups, checkpoint) if profile else nullcontext():
                     result = trainer.run(checkpoint)
                 drawing = in_background(partial(_draw, target, result, view))  # while the workers are closed
@@ -257,10 +259,20 @@ def train_in_folder(
 def trainer_of(
     prepared: Prepared, groups: Groups, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
 ) -> Trainer:
-    """A trainer for running workers."""
-    data = (prepared.prompts, prepared.held_out)
-    planned = partial(setting_of_run, prepared)
-    return Trainer(prepared.config, prepared.dtype, *data, groups, folder, trackers, view, stop, planned)
+    """A trainer for running workers, with all published listeners."""
+    return Trainer(
+        prepared.config,
+        prepared.dtype,
+        prepared.prompts,
+        prepared.held_out,
+        groups,
+        folder,
+        trackers,
+        view,
+        stop,
+        listeners=listener_types(),
+        plan=partial(setting_of_run, prepared),
+    )
 
 
 def _folder(
@@ -339,7 +351,7 @@ def _draw(target: Path, result: RunResult, view: View) -> bool:
 def _profile(trainer: Trainer, groups: Groups, checkpoint: Checkpoint | None) -> StepProfile:
     step = profiled_step(checkpoint.step + 1 if checkpoint else 1, trainer.config.train.steps)
     profile = StepProfile(trainer.folder.path / "profile", groups.by_name, step, trainer.view.note)
-    trainer.listeners.append(profile.phase)
+    trainer.listeners.add(profile)
     return profile
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlcli.attempt import is_supervised
 from rlcli.cluster.process import process_time, startup
 from rlcli.runs.folder import RunFolder
+from rlcli.trainer.listener import Listener
 
 if TYPE_CHECKING:
     from rlcli.cluster.worker_group import WorkerGroup
@@ -18,7 +19,7 @@ IDLE = ("sync", "generate", "evaluate")
 worker answers only when it is done with them: asking there would delay the run."""
 
 
-class StartReport:
+class StartReport(Listener):
     """Receives the trainer's phases. After the first generation, when the engines are idle, it adds the event `startup`
     to the run's folder: what generates, and seconds from the start of the command until each thing was done, in order.
     For workers, the slowest counts. engines: the group that generates, one of `groups`."""

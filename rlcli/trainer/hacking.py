@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 from rlcli.signals.monitor import PREFIX, Monitor
+from rlcli.trainer.listener import ListenedRun, Listener
 
 
-class HackingAlarms:
-    """The driver's side of `Monitor`.
+class HackingAlarms(Listener):
+    """The controller's side of `Monitor`. Idle in a run whose responses come from the dataset."""
 
-    run: the run's folder. steps: of the whole run. note: prints a line. warn: prints a warning of a step. event: writes
-    an event of this name and these fields. enabled: whether the policy's own responses are rewarded.
-    """
-
-    def __init__(
-        self,
-        run: Path,
-        steps: int,
-        note: Callable[[str], None],
-        warn: Callable[[str, int], None],
-        event: Callable[..., Any],
-        *,
-        enabled: bool,
-    ) -> None:
-        self.run, self.steps, self.note, self.warn, self.event = run, steps, note, warn, event
-        self.enabled = enabled
+    def __init__(self, run: ListenedRun) -> None:
+        self.run = run
         self.monitor: Monitor | None = None
 
-    def restart(self, done: int) -> None:
-        """Begin after step `done`: what was known of later steps is dropped."""
+    def begin(self, done: int) -> None:
+        """Begin after step `done`: signals of later steps are dropped."""
         self.close()
-        self.monitor = Monitor(self.run, self.steps, done) if self.enabled else None
+        if not self.run.config.data.response:
+            self.monitor = Monitor(self.run.path, self.run.config.train.steps, done)
 
-    def step(self, number: int, metrics: Mapping[str, Any]) -> None:
-        """A step is done, and its samples are saved. Reports what was found since the last step; does not wait."""
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation is a line of metrics too."""
+        self.step(step, metrics)
+
+    def step(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Report the signals that were detected since the last step; does not wait."""
         if self.monitor:
             self.monitor.step(number, metrics)
             self._report(number)
@@ -46,8 +36,8 @@ class HackingAlarms:
         if self.monitor:
             result = self.monitor.finish()
             self._report(number)
-            where = "" if result == "none" else f"; rlcli runs signals {self.run} explains them, with examples"
-            self.note(f"signals of reward hacking: {result}{where}")
+            where = "" if result == "none" else f"; rlcli runs signals {self.run.path} explains them, with examples"
+            self.run.note(f"signals of reward hacking: {result}{where}")
 
     def close(self) -> None:
         """End the thread without waiting for it."""
@@ -57,7 +47,7 @@ class HackingAlarms:
     def _report(self, number: int) -> None:
         for signal in self.monitor.take() if self.monitor else ():
             value = "" if signal.value is None else f" ({signal.value:.2f}, threshold {signal.threshold:g})"
-            self.warn(
-                f"warning {PREFIX}{signal.name}: {signal.title}{value}; see rlcli runs signals {self.run}", number
+            self.run.warn(
+                f"warning {PREFIX}{signal.name}: {signal.title}{value}; see rlcli runs signals {self.run.path}", number
             )
-            self.event("warning", step=number, name=PREFIX + signal.name, text=f"{signal.title}{value}")
+            self.run.event("warning", step=number, name=PREFIX + signal.name, text=f"{signal.title}{value}")

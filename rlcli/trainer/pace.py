@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.runs.background import BackgroundWriter
+from rlcli.trainer.listener import ListenedRun, Listener
 
 if TYPE_CHECKING:
     from rlcli.planner.asynchrony.pace import Pace
-    from rlcli.planner.setting import Setting
-
-Planned = Callable[[], "Setting | None"]
-"""The plan of the run, if there is one: asked for when it is needed."""
 
 WARM_UP, STEPS = 3, 20
 """Steps of a process that are not measured, and after how many it reports."""
@@ -29,29 +25,24 @@ def by_prompt(prompts: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
     return [group.tolist() for group in np.split(lengths, starts)]
 
 
-class PaceReport:
-    """Measures steps 4 to 20 of this process, and compares them with the plan. What it computes, it does in a thread.
+class PaceReport(Listener):
+    """Measures steps 4 to 20 of this process, and compares them with the plan. It computes in a thread."""
 
-    planned: the plan of the run, or None. note: prints a line. event: writes an event of this name and these fields.
-    """
-
-    def __init__(
-        self, config: RunConfig, planned: Planned, note: Callable[[str], None], event: Callable[..., Any]
-    ) -> None:
-        self.config, self.planned, self.note, self.event = config, planned, note, event
+    def __init__(self, run: ListenedRun) -> None:
+        self.run = run
         self._seen = 0
         self._lengths: list[tuple[np.ndarray, np.ndarray]] = []  # of each step: prompts and tokens drawn, by sample
         self._metrics: list[Mapping[str, float]] = []
         self._thread = BackgroundWriter("pace")
         self._found: list[tuple[int, Pace]] = []
 
-    def drew(self, samples: Samples) -> None:
-        """The samples of a step, ordered by prompt."""
+    def generated(self, samples: Samples) -> None:
+        """Keep the lengths of a measured step."""
         if WARM_UP <= self._seen < STEPS:
             self._lengths.append((samples.prompt, samples.drawn_tokens))
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
-        """A step is done. Does not wait."""
+        """Count the step, and report once enough are measured. Does not wait."""
         self._seen += 1
         if WARM_UP < self._seen <= STEPS:
             self._metrics.append(metrics)
@@ -60,8 +51,8 @@ class PaceReport:
             self._lengths, self._metrics = [], []
         self._report()
 
-    def finish(self) -> None:
-        """At the end of the run."""
+    def finish(self, number: int) -> None:
+        """Report a measurement that is not reported yet."""
         self._thread.flush()
         self._report()
 
@@ -71,12 +62,12 @@ class PaceReport:
         from rlcli.planner.asynchrony.pace import pace_of
 
         groups = [group for prompts, lengths in steps for group in by_prompt(prompts, lengths)]
-        self._found.append((number, pace_of(self.config, groups, metrics, self.planned())))
+        self._found.append((number, pace_of(self.run.config, groups, metrics, self.run.plan())))
 
     def _report(self) -> None:
         while self._found:
             number, pace = self._found.pop()
-            self.note(f"after {number} steps: {pace.told}")
-            self.event("pace", step=number, **pace.as_dict())
+            self.run.note(f"after {number} steps: {pace.told}")
+            self.run.event("pace", step=number, **pace.as_dict())
         if problem := self._thread.problem():
-            self.note(problem)
+            self.run.note(problem)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rlcli.files import filled_path
+from rlcli.trainer.listener import Listener
 
 if TYPE_CHECKING:
     from rlcli.cluster.worker_group import WorkerGroup
@@ -24,7 +25,7 @@ Span = tuple[str, int, int]
 """Name, begin, end; in ns since 1970."""
 
 
-class StepProfile:
+class StepProfile(Listener):
     """Writes `step-N.json.gz` to `folder`, in Chrome's trace format. groups: name → workers. step: which one.
 
         with StepProfile(folder / "profile", {"rank": workers}, 3, print) as profile:
@@ -37,7 +38,7 @@ class StepProfile:
     """
 
     def __init__(self, folder: Path, groups: Mapping[str, WorkerGroup], step: int, note: Callable[[str], None]) -> None:
-        self.folder, self.groups, self.step, self.note = folder, groups, step, note
+        self.folder, self.groups, self.profiled, self.note = folder, groups, step, note
         self._spans: list[Span] = []
         self._doing: tuple[str, int] | None = None
         self._finished = False
@@ -49,12 +50,12 @@ class StepProfile:
         if self._doing is not None:
             self._spans.append((*self._doing, time.time_ns()))
             self._doing = None
-            if step != self.step:
+            if step != self.profiled:
                 self._finish()
-        elif step == self.step and not self._spans:
+        elif step == self.profiled and not self._spans:
             for group in self.groups.values():
                 group.start_profile()
-        if step == self.step:
+        if step == self.profiled:
             self._doing = (name, time.time_ns())
 
     def __enter__(self) -> StepProfile:
@@ -62,16 +63,16 @@ class StepProfile:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self.phase("", self.step + 1)
+            self.phase("", self.profiled + 1)
 
     def _finish(self) -> None:
         self._finished = True
         try:
             path = self._write()
         except OSError as error:
-            self.note(f"the profile of step {self.step} could not be written: {error}")
+            self.note(f"the profile of step {self.profiled} could not be written: {error}")
         else:
-            self.note(f"the profile of step {self.step} is in {path}: open it at https://ui.perfetto.dev")
+            self.note(f"the profile of step {self.profiled} is in {path}: open it at https://ui.perfetto.dev")
 
     def _write(self) -> Path:
         with suppress(OSError):  # The rank that writes there reports why it cannot; all have to stop.
@@ -84,7 +85,7 @@ class StepProfile:
             parts |= {f"{name} {rank}": Path(filled_path(pattern, "rank", rank)) for rank in range(len(group))}
         if failed:
             raise OSError(failed[0])
-        path = self.folder / f"step-{self.step}.json.gz"
+        path = self.folder / f"step-{self.profiled}.json.gz"
         write_trace(path, self._spans, parts)
         for part in parts.values():
             part.unlink()

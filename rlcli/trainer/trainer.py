@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from rlcli.trainer.checks.invariants import Invariants
 from rlcli.trainer.checks.log_prob_check import LogProbCheck
 from rlcli.trainer.critic import Critic, Teachers
 from rlcli.trainer.engines import Engines
-from rlcli.trainer.hacking import HackingAlarms
+from rlcli.trainer.listener import ListenedRun, Listener, Listeners
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
@@ -54,7 +54,6 @@ from rlcli.trainer.metrics import (
     timed,
     update_metrics,
 )
-from rlcli.trainer.pace import PaceReport, Planned
 from rlcli.trainer.step_records import StepRecords
 from rlcli.trainer.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
 from rlcli.trainer.warnings import NO_UPDATE, Warnings
@@ -80,7 +79,7 @@ class Trainer:
 
     The state between steps is here, in `source`, in the algorithm's controllers and in the workers; `state_dict` lists
     all of it. done: steps so far. version: weight syncs so far. since: the end of the period that the last step's
-    metrics cover. listeners: called with each phase as it begins, and its step. planned: the plan of the run, if any.
+    metrics cover. listeners: what creates each published listener, by name. plan: the planner's input, for listeners.
     """
 
     def __init__(
@@ -94,7 +93,8 @@ class Trainer:
         trackers: Trackers,
         view: View,
         stop: StopRequest,
-        planned: Planned = lambda: None,
+        listeners: Mapping[str, Callable[[ListenedRun], Listener]] | None = None,
+        plan: Callable[[], Any] = lambda: None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -105,7 +105,6 @@ class Trainer:
         self.tracked = measure_of(config.model_dump())
         self.course: list[float] = []
         self.coming: list[SampleText] = []
-        self.listeners: list[Callable[[str, int], None]] = []
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the probe; a prompt's tokens are typical for the model.
@@ -133,9 +132,8 @@ class Trainer:
         )
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
         self.log_prob_check = self._log_prob_check(prompts)
-        told = (view.note, view.warning, folder.event)
-        self.hacking = HackingAlarms(folder.path, config.train.steps, *told, enabled=not config.data.response)
-        self.pace = PaceReport(config, planned, view.note, folder.event)
+        listened = ListenedRun(folder.path, config, view.note, view.warning, folder.event, plan)
+        self.listeners = Listeners(view.note, [create(listened) for create in (listeners or {}).values()])
         self.invariants = Invariants()
         faults = config.fault_tolerance
         self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
@@ -173,7 +171,7 @@ class Trainer:
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
         """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""
         total = self.config.train.steps
-        with closing(self.prefetcher), closing(self.hacking), self.lost_engines.told(self.view.note):
+        with closing(self.prefetcher), closing(self.listeners), self.lost_engines.told(self.view.note):
             self.begin(checkpoint)
             while self.done < total and not self.stop.requested:
                 number = self.done + 1
@@ -190,7 +188,7 @@ class Trainer:
             self.phase("restore", checkpoint.step)
             self.load(checkpoint)
         self.show_start()
-        self.hacking.restart(self.done)
+        self.listeners.begin(self.done)
         self.phase("sync", self.done)
         self.log_prob_check.prepare(self.done, 0.0, counts=False)
         self.sync_weights()
@@ -198,7 +196,7 @@ class Trainer:
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
             found = self.evaluate()
             self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
-            self.hacking.step(self.done, found)
+            self.listeners.evaluated(self.done, found)
         self.stop.armed = True
         self.since = time.perf_counter()
 
@@ -209,8 +207,7 @@ class Trainer:
             self.checkpointer.begin(self.done, *self.state_dict())
         self.checkpointer.finish()
         self.records.flush()
-        self.pace.finish()
-        self.hacking.finish(self.done)
+        self.listeners.finish(self.done)
         stopped = self.done < self.config.train.steps or self.evaluation_due()
         if not stopped and (text := check_trained(self.folder.path, self.config.rollout.samples_per_prompt)):
             self.view.warning(f"warning {NO_UPDATE}: {text}")
@@ -244,8 +241,7 @@ class Trainer:
             self.records.add_spans({name: group.busy_spans() for name, group in self.groups().items()})
         self.trackers.log(number, metrics)
         self.records.end(number)
-        self.hacking.step(number, metrics)
-        self.pace.step(number, metrics)
+        self.listeners.step(number, metrics)
         self.view.step(metrics)
         self.view.samples(texts)
 
@@ -257,7 +253,7 @@ class Trainer:
         with clock.phase("generate"):
             batch = self.prefetcher.take(number)
             self.invariants.check_seeds(batch.samples)
-            self.pace.drew(batch.samples)
+            self.listeners.generated(batch.samples)
         with clock.phase("plan"):
             if self.has_engine:
                 self.engines.release_memory()
@@ -480,7 +476,7 @@ class Trainer:
         self.prefetcher.drop()  # samples of the prompts that are skipped
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
-        self.hacking.restart(self.done)
+        self.listeners.begin(self.done)
         self.log_prob_check.prepare(self.done, 0.0, counts=False)
         self.sync_weights()
         self.log_prob_check.check(self.done, [], counts=False)
@@ -496,8 +492,7 @@ class Trainer:
         self.view.phase(name)
         self.records.phase(name)
         self.folder.at(step, name)
-        for listener in self.listeners:
-            listener(name, step)
+        self.listeners.phase(name, step)
 
     def texts(self) -> list[SampleText]:
         """The samples of the last rollout that the view shows, fetched before an evaluation replaces them."""

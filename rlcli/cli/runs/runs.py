@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.group import Group
+from rlcli.cli.group import Group, add_published
 from rlcli.cli.options import AcceptChanges, Json, JsonResult, RayAddress, RunName, ShowSamples, WholePlan
-from rlcli.cli.runs.compare import compare
 from rlcli.cli.runs.prompts import prompts
 from rlcli.cli.runs.samples import samples
 from rlcli.cli.runs.show import show, time_text
-from rlcli.cli.runs.signals import signals
 from rlcli.cli.runs.watch import watch
 from rlcli.cli.supervised import supervised
 
@@ -29,8 +27,7 @@ app.command("show")(show)
 app.command("samples")(samples)
 app.command("prompts")(prompts)
 app.command("watch")(watch)
-app.command("compare")(compare)
-app.command("signals")(signals)
+add_published(app, "runs", "compare", "signals")
 
 
 @app.command("list")

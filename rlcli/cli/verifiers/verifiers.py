@@ -8,9 +8,8 @@ from typing import Any
 import typer
 
 from rlcli.cli import console
-from rlcli.cli.group import Group
+from rlcli.cli.group import Group, add_published
 from rlcli.cli.options import Json, VerifierName
-from rlcli.cli.verifiers.audit import audit_verifier
 from rlcli.cli.verifiers.run import run_verifier
 from rlcli.errors import ConfigError, RlcliError, VerifierError
 from rlcli.types import VerifyRequest
@@ -173,4 +172,4 @@ def _print(term: dict[str, Any]) -> None:
 
 # Last: commands are listed in the order of use.
 app.command("run")(run_verifier)
-app.command("audit")(audit_verifier)
+add_published(app, "verifiers", "audit")

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from planted_rows import LEARNT, certain, impressed, run_of
 
+from rlcli.config.schema import RunConfig
 from rlcli.data.samples import schema
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.signals.monitor import Monitor
 from rlcli.signals.rows import MOST_ROWS, MOST_STEPS, read_step, rescored_rows, sampled_rows
 from rlcli.trainer.hacking import HackingAlarms
+from rlcli.trainer.listener import ListenedRun
 
 HACKED = run_of({"certain": (certain, 0.05, 1.0)}, impressed)
 
@@ -45,8 +47,9 @@ def train(run: Path, first: int, last: int, done: int = 0) -> list[str]:
     lines, samples = HACKED
     with RunFolder.resume(run) if (run / "config.toml").exists() else RunFolder.create(run) as folder:
         folder.write_config("[train]\nsteps = 30\n")
-        alarms = HackingAlarms(run, 30, notes.append, warn, folder.event, enabled=True)
-        alarms.restart(done)
+        config = RunConfig.model_validate({"train": {"steps": 30}})
+        alarms = HackingAlarms(ListenedRun(run, config, notes.append, warn, folder.event))
+        alarms.begin(done)
         for line, (step, rows) in zip(lines[first - 1 : last], samples[first - 1 : last], strict=True):
             save(run, step, rows)
             folder.append_metrics(line)
@@ -129,10 +132,10 @@ def test_a_failure_of_the_thread_is_one_line(tmp_path: Path, monkeypatch: pytest
 
 def test_runs_that_are_given_their_responses_have_no_monitor(tmp_path: Path) -> None:
     notes: list[str] = []
-    alarms = HackingAlarms(
-        tmp_path, 30, notes.append, lambda text, step: notes.append(text), lambda *_, **__: None, enabled=False
-    )
-    alarms.restart(0)
+    config = RunConfig.model_validate({"data": {"response": "answer"}})
+    run = ListenedRun(tmp_path, config, notes.append, lambda text, _: notes.append(text), lambda *_, **__: None)
+    alarms = HackingAlarms(run)
+    alarms.begin(0)
     alarms.step(1, {"reward/mean": 1.0})
     alarms.finish(1)
     alarms.close()

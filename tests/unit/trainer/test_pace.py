@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -9,6 +10,7 @@ import pytest
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
+from rlcli.trainer.listener import ListenedRun
 from rlcli.trainer.pace import STEPS, WARM_UP, PaceReport
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -28,11 +30,11 @@ def step(tokens: int) -> Samples:
 def reports(steps: int, config: RunConfig = CONFIG, planned: Any = lambda: None) -> MagicMock:
     """What a run of so many steps has reported. Its first steps are ten times as long."""
     told = MagicMock()
-    pace = PaceReport(config, planned, told.note, told.event)
+    pace = PaceReport(ListenedRun(Path("run"), config, told.note, told.warn, told.event, planned))
     for number in range(1, steps + 1):
-        pace.drew(step(10 if number > WARM_UP else 100))
+        pace.generated(step(10 if number > WARM_UP else 100))
         pace.step(number, {name: value * (1 if number > WARM_UP else 10) for name, value in LINE.items()})
-    pace.finish()
+    pace.finish(steps)
     return told
 
 

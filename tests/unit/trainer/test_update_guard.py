@@ -168,7 +168,7 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
         ),
         invariants=Invariants(),
         records=MagicMock(),
-        hacking=MagicMock(),
+        listeners=MagicMock(),
         prefetcher=MagicMock(),
     )
     with pytest.raises(RunFailed, match=r"too many, and the run has gone back to .*step-000000 3 times"):
@@ -188,7 +188,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
         source=SimpleNamespace(cursor="beyond step 7"),
         invariants=Invariants(),
         records=MagicMock(),
-        hacking=MagicMock(),
+        listeners=MagicMock(),
         prefetcher=MagicMock(),
         view=SimpleNamespace(note=notes.append),
         show_start=lambda: shown.append(trainer.done),
@@ -209,7 +209,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
     assert (trainer.done, trainer.source.cursor, health.in_a_row[POLICY]) == (4, "beyond step 7", 2)
     assert [call[0] for call in trainer.prefetcher.method_calls] == ["wait", "drop"]
     assert shown == [4], "the steps are counted from there again"
-    trainer.hacking.restart.assert_called_once_with(4)
+    trainer.listeners.begin.assert_called_once_with(4)
     assert [event["to"] for event in events_of(folder.path)] == [4]
 
 
@@ -227,7 +227,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
         checkpointer=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: None)),
         invariants=Invariants(),
         records=MagicMock(),
-        hacking=MagicMock(),
+        listeners=MagicMock(),
         prefetcher=MagicMock(),
         sync_weights=lambda: synced.append(1),
         log_prob_check=MagicMock(),
