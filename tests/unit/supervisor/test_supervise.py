@@ -506,7 +506,7 @@ def test_what_a_refused_run_has_started_is_ended_at_once(tmp_path: Path) -> None
     assert gone(int(process.stdout))
 
 
-def test_what_libraries_do_at_exit_does_not_hold_a_run_that_leaves_ray_behind(run: Run) -> None:
+def test_exit_hooks_of_libraries_do_not_hold_a_run_that_leaves_ray(run: Run) -> None:
     hang = "import atexit; atexit.register(time.sleep, 600)"
     own = "from rlcli.attempt import at_exit, leave_ray_behind; at_exit(lambda: say('cleared up'))"
     run.start(f"{hang}; {own}; leave_ray_behind(); from rlcli.cli.app import leave; leave(2)")
