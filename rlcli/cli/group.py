@@ -133,7 +133,8 @@ class Root(Group):
             self.commands[name] = TyperCommand(name, help=help, rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and (args[0] in COMMANDS or published(args[0])):
+        # A name with a dot is that of a subcommand, such as runs.compare.
+        if args and (args[0] in COMMANDS or ("." not in args[0] and published(args[0]))):
             self.commands[args[0]] = imported(args[0])
         return super().resolve_command(ctx, args)
 

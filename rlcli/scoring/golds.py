@@ -21,6 +21,8 @@ TRIED, STATED = "tried", "stated"
 the ground truth itself was tried, which only shows whether the verifier crashes."""
 NO_GOLD = ", its gold: "
 """In such a detail, before the reason why the module's `gold` cannot write a response for the row."""
+WITHOUT_ANSWER = "I do not know."
+"""A response that gives no answer, as any policy writes some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,6 @@ def write_gold(request: VerifyRequest, *, target: str, options: str) -> GoldResp
     if response is not None and not isinstance(response, str):
         raise TypeError(f"gold returned {response!r:.60}, not text")
     return GoldResponse(1.0, Outcome.OK, answer=response or None)
-
-
-WITHOUT_ANSWER = "I do not know."
-"""A response that gives no answer, as any policy writes some."""
 
 
 def by_gold(request: VerifyRequest, *, target: str, options: str, group: int = 1) -> Verdict:

@@ -18,7 +18,6 @@ from rlcli.scoring.combine import SKIPS
 from rlcli.scoring.crash import without_response
 from rlcli.scoring.expression import Composition, Term, parse
 from rlcli.scoring.golds import NO_GOLD, STATED, gold_expression, without_answers
-from rlcli.scoring.golds import WITHOUT_ANSWER as WITHOUT_ANSWER
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import target
 from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict

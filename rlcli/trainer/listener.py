@@ -86,13 +86,26 @@ def listener_types() -> dict[str, Callable[[ListenedRun], Listener]]:
 class Listeners:
     """The listeners of a run, called in the order in which they were added.
 
-    A listener that raises is dropped with one line, and the run continues. Errors of the run itself (`RlcliError`, such
-    as that of a dead worker) are raised.
+    A listener that raises, or that cannot be created, is dropped with one line, and the run continues. Errors of the
+    run itself (`RlcliError`, such as that of a dead worker) are raised.
     """
 
     def __init__(self, note: Callable[[str], None], listeners: Sequence[Listener] = ()) -> None:
         self._note = note
         self._listeners = list(listeners)
+
+    @classmethod
+    def of(cls, run: ListenedRun, types: Mapping[str, Callable[[ListenedRun], Listener]]) -> Listeners:
+        """The published listeners, by name, created for a run."""
+        listeners = cls(run.note)
+        for name, create in types.items():
+            try:
+                listeners.add(create(run))
+            except RlcliError:
+                raise
+            except Exception as error:
+                run.note(f"the listener {name} cannot follow this run: {type(error).__name__}: {error}")
+        return listeners
 
     def add(self, listener: Listener) -> None:
         """Call `listener` too, after the others."""
@@ -118,15 +131,26 @@ class Listeners:
         self._call(lambda listener: listener.finish(number))
 
     def close(self) -> None:
-        self._call(lambda listener: listener.close())
+        """Close all of them, then raise the first error of the run itself."""
+        errors: list[RlcliError] = []
+        for listener in list(self._listeners):
+            try:
+                self._call_one(listener, lambda listener: listener.close())
+            except RlcliError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _call(self, method: Callable[[Listener], None]) -> None:
         for listener in list(self._listeners):
-            try:
-                method(listener)
-            except RlcliError:
-                raise
-            except Exception as error:
-                self._listeners.remove(listener)
-                name = f"{type(listener).__module__}.{type(listener).__qualname__}"
-                self._note(f"the listener {name} failed and is not called again: {type(error).__name__}: {error}")
+            self._call_one(listener, method)
+
+    def _call_one(self, listener: Listener, method: Callable[[Listener], None]) -> None:
+        try:
+            method(listener)
+        except RlcliError:
+            raise
+        except Exception as error:
+            self._listeners.remove(listener)
+            name = f"{type(listener).__module__}.{type(listener).__qualname__}"
+            self._note(f"the listener {name} failed and is not called again: {type(error).__name__}: {error}")

@@ -133,7 +133,7 @@ class Trainer:
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
         self.log_prob_check = self._log_prob_check(prompts)
         listened = ListenedRun(folder.path, config, view.note, view.warning, folder.event, plan)
-        self.listeners = Listeners(view.note, [create(listened) for create in (listeners or {}).values()])
+        self.listeners = Listeners.of(listened, listeners or {})
         self.invariants = Invariants()
         faults = config.fault_tolerance
         self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rlcli.scoring.trial import WITHOUT_ANSWER
+from rlcli.scoring.golds import WITHOUT_ANSWER
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 

@@ -131,3 +131,9 @@ def test_a_malformed_call_is_kept_with_its_place_and_the_reason() -> None:
     errors = [call["error"] for call in message["invalid_tool_calls"]]
     assert "Expecting property name enclosed in double quotes (character 15)" in errors[0]
     assert "is not JSON: Expecting value (character 1)" in errors[1]
+
+
+@pytest.mark.parametrize("tag", ["<function=a>", "<function=", "<function=a b>", "<function=a><parameter=a>"])
+def test_xml_without_ends_is_read_in_linear_time(tag: str) -> None:
+    parsed = parse("<tool_call>" + tag * 200_000, "xml")
+    assert (parsed.failed, len(parsed.message["invalid_tool_calls"])) == (1, 1)

@@ -103,6 +103,27 @@ def test_a_listener_that_raises_is_dropped_and_the_others_are_called(tmp_path: P
     assert note.endswith("Failing failed and is not called again: KeyError: 'reward'")
 
 
+def test_a_listener_that_cannot_be_created_is_left_out(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    def broken(run: ListenedRun) -> Listener:
+        raise OSError("no device")
+
+    run = ListenedRun(tmp_path, RunConfig(), notes.append, MagicMock(), MagicMock())
+    listeners = Listeners.of(run, {"beeper": broken, "recorder": Recorder})
+    listeners.step(1, {})
+    assert notes == ["the listener beeper cannot follow this run: OSError: no device"]
+
+
+def test_all_listeners_are_closed_before_an_error_of_the_run_is_raised(tmp_path: Path) -> None:
+    recorder = Recorder(ListenedRun(tmp_path, RunConfig(), print, MagicMock(), MagicMock()))
+    first = MagicMock(spec=Listener)
+    first.close.side_effect = RunFailed("a worker died", "resume it")
+    with pytest.raises(RunFailed):
+        Listeners(print, [first, recorder]).close()
+    assert recorder.calls == [("close", 0)]
+
+
 def test_an_error_of_the_run_is_raised_through_listeners() -> None:
     with pytest.raises(RunFailed):
         Listeners(print, [Failing(RunFailed("a worker died", "resume it"))]).step(1, {})
