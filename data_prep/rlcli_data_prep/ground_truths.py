@@ -113,8 +113,8 @@ def _answer(value: Any, column: str, kind: str) -> str:
             )
         if nested := next((text for text in texts if _is_list(text)), ""):
             raise DataError(
-                f"'{column}' holds several answers, of which one is a list ({nested!r:.80})",
-                "write the answer as one text with brackets, for example (1, 2), (3, 4)",
+                f"'{column}' holds several answers, of which one has a comma of its own ({nested!r:.80})",
+                "write a list within a list with brackets, (1, 2), and a number without commas",
             )
         return ", ".join(texts)
     if kind in FORMULAS and isinstance(value, date | time):

@@ -213,8 +213,8 @@ def test_the_command_reports_rows_with_several_answers(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("value", "verifier", "says"),
     [
-        ([[1, 2], [3, 4]], "math", "several answers, of which one is a list ('1, 2')"),
-        (["2, 3", "5"], "math", "of which one is a list ('2, 3')"),
+        ([[1, 2], [3, 4]], "math", "several answers, of which one has a comma of its own ('1, 2')"),
+        (["2, 3", "5"], "math", "of which one has a comma of its own ('2, 3')"),
         ({"a": 1}, "math", "name the field that holds it: --columns answer=answer.FIELD"),
         ([], "math", "an empty list"),
         ("nan", "math", "the text of a missing value"),
