@@ -12,18 +12,20 @@
 | KodCode | source for pytest: `from solution import f`, and functions named test_… |
 | HumanEval | source with `def check(candidate)`, and a column `entry_point` |
 
-Nothing of a row is run or unpickled here.
+Nothing of a row is run or unpickled here; source is parsed.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import json
 import pickletools
 import re
+import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlcli.errors import DataError
@@ -46,29 +48,52 @@ KINDS = {
 HOLDERS = ("test_cases", "input_output", "tests", "unit_tests", "ground_truth")
 """Fields of a struct that hold the tests."""
 _FIX = "give that column's tests in one of the forms of docs/datasets.md, or leave such rows out"
-_IMPORT = re.compile(r"^[ \t]*from[ \t]+solution[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n(]*))\n?", re.MULTILINE)
-_IMPORTS_MODULE = re.compile(r"^[ \t]*import[ \t]+solution\b", re.MULTILINE)
-_TEST = re.compile(r"^def[ \t]+(test\w*)[ \t]*\(([^)]*)\)", re.MULTILINE)
-_CHECK = re.compile(r"^def[ \t]+check[ \t]*\(", re.MULTILINE)
+MAX_SOURCE_CHARS = 1 << 20
+"""Maximum length of tests as source: a parsed text takes a hundred times its memory."""
+_IMPORT = re.compile(
+    r"^[ \t]*from[ \t]+solution[ \t]+import[ \t]+(?:\(([^()]*)\)|([^\n(;#]*))[ \t]*(?:#.*)?$\n?", re.MULTILINE
+)
+_PYTEST_IMPORT = re.compile(r"^[ \t]*import[ \t]+pytest[ \t]*(?:#.*)?$\n?", re.MULTILINE)
 _ASSERT = re.compile(r"^[ \t]*assert\b", re.MULTILINE)
-_TOP_ASSERT = re.compile(r"^assert\b", re.MULTILINE)
-_DEFINES = re.compile(r"^(?:class|def)\b", re.MULTILINE)
-_PYTEST_USE = re.compile(r"\bpytest[ \t]*\.[ \t]*(\w+)")
-_PYTEST_IMPORT = re.compile(r"^[ \t]*import[ \t]+pytest[ \t]*\n?", re.MULTILINE)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SETUPS = {"setup_module", "setup_function", "teardown_module", "teardown_function"}
+_RAISED = {"value", "type", "match"}
+"""What tests may read of the exception that `pytest.raises` has caught."""
 _METHOD = re.compile(r"^[ \t]+def[ \t]+([A-Za-z]\w*)[ \t]*\([ \t]*self\b", re.MULTILINE)
 _PLAIN_PICKLE = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP"}
 _PICKLED_TEXT = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
-_RAISES = """\
-class _Raises:
-    def __init__(self, expected, match=None):
-        self.expected = expected
-    def __enter__(self):
-        return self
-    def __exit__(self, kind, error, trace):
-        assert kind is not None and issubclass(kind, self.expected)
-        return True
+_PYTEST = """\
+class pytest:
+    class raises:
+        value = type = None
+        def __init__(self, expected_exception, match=None):
+            self.expected, self.pattern = expected_exception, match
+        def __enter__(self):
+            return self
+        def __exit__(self, kind, error, trace):
+            self.type, self.value = kind, self.original(error)
+            is_expected = kind is not None and issubclass(kind, self.expected)
+            assert is_expected and (self.pattern is None or self.match(self.pattern))
+            return True
+        def match(self, pattern):
+            import re
+            return re.search(pattern, str(self.value)) is not None
+        def original(self, error):
+            import ast
+            import re
+            text = error.args[0] if error is not None and len(error.args) == 1 else None
+            prefix = re.match(r"[^\\W\\d]\\w*: ", text) if isinstance(text, str) else None
+            if prefix is None:
+                return error
+            text = text[prefix.end():]
+            if type(error) is KeyError:
+                try:
+                    text = ast.literal_eval(text)
+                except (ValueError, SyntaxError):
+                    pass
+            return type(error)(text)
 """
-"""`pytest.raises` for the sandbox, which has no pytest."""
+"""`pytest.raises` for the sandbox, which has no pytest, and where an error of the program begins with its class."""
 
 
 def code_tests(value: Any, column: str, row: Mapping[str, Any]) -> str:
@@ -146,7 +171,8 @@ def _of_struct(struct: Mapping[str, Any], column: str, row: Mapping[str, Any], d
         return _of_source(struct["pytest"], column, row)
     for inputs, outputs in (("inputs", "outputs"), ("input", "output")):
         if inputs in struct and outputs in struct:
-            return _of_columns(_items(struct[inputs]), _items(struct[outputs]), struct.get("fn_name"), column)
+            columns = _columns(struct[inputs], struct[outputs], bool(struct.get("fn_name")), column)
+            return _of_columns(*columns, struct.get("fn_name"), column)
     if isinstance(struct.get("test"), str):
         return _of_source(struct["test"], column, {**row, **struct})
     holder = next((name for name in HOLDERS if struct.get(name)), "")
@@ -166,7 +192,7 @@ def _asserts(lines: Sequence[Any], column: str, row: Mapping[str, Any]) -> dict[
     asserts = [text_of(line, column) for line in lines]
     if not asserts:
         raise DataError(f"'{column}' holds no tests", _FIX)
-    if bad := next((line for line in asserts if not re.search(r"\bassert\b", line)), ""):
+    if bad := next((line for line in asserts if not any(map(_can_fail, ast.walk(_parsed(line, column))))), ""):
         raise DataError(f"'{column}' holds a test that asserts nothing: {bad!r:.80}", _FIX)
     return {"kind": "asserts", "setup": _setup(row), "asserts": asserts}
 
@@ -175,6 +201,48 @@ def _setup(row: Mapping[str, Any]) -> str:
     """What MBPP runs before its tests."""
     parts = [row.get("test_setup_code"), *_items(row.get("test_imports") or [])]
     return "\n".join(part for part in parts if isinstance(part, str) and part.strip())
+
+
+def _columns(inputs: Any, outputs: Any, is_call: bool, column: str) -> tuple[list[Any], list[Any]]:
+    """The inputs and the outputs of a struct: lists, JSON texts of lists, or one input and one output.
+
+    `"[1, 2, 3]"` is the standard input or the arguments of one case. Raises `DataError` if a text may be one case or
+    several.
+    """
+    values = (inputs, outputs)
+    lists = [_listed(value, is_call, column) for value in values]
+    texts = [items for items, value in zip(lists, values, strict=True) if isinstance(value, str)]
+    several = any(texts)
+    if texts == [[], []] or (several and (not all(lists) or (len(texts) == 1 and len(lists[0] or []) == 1))):
+        raise _ambiguous(column)
+    first, second = (
+        [value] if items is None or (isinstance(value, str) and not several) else items
+        for items, value in zip(lists, values, strict=True)
+    )
+    return first, second
+
+
+def _listed(value: Any, is_call: bool, column: str) -> list[Any] | None:
+    """The items of a list, or of the JSON text of a list of texts or lists; None for one value."""
+    if not isinstance(value, str):
+        return list(value) if isinstance(value, list | tuple) else None
+    items = unpacked(value)
+    if not isinstance(items, list):
+        return None
+    if all(isinstance(item, str) for item in items):
+        return items
+    if not all(isinstance(item, list) for item in items):
+        return None
+    if not is_call and not all(isinstance(line, str) for item in items for line in item):
+        raise _ambiguous(column)  # a matrix, or the numbers of several cases
+    return items
+
+
+def _ambiguous(column: str) -> DataError:
+    return DataError(
+        f"'{column}' holds an input or output as a text that may be one case or a list of several",
+        "give inputs and outputs as lists, with one item for each case",
+    )
 
 
 def _of_columns(inputs: list[Any], outputs: list[Any], fn_name: Any, column: str) -> dict[str, Any]:
@@ -231,41 +299,139 @@ def _function(case: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 def _of_source(source: str, column: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Tests as Python source: HumanEval's check, functions for pytest, or lines of asserts."""
     source = source.replace("\r\n", "\n")
-    if _CHECK.search(source):
+    body = _PYTEST_IMPORT.sub("", _IMPORT.sub("", source))
+    tree = _parsed(body, column)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if any(function.name == "check" for function in functions):
         return {"kind": "check", "test": source, "entry_point": _named(source, column, row)}
     if not re.search(r"\bassert\b|\bpytest\b", source):
         raise DataError(f"'{column}' holds no tests: {source.strip()!r:.80}", _FIX)
-    tests = _TEST.findall(source)
+    tests = [function for function in functions if function.name.startswith("test")]
+    if not tests and not any(isinstance(node, ast.Assert) for node in _outside_functions(tree)):
+        raise DataError(f"'{column}' holds no function named test_…, and no assert that would run", _FIX)
+    _check_all_run(tree, tests, column)
+    _check_imports(tree, column)
+    has_raises = _check_pytest(tree, column)
+    if not has_raises and not any(map(_can_fail, ast.walk(tree))):
+        raise DataError(f"'{column}' holds tests that assert nothing: {source.strip()!r:.80}", _FIX)
+    stand_in = _PYTEST if has_raises else ""
     if not tests:
-        if not _ASSERT.search(source) or (_DEFINES.search(source) and not _TOP_ASSERT.search(source)):
-            raise DataError(f"'{column}' holds no function named test_…, and no assert that would run", _FIX)
-        return {"kind": "asserts", "setup": _setup(row), "asserts": [_IMPORT.sub("", source)]}
-    if with_arguments := next((name for name, arguments in tests if arguments.strip()), ""):
-        raise DataError(f"'{column}' holds the test {with_arguments}, which takes arguments (fixtures)", _FIX)
-    return _of_pytest(source, [name for name, _ in tests], column, row)
+        _imported(source, column)
+        return {"kind": "asserts", "setup": "\n".join(filter(None, [stand_in, _setup(row)])), "asserts": [body]}
+    calls = "".join(f"    {name}()\n" for name in dict.fromkeys(test.name for test in tests))
+    test = f"{stand_in}{body.rstrip()}\n\ndef check(candidate):\n{calls}"
+    return {"kind": "check", "test": test, "entry_point": _named(source, column, row)}
 
 
-def _of_pytest(source: str, tests: list[str], column: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    used = set(_PYTEST_USE.findall(source))
-    if unknown := sorted(used - {"raises"}):
-        raise DataError(f"'{column}' holds tests that use pytest.{unknown[0]}, which the sandbox lacks", _FIX)
-    if _IMPORTS_MODULE.search(source):
-        raise DataError(f"'{column}' holds tests that import the module solution", "write: from solution import NAME")
-    name = _named(source, column, row)
-    body = _PYTEST_IMPORT.sub("", _IMPORT.sub("", source))
-    if "raises" in used:
-        body = _RAISES + re.sub(r"\bpytest[ \t]*\.[ \t]*raises\b", "_Raises", body)
-    calls = "".join(f"    {test}()\n" for test in tests)
-    return {"kind": "check", "test": f"{body.rstrip()}\n\ndef check(candidate):\n{calls}", "entry_point": name}
+def _parsed(source: str, column: str) -> ast.Module:
+    if len(source) > MAX_SOURCE_CHARS:
+        raise DataError(f"'{column}' holds tests of more than {MAX_SOURCE_CHARS >> 20} MiB of source", _FIX)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes such as "\d" in the tests
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"'{column}' holds tests that are not Python source: {error!s:.80}", _FIX) from error
+
+
+def _outside_functions(tree: ast.Module) -> Iterator[ast.AST]:
+    """The statements that run when the source does; of functions and classes, only themselves."""
+    nodes: list[ast.AST] = list(tree.body)
+    while nodes:
+        node = nodes.pop()
+        yield node
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.expr)):
+            nodes.extend(ast.iter_child_nodes(node))
+
+
+def _check_all_run(tree: ast.Module, tests: Sequence[ast.FunctionDef], column: str) -> None:
+    """Raise `DataError` for what pytest would run and a call of each test would not."""
+    for node in _outside_functions(tree):
+        if isinstance(node, ast.ClassDef):
+            is_collected = node.name.startswith("Test") or bool(node.bases)
+            unread = is_collected and any(isinstance(n, _FUNCTIONS) and n.name.startswith("test") for n in node.body)
+        else:
+            unread = isinstance(node, _FUNCTIONS) and (
+                (node.name.startswith("test") and node not in tests) or node.name in _SETUPS
+            )
+        if unread:
+            raise DataError(
+                f"'{column}' holds {getattr(node, 'name', '')}, which only pytest would run",
+                "write each test as a function of the module without async, or leave such rows out",
+            )
+    for test in tests:
+        arguments = test.args
+        if any((arguments.posonlyargs, arguments.args, arguments.vararg, arguments.kwonlyargs, arguments.kwarg)):
+            raise DataError(f"'{column}' holds the test {test.name}, which takes arguments (fixtures)", _FIX)
+
+
+def _check_imports(tree: ast.Module, column: str) -> None:
+    """Raise `DataError` for imports of pytest and of the solution that are left."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        modules = {name.partition(".")[0] for name in names}
+        if "pytest" in modules:
+            raise DataError(f"'{column}' imports pytest in another form than 'import pytest'", "write: import pytest")
+        if "solution" in modules:
+            raise DataError(
+                f"'{column}' holds tests that import the module solution",
+                "write: from solution import NAME, on a line without other statements",
+            )
+
+
+def _check_pytest(tree: ast.Module, column: str) -> bool:
+    """Whether the tests use `with pytest.raises(…)`. Raises `DataError` for any other use of pytest."""
+    contexts = [item for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items]
+    raising = [item for item in contexts if _is_raises(item.context_expr)]
+    known = {id(item.context_expr.func) for item in raising if isinstance(item.context_expr, ast.Call)}
+    caught = {item.optional_vars.id for item in raising if isinstance(item.optional_vars, ast.Name)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            continue
+        if node.value.id == "pytest" and node.attr == "raises" and id(node) not in known:
+            raise DataError(f"'{column}' holds a call of pytest.raises", "write: with pytest.raises(ERROR, match=…):")
+        if node.value.id == "pytest" and node.attr != "raises":
+            raise DataError(f"'{column}' holds tests that use pytest.{node.attr:.40}, which the sandbox lacks", _FIX)
+        if node.value.id in caught and node.attr not in _RAISED:
+            raise DataError(f"'{column}' reads {node.attr:.40} of what pytest.raises has caught", _FIX)
+    return bool(raising)
+
+
+def _is_raises(node: ast.expr) -> bool:
+    """Whether this is `pytest.raises(ERROR)`, also with `match`, and without a function to call."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and (node.func.value.id, node.func.attr) == ("pytest", "raises")
+        and len(node.args) == 1
+        and not isinstance(node.args[0], ast.Starred)
+        and all(keyword.arg == "match" for keyword in node.keywords)
+    )
+
+
+def _can_fail(node: ast.AST) -> bool:
+    """Whether a wrong result can make this fail: an `assert`, a `raise`, `self.assertEqual(…)`."""
+    if isinstance(node, ast.Assert):
+        return not (isinstance(node.test, ast.Constant) and node.test.value)
+    if isinstance(node, ast.Call):
+        return str(getattr(node.func, "attr", getattr(node.func, "id", ""))).startswith("assert")
+    return isinstance(node, ast.Raise)
+
+
+def _imported(source: str, column: str) -> list[str]:
+    """The names that the source imports from `solution`. Raises `DataError` for an import under another name."""
+    names = [name.strip() for match in _IMPORT.finditer(source) for name in (match[1] or match[2] or "").split(",")]
+    if any(" as " in f" {name} " or name == "*" for name in names):
+        raise DataError(f"'{column}' imports {', '.join(names)!r:.80} from solution", "import each name as it is")
+    return [name for name in names if name]
 
 
 def _named(source: str, column: str, row: Mapping[str, Any]) -> str:
     """The function that source tests: the first that it imports from `solution`, else the one that the row names."""
-    match = _IMPORT.search(source)
-    imported = [name.strip() for name in (match[1] or match[2] or "").split(",")] if match else []
-    if any(" as " in f" {name} " or name == "*" for name in imported):
-        raise DataError(f"'{column}' imports {', '.join(imported)} from solution", "import each name as it is")
-    name = next(filter(None, imported), "") or _function(row, row)
+    name = next(iter(_imported(source, column)), "") or _function(row, row)
     if not name.isidentifier():
         raise DataError(f"'{column}' tests a function whose name is nowhere", "add a column entry_point")
     return name

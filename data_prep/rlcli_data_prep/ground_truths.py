@@ -6,6 +6,8 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from datetime import date, time
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -25,6 +27,13 @@ ABSENT = {"nan", "null", "<na>"}
 """Texts that programs write for a value that is not there."""
 _FIRST_VERIFIER = re.compile(r"[\s+-]*(?:[\d.]+(?:[eE][+-]?\d+)?\s*\*\s*)*([A-Za-z_][\w.-]*)(?![\w.:/-])")
 _PYTHON_LIST = re.compile(r"\[\s*'")
+_MONTH, _DAY = r"(?:0?[1-9]|1[0-2])", r"(?:0?[1-9]|[12]\d|3[01])"
+_DATE = re.compile(
+    rf"\d{{4}}([-/]){_MONTH}\1{_DAY}(?:[ T]\d\d:\d\d.*)?|(?:{_MONTH}([-/]){_DAY}|{_DAY}([-/]){_MONTH})[-/]\d{{4}}",
+    re.ASCII,
+)
+"""A date in digits, which is a formula as well: 2024-05-01 is 2018."""
+_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 
 
 @cache
@@ -44,8 +53,8 @@ def answer_kind(verifier: str) -> str:
 def ground_truth(value: Any, column: str, kind: str, row: Mapping[str, Any]) -> str:
     """The ground truth in a column as text for a verifier of this kind (see `answer_kind`).
 
-    Numbers, dates and lists are written as a person writes them; tests of code in a form that `code` reads; other
-    structs as JSON. Raises `DataError` for a value that no response could match.
+    Numbers, dates and lists are written as a person writes them (no dates for formulas); tests of code in a form that
+    `code` reads; other structs as JSON. Raises `DataError` for a value that no response could match.
     """
     if kind == CODE:
         return text_of(code_tests(value, column, row), column)
@@ -56,6 +65,29 @@ def ground_truth(value: Any, column: str, kind: str, row: Mapping[str, Any]) -> 
     return _answer(value, column, "") if value is None or _is_scalar(value) else _json(value, column)
 
 
+def joins_answers(value: Any, column: str, kind: str) -> bool:
+    """Whether the ground truth of this value joins several answers, which a response must give all."""
+    if kind not in FORMULAS:
+        return False
+    value = _unpacked(value, column)
+    if isinstance(value, Mapping):
+        return joins_answers(_part(value, column), column, kind)
+    if not isinstance(value, list | tuple):
+        return False
+    return len({_answer(item, column, kind) for item in value}) > 1 or joins_answers(value[0], column, kind)
+
+
+def is_index(value: Any, column: str) -> bool:
+    """Whether an answer is a whole number, and not text: where a question has choices, it may be an index of them."""
+    value = _unpacked(value, column)
+    if isinstance(value, Mapping):
+        return is_index(_part(value, column), column)
+    if isinstance(value, list | tuple):
+        return any(is_index(item, column) for item in value)
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    return is_number and (value_text(value) or "").isdecimal()
+
+
 def _answer(value: Any, column: str, kind: str) -> str:
     """One answer: a text, or several that are one answer together, as the roots of an equation."""
     value = _unpacked(value, column) if kind in (*FORMULAS, CHOICE) else value
@@ -63,20 +95,46 @@ def _answer(value: Any, column: str, kind: str) -> str:
         text = text_of(value, column).strip()
         if kind in FORMULAS and text.lower() in ABSENT:
             raise DataError(f"'{column}' holds {text!r}, the text of a missing value", "fix that row")
+        if kind in FORMULAS and _DATE.fullmatch(text):
+            raise _dated(text, column)
         return text
     if isinstance(value, Mapping):
         return _answer(_part(value, column), column, kind)
     if isinstance(value, list | tuple):
-        texts = list(dict.fromkeys(_answer(item, column, kind) for item in value))
+        texts = [_answer(item, column, kind) for item in value]
         if not texts:
             raise DataError(f"'{column}' holds an empty list", "fix that row")
-        if len(texts) > 1 and kind not in FORMULAS:
+        if len(set(texts)) == 1:  # one answer, by several annotators
+            return texts[0]
+        if kind not in FORMULAS:
             raise DataError(
                 f"'{column}' holds {len(texts)} answers ({', '.join(texts)!r:.80}), and the verifier compares with one",
                 "keep one of them, or score the rows with a function of yours (--verifier FILE.py:FUNCTION)",
             )
+        if nested := next((text for text in texts if _is_list(text)), ""):
+            raise DataError(
+                f"'{column}' holds several answers, of which one has a comma of its own ({nested!r:.80})",
+                "write a list within a list with brackets, (1, 2), and a number without commas",
+            )
         return ", ".join(texts)
+    if kind in FORMULAS and isinstance(value, date | time):
+        raise _dated(_scalar(value, column), column)
     return _scalar(value, column)
+
+
+def _is_list(text: str) -> bool:
+    """Whether a text has a comma outside of brackets."""
+    rest, count = text, 1
+    while count:
+        rest, count = _BRACKETS.subn("", rest)
+    return "," in rest
+
+
+def _dated(text: str, column: str) -> DataError:
+    return DataError(
+        f"'{column}' holds {text[:40]!r}, a date or time, which the verifier would read as a formula",
+        "compare it as text (--verifier exact), or leave such rows out",
+    )
 
 
 def _unpacked(value: Any, column: str) -> Any:

@@ -12,7 +12,7 @@ from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 from rlcli_data_prep.chats import HOLDERS, chat, ends_with_answer, without_answer
 from rlcli_data_prep.choices import Choices, letter_of, read_choices, with_choices
 from rlcli_data_prep.columns import column_value, has_column, is_json
-from rlcli_data_prep.ground_truths import CHOICE, answer_kind, ground_truth
+from rlcli_data_prep.ground_truths import CHOICE, answer_kind, ground_truth, is_index, joins_answers
 from rlcli_data_prep.images import images_of
 from rlcli_data_prep.sources import ENDINGS, read_splits, text_of
 
@@ -71,6 +71,12 @@ def prompt_of(row: Mapping[str, Any], options: ConvertOptions, source_name: str)
     has_answer = answer or options.verifier or has_column(row, column)
     truth = ground_truth(column_value(row, column, "answer"), column, kind, row) if has_answer else ""
     if choices and "truth=" not in str(options.verifier):  # else it is an index
+        if truth not in choices.labels and is_index(column_value(row, column, "answer"), column):
+            raise DataError(
+                f"'{column}' holds the number {truth}, which may be an index of the choices or the text of one",
+                "if choices are counted from 0, use --verifier 'multiple_choice(truth=index0)', from 1: truth=index1; "
+                "else give the letter or the text",
+            )
         truth = letter_of(truth, choices)
     extra_info = _kept(row, {question, picture}) | {name: _json(row, column) for name, column in columns.items()}
     if answer_turn:
@@ -91,10 +97,19 @@ def prompt_of(row: Mapping[str, Any], options: ConvertOptions, source_name: str)
 
 def note(row: Mapping[str, Any], options: ConvertOptions) -> str:
     """What the row's reader has changed that its author may not expect; empty if nothing."""
+    notes = []
     question = options.columns.get("prompt", "") or _question_of(row)
     if has_column(row, question) and ends_with_answer(column_value(row, question, "prompt")):
-        return "ended with the assistant's answer, which was taken out of the prompt (extra_info response keeps it)"
-    return ""
+        notes.append(
+            "ended with the assistant's answer, which was taken out of the prompt (extra_info response keeps it)"
+        )
+    column = options.columns.get("ground_truth", "") or options.columns.get("answer", "") or _answer_of(row)
+    kind = answer_kind(options.verifier or "")
+    if has_column(row, column) and joins_answers(column_value(row, column, "answer"), column, kind):
+        notes.append(
+            "hold several answers, of which a response must give all (keep one, if they are forms of one answer)"
+        )
+    return ", and ".join(notes)
 
 
 def check(options: ConvertOptions) -> None:

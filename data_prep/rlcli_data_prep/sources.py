@@ -348,15 +348,26 @@ def _table_rows(table: Any) -> list[dict[str, Any]]:
 def _has_short_floats(kind: Any) -> bool:
     import pyarrow.types as kinds
 
+    kind = _decoded(kind)
     if kinds.is_float16(kind) or kinds.is_float32(kind):
         return True
     return any(_has_short_floats(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _decoded(kind: Any) -> Any:
+    """The type of the values of a column that is encoded by a dictionary or by runs; any other type as it is."""
+    import pyarrow.types as kinds
+
+    while kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
+        kind = kind.value_type
+    return kind
 
 
 def _widened(value: Any, kind: Any) -> Any:
     import numpy as np
     import pyarrow.types as kinds
 
+    kind = _decoded(kind)
     if kinds.is_float16(kind) or kinds.is_float32(kind):
         short = np.float16 if kinds.is_float16(kind) else np.float32
         return value if value is None else float(str(short(value)))

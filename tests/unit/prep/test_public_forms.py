@@ -158,9 +158,12 @@ def test_columns_may_be_fields_within_structs_lists_and_json() -> None:
         (10**30, "1" + "0" * 30),
         (Decimal("0.50"), "0.5"),
         (Decimal("300.00"), "300"),
-        (datetime.date(2024, 5, 1), "2024-05-01"),
-        (datetime.datetime(2024, 5, 1), "2024-05-01"),
-        (datetime.datetime(2024, 5, 1, 12, 30), "2024-05-01 12:30:00"),
+        ([3, 3, 5], "3, 3, 5"),
+        (["42", 42, 42.0], "42"),
+        ([[2, -2]], "2, -2"),
+        (["(1,2)", "(3,4)"], "(1,2), (3,4)"),
+        ("12:30", "12:30"),
+        ("2024-5", "2024-5"),
         ("[2, 3)", "[2, 3)"),
         ("[2, 3]", "[2, 3]"),
         ("  x+1 ", "x+1"),
@@ -173,8 +176,45 @@ def test_an_answer_is_the_text_that_a_person_would_write(value: Any, text: str) 
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (datetime.date(2024, 5, 1), "2024-05-01"),
+        (datetime.datetime(2024, 5, 1), "2024-05-01"),
+        (datetime.datetime(2024, 5, 1, 12, 30), "2024-05-01 12:30:00"),
+        (datetime.time(12, 30), "12:30:00"),
+        ("5/1/2024", "5/1/2024"),
+        ("2024/05/01", "2024/05/01"),
+        ("31-12-2024", "31-12-2024"),
+    ],
+)
+def test_a_date_is_an_answer_for_texts_and_none_for_formulas(value: Any, text: str) -> None:
+    assert prompt({"prompt": "?", "answer": value}, "exact").ground_truth == text
+    for verifier in ("math", "gsm8k"):
+        for answer in (value, [value], {"value": value}):
+            with pytest.raises(DataError, match=r"a date or time.*; compare it as text \(--verifier exact\)"):
+                prompt({"prompt": "?", "answer": answer}, verifier)
+
+
+def test_answers_of_a_list_count_as_often_as_they_are_there() -> None:
+    made = prompt({"prompt": "?", "answer": [3, 3, 5]})
+    scores = [math.verify(made.request(rf"\boxed{{{said}}}", "stop")).score for said in ("5, 3, 3", "3, 5", "3, 5, 5")]
+    assert scores == [1.0, 0.0, 0.0]
+
+
+def test_the_command_reports_rows_with_several_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [["1/2", "0.5"], ["42", "42"], 42, [[2, -2]]]
+    rows = [{"prompt": f"{number}?", "answer": answer} for number, answer in enumerate(answers)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["prep", "jsonl", "--source", str(tmp_path / "rows.jsonl"), "--verifier", "math"]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "convert: 2 rows hold several answers, of which a response must give all" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("value", "verifier", "says"),
     [
+        ([[1, 2], [3, 4]], "math", "several answers, of which one has a comma of its own ('1, 2')"),
+        (["2, 3", "5"], "math", "of which one has a comma of its own ('2, 3')"),
         ({"a": 1}, "math", "name the field that holds it: --columns answer=answer.FIELD"),
         ([], "math", "an empty list"),
         ("nan", "math", "the text of a missing value"),
@@ -201,6 +241,10 @@ def test_types_of_columns_leave_no_trace_in_an_answer(tmp_path: Path) -> None:
             "parts": pa.array([[{"x": 0.1}], []], pa.list_(pa.struct([("x", pa.float32())]))),
         }
     )
+    encoded = pa.table({"prompt": ["a?"], "answer": pa.array([0.1], pa.float32()).dictionary_encode()})
+    pyarrow.feather.write_feather(encoded, tmp_path / "encoded.arrow")
+    (row,) = read_splits(ConvertOptions(source=str(tmp_path / "encoded.arrow")), "")["train"]
+    assert row.values["answer"] == 0.1
     pq.write_table(table, tmp_path / "rows.parquet")
     options = ConvertOptions(source=str(tmp_path / "rows.parquet"), verifier="math")
     first, second = (jsonl.prompt(row.values, options) for row in jsonl.read(options)["train"])
@@ -270,6 +314,21 @@ def test_choices_in_any_form_are_shown_and_scored(choices: Any, answer: Any, ver
             assert multiple_choice.verify(made.request(said, "stop"), truth=truth).score == score
 
 
+@pytest.mark.parametrize("answer", [2, 2.0, [2], {"value": 2}, '{"answer": 2}'])
+def test_a_number_beside_choices_is_refused_unless_it_is_a_label(answer: Any) -> None:
+    row = {"prompt": "1 + 2?", "choices": ["1", "2", "3", "4"], "answer": answer}
+    with pytest.raises(DataError) as error:
+        prompt(row, "multiple_choice")
+    assert "may be an index of the choices" in str(error.value)
+    assert "multiple_choice(truth=index0)" in error.value.hint
+    indexed = prompt(row, "multiple_choice(truth=index0)").request("The answer is (C)", "stop")
+    assert multiple_choice.verify(indexed, truth="index0").score == 1.0
+    labelled = {**row, "choices": {"text": ["3", "1"], "label": ["1", "2"]}}
+    assert prompt(labelled, "multiple_choice").ground_truth == "B"
+    assert prompt({**row, "answer": "2"}, "multiple_choice").ground_truth == "2"
+    assert prompt({**row, "choices": [1.5, 2.5], "answer": 2.5}, "multiple_choice").ground_truth == "2.5"
+
+
 def test_choices_that_the_question_shows_are_not_repeated() -> None:
     question = "Capital of France?\n(A) Rome\n(B) Paris"
     made = prompt({"prompt": question, "choices": ["Rome", "Paris"], "answer": "B"}, "multiple_choice")
@@ -290,6 +349,11 @@ STDIN = [{"input": "3\n", "output": "6\n", "testtype": "stdin"}, {"input": "4\n"
 CALLS = [{"input": "1\n2", "output": "3", "testtype": "functional"}]
 KODCODE = "from solution import add\nimport pytest\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
 KODCODE_RAISES = KODCODE + "\ndef test_text():\n    with pytest.raises(ValueError):\n        add('a', 'b')\n"
+KODCODE_MATCH = KODCODE + (
+    "\ndef test_text():\n    with pytest.raises(ValueError, match='^a') as caught:  # pytest.approx\n"
+    "        add('a', 'b')\n    assert str(caught.value) == 'a'\n    assert caught.type is ValueError\n"
+)
+REVERSE = "```python\nimport json\nprint(json.dumps(json.loads(input())[::-1]))  # 2 * 2\n```"
 METADATA = '{"func_name": "add"}'
 STARTER = "class Solution:\n    def add(self, a: int, b: int) -> int:\n        "
 FORMS: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -319,6 +383,10 @@ FORMS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "mbpp-text": ("assert add(1, 2) == 3\nassert add(2, 2) == 4", {}, ADD),
     "kodcode": (KODCODE, {}, ADD),
     "kodcode-raises": (KODCODE_RAISES, {}, ADD),
+    "kodcode-match": (KODCODE_MATCH, {}, ADD),
+    "json-lists": ({"inputs": '["3", "4"]', "outputs": '["6", "8"]'}, {}, DOUBLE),
+    "json-lists-of-lines": ({"inputs": '[["3"], ["4"]]', "outputs": '[["6"], ["8"]]'}, {}, DOUBLE),
+    "json-calls": ({"inputs": "[[1, 2]]", "outputs": "[[3]]", "fn_name": "add"}, {}, ADD),
     "kodcode-info": (KODCODE.partition("\n")[2], {"test_info": [{"function_name": "add"}]}, ADD),
     "code-r1": ({"functional": "def check(candidate):\n    assert candidate(1, 2) == 3\n\ncheck(add)"}, {}, ADD),
     "humaneval": ("def check(candidate):\n    assert candidate(1, 2) == 3\n", {"entry_point": "add"}, ADD),
@@ -339,9 +407,77 @@ def test_code_in_each_public_form_scores_right_and_wrong(tests: Any, others: dic
         assert (verdict.score, verdict.outcome) == (0.0, Outcome.WRONG), verdict
 
 
+@pytest.mark.parametrize(("input_name", "output_name"), [("input", "output"), ("inputs", "outputs")])
+def test_a_standard_input_that_looks_like_json_is_one_case(input_name: str, output_name: str) -> None:
+    for text, wanted in (("[1, 2, 3]", "[3, 2, 1]"), ("[]", "0"), ('{"a": 1}', "[1]"), ("[[1], 2]", "[2, [1]]")):
+        made = json.loads(code_tests({input_name: text, output_name: wanted}, "tests", {}))
+        assert made == {"kind": "stdio", "cases": [{"input": text, "output": wanted}]}
+    made = prompt({"prompt": "?", "tests": {input_name: "[1, 2, 3]", output_name: "[3, 2, 1]"}}, "code", answer="tests")
+    assert code.verify(made.request(REVERSE, "stop")).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ('["a", "b"]', "2"),
+        ("[[1, 2], [3, 4]]", "[[1, 3], [2, 4]]"),
+        ("[[1, 2]]", "3"),
+        ("[]", "[]"),
+        ('["a"]', "[]"),
+        (["a"], '["b"]'),
+    ],
+)
+def test_a_text_that_may_be_one_case_or_several_is_refused(inputs: Any, outputs: Any) -> None:
+    with pytest.raises(DataError, match="may be one case or a list of several; give inputs and outputs as lists"):
+        code_tests({"inputs": inputs, "outputs": outputs}, "tests", {})
+
+
+def test_pytest_raises_gives_a_key_error_with_its_message() -> None:
+    body = "    with pytest.raises(KeyError) as e:\n        add({}, 'a')\n    assert str(e.value) == \"'a'\"\n"
+    made = prompt({"prompt": "?", "tests": f"{KODCODE}\ndef test_key():\n{body}"}, "code", answer="tests")
+    solution = "```python\ndef add(a, b):\n    return a[b] if isinstance(a, dict) else a + b\n```"
+    assert code.verify(made.request(solution, "stop")).score == 1.0
+
+
+def test_pytest_raises_compares_the_message() -> None:
+    made = prompt({"prompt": "?", "tests": KODCODE_MATCH}, "code", answer="tests")
+    for wrong in (ADD.replace("ValueError(a)", "ValueError('b')"), ADD.replace("ValueError(a)", "TypeError(a)")):
+        assert code.verify(made.request(wrong, "stop")).outcome is Outcome.WRONG
+
+
+def test_long_sources_of_tests_that_do_not_parse_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in ("def test_a(\n", "from solution import (\n", "# assert\ndef test_a() "):
+        with pytest.raises(DataError, match="not Python source"):
+            code_tests("assert f()\n" + line * 8000, "tests", {})
+    monkeypatch.setattr("rlcli_data_prep.code_tests.MAX_SOURCE_CHARS", 100)
+    with pytest.raises(DataError, match="of source"):
+        code_tests("assert f(1) == 2\n" * 10, "tests", {})
+
+
 @pytest.mark.parametrize(
     ("tests", "says"),
     [
+        (KODCODE + "class TestB:\n    def test_b(self):\n        assert add(1, 1) == 3\n", "TestB, which only pytest"),
+        (KODCODE + "class B(Base):\n    def test_b(self):\n        assert add(1, 1) == 3\n", "B, which only pytest"),
+        (KODCODE + "async def test_b():\n    assert add(1, 1) == 3\n", "test_b, which only pytest would run"),
+        (KODCODE + "if True:\n    def test_b():\n        assert add(1, 1) == 3\n", "test_b, which only pytest"),
+        (KODCODE + "def setup_module():\n    pass\n", "setup_module, which only pytest would run"),
+        ('from solution import add\ndef test_a():\n    print("assert", add(1, 2))\n', "assert nothing"),
+        ("from solution import add\ndef test_a():\n    assert True, add(1, 2)\n", "assert nothing"),
+        (["print('assert', add(1, 2))"], "asserts nothing"),
+        (["assert add(1, 2 == 3"], "not Python source"),
+        ("def check(candidate):\n    assert candidate(1 == 2\n", "not Python source"),
+        (KODCODE.replace("import pytest", "import pytest, math"), "in another form than 'import pytest'"),
+        (KODCODE.replace("import pytest", "import pytest as pt"), "in another form than 'import pytest'"),
+        (KODCODE.replace("import pytest", "from pytest import raises"), "in another form than 'import pytest'"),
+        (KODCODE.replace("import add", "import add; import math"), "import the module solution"),
+        (KODCODE + "from solution import sub as minus\n", "import each name as it is"),
+        (KODCODE + "def test_b():\n    pytest.raises(ValueError, add, 'a', 'b')\n", "a call of pytest.raises"),
+        (
+            KODCODE + "def test_b():\n    with pytest.raises(ValueError, add, 'a'):\n        pass\n",
+            "a call of pytest.raises",
+        ),
+        (KODCODE_RAISES.replace("):\n        add", ") as e:\n        e.exconly()\n        add"), "reads exconly"),
         ([], "holds no tests"),
         ("", "no text in column 'tests'"),
         ("print(1)", "holds no tests"),
