@@ -122,13 +122,16 @@ def _find(module: ModuleType, name: str) -> Any:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """An exception as the nearest built-in class and its text."""
+    """An exception as the nearest built-in class, its text with its own class, and its message alone, with which the
+    tests get it again."""
     name = next((c.__name__ for c in type(error).__mro__ if vars(builtins).get(c.__name__) is c), "Exception")
     try:
         text = str(error)[:MAX_TEXT_CHARS]
-    except BaseException:
-        text = ""
-    return {"error": name, "text": f"{type(error).__name__}: {text}"}
+        only = error.args[0] if len(error.args) == 1 else None
+        message = only[:MAX_TEXT_CHARS] if type(only) is str else text  # the text of a KeyError is quoted
+    except BaseException:  # of the program's own class
+        text = message = ""
+    return {"error": name, "text": f"{type(error).__name__}: {text}", "message": message}
 
 
 def _load(code: CodeType, module: ModuleType) -> None:

@@ -98,7 +98,7 @@ class Program:
         if reply.get("id") != number:
             raise OutOfProtocol("a reply to no request")
         if "error" in reply:
-            raise _ERRORS.get(str(reply["error"]), RuntimeError)(str(reply.get("text"))[:MAX_TEXT_CHARS])
+            raise _ERRORS.get(str(reply["error"]), RuntimeError)(str(reply.get("message"))[:MAX_TEXT_CHARS])
         if reply.get("method") is True and what.get("get"):
             return Method(self, what["of"], what["name"], use)
         if "object" in reply:

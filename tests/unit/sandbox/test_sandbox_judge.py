@@ -66,6 +66,18 @@ RIGHT: list[tuple[str, Job]] = [
         "def f(x): raise ValueError('no')",
         check("try:\n        f(1)\n        assert False\n    except ValueError: pass"),
     ),
+    (
+        "def f(x): raise ValueError('no')",
+        check("try:\n        f(1)\n        assert False\n    except ValueError as e: assert str(e) == 'no'"),
+    ),
+    (
+        "def f(x): raise KeyError(x)",
+        check("try:\n        f('a')\n        assert False\n    except KeyError as e: assert e.args == ('a',)"),
+    ),
+    (
+        "class Low(ValueError): pass\ndef f(x): raise Low(f'{x} is low')",
+        check("try:\n        f(1)\n        assert False\n    except ValueError as e: assert str(e) == '1 is low'"),
+    ),
     ("def f(x): return x\ndef g(x): return -x", asserts("assert f(1) == -g(1)")),
     ("def sum(a, b): return a * b", asserts("assert sum(3, 5) == 15")),
     ("import re\ndef f(s): return re.search('a', s)", asserts("assert f('cab')", "assert not f('xyz')")),
