@@ -430,3 +430,37 @@ GRPOTrainer(model="m", reward_funcs=[f], args=args)
     found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
     kinds = [line.kind for line in found.lines if line.source == "reward_weights"]
     assert kinds == ["unresolved"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        (
+            "scale = 1\ndef helper(x): return x * scale\ndef main():\n    scale = 5\n"
+            "    def f(completions): return [helper(scale)]\n",
+            5,
+            "`scale` of the function around it is another one",
+        ),
+        ("WORDS = []\nWORDS.append('x')\ndef f(completions): return WORDS\n", 3, "`WORDS`, which line 2 changes"),
+        (
+            "import p\nargs = p.P().parse_args()\ndef f(completions): return [args.x]\n",
+            3,
+            "the command line, parse_args()",
+        ),
+        ("x = " + "-" * 900 + "1\ndef f(completions): return [x]\n", 2, "RecursionError"),
+        (
+            "def main():\n    n = 0\n    def f(completions):\n        nonlocal n\n        n += 1\n        return [n]\n",
+            3,
+            "it does not stand alone",
+        ),
+    ],
+)
+def test_what_a_copy_would_change_is_not_copied(text: str, line: int, problem: str) -> None:
+    lifted = lift(f"{text}\ndef g(completions): return [1.0]\n", [("f", line), ("g", text.count("\n") + 2)], "x.py")
+    assert problem in lifted.problems["f"]
+    assert lifted.functions == ["g"]
+
+
+def test_a_logger_is_copied() -> None:
+    text = "import logging\nlog = logging.getLogger()\nlog.info('x')\ndef f(completions):\n    log.info('y')\n"
+    assert lift(text, [("f", 4)], "x.py").functions == ["f"]
