@@ -30,7 +30,9 @@ import types
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 LONGEST_TEXT = 200
 MOST_CALLS = 200
@@ -60,7 +62,7 @@ parsed: "list[str] | None" = None
 invented = False
 
 
-def chosen(usual: "Any", other: "Any") -> "Any":
+def chosen(usual: "T", other: "T") -> "T":
     """What stands for a value that is not known here."""
     global invented
     invented = True
@@ -150,7 +152,7 @@ class Stub(metaclass=StubClass):
         return iter(())
 
     def __len__(self) -> int:
-        return chosen(0, 100_003)  # type: ignore[no-any-return]
+        return chosen(0, 100_003)
 
     def __bool__(self) -> bool:
         return True
@@ -162,7 +164,7 @@ class Stub(metaclass=StubClass):
         pass
 
     def __repr__(self) -> str:
-        return chosen(self._text, f"{self._text}…")  # type: ignore[no-any-return]
+        return chosen(self._text, f"{self._text}…")
 
     __str__ = __repr__
 
@@ -176,7 +178,7 @@ class Stub(metaclass=StubClass):
         return id(self)
 
     def __index__(self) -> int:
-        return chosen(1, 100_004)  # type: ignore[no-any-return]
+        return chosen(1, 100_004)
 
     __int__ = __index__
 
@@ -346,7 +348,7 @@ class Variables(dict):  # type: ignore[type-arg]
     """The environment: a variable that is demanded has a text that says that it is not known."""
 
     def __missing__(self, name: str) -> str:
-        return chosen(f"rlcli_unknown_{name}", f"rlcli_unknown_other_{name}")  # type: ignore[no-any-return]
+        return chosen(f"rlcli_unknown_{name}", f"rlcli_unknown_other_{name}")
 
 
 def lenient_getattr(value: "Any", name: "Any", *default: "Any") -> "Any":
@@ -370,7 +372,6 @@ def run(order: "dict[str, Any]", arguments: "Sequence[str]") -> str:
     sys.modules["subprocess"] = StubModule("subprocess")
     sys.argv = [order["name"], *arguments]
     os.__dict__["environ"] = Variables(os.environ | order["variables"])
-    os.getenv = os.environ.get  # type: ignore[assignment]
     time.sleep = lambda seconds: None
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=order["name"], getattr=lenient_getattr)

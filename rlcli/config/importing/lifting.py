@@ -181,7 +181,8 @@ def _shadowed(copied: Sequence[ast.stmt], around: Sequence[_Statement], statemen
     """Why these statements cannot stand in one module: some are of a function around, and bind a name that a statement
     of the module binds or reads, too. Empty if they can."""
     inner = {id(one.node): one.binds for one in around}
-    outer = [node for node in copied if id(node) not in inner and node in [one.node for one in statements]]
+    of_statements = {id(one.node) for one in statements}
+    outer = [node for node in copied if id(node) not in inner and id(node) in of_statements]
     of_module = {name for one in statements for name in one.binds}
     used = {name for node in outer for name in (*_bound(node), *_free(node))}
     for node in copied:

@@ -206,7 +206,7 @@ def recorded(printed: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path} was run in the sandbox to be imported, and what it printed is no record of a run",
             "import a script that leaves the standard output alone",
         )
-    cleaned = _cleaned({"calls": calls, "loads": loads, "parsed": parsed})
+    cleaned: dict[str, Any] = _cleaned({"calls": calls, "loads": loads, "parsed": parsed})
     return cleaned | {"error": printed["error"], "invented": printed["invented"]}
 
 
