@@ -192,7 +192,7 @@ def _of_shell(path: Path, text: str, variables: Mapping[str, str], arguments: Se
     if captured.unset:
         configuration.warnings.append(
             f"not set, so that values which depend on them are not known: {', '.join(captured.unset)[:300]}: "
-            "give --variable NAME=VALUE"
+            "give --variable NAME=VALUE, or arguments after --"
         )
     return configuration
 

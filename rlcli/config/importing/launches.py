@@ -14,6 +14,8 @@ from rlcli.config.importing.shell_run import Call, is_unknown
 from rlcli.reading import parse_json
 
 OVERRIDE = re.compile(r"(?P<operator>~|\+{0,2})(?P<key>[A-Za-z_][\w@/]*(?:\.[\w@/-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
+DEEPEST = 40
+"""Parts of a key."""
 _PROCESSES = ("--num_processes", "--num-processes", "--nproc_per_node", "--nproc-per-node", "--num_gpus")
 _NODES = ("--nnodes", "--num_nodes", "--num_machines")
 _TEACHING = re.compile(r"(?:^|[._])(?:gkd|distill\w*|opd)(?:[._]|$)")
@@ -120,16 +122,21 @@ def _processes(words: list[str]) -> int | None:
 def overrides_of(words: tuple[str, ...]) -> dict[str, Any]:
     """Dotted key → value of Hydra's overrides; the last one counts. A key that is deleted (`~key`) is absent."""
     values: dict[str, Any] = {}
-    for word in words:
+    deleted: set[str] = set()
+    for word in reversed(words):
         match = OVERRIDE.fullmatch(word)
         if match is None or word.startswith("--"):
             continue
         key, text = match["key"], match["value"]
         if match["operator"] == "~":
-            values = {name: value for name, value in values.items() if name != key and not name.startswith(f"{key}.")}
+            deleted.add(key)
         elif text is not None:
-            values |= flattened(key, _value(key, text))
-    return values
+            for name, value in flattened(key, _value(key, text)).items():
+                parts = name.split(".")[:DEEPEST]
+                is_deleted = any(".".join(parts[:end]) in deleted for end in range(1, len(parts) + 1))
+                if name not in values and not is_deleted:
+                    values[name] = value
+    return dict(reversed(values.items()))
 
 
 def _value(key: str, text: str) -> Any:

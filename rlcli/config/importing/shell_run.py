@@ -151,7 +151,10 @@ MOST_UNSET = 200
 """Variables that are looked at: each is one more of the second run's environment."""
 _NAME = re.compile(r"(?<![\w$#])[A-Za-z_]\w*+")
 _USED = re.compile(r"\$\{[#!]?([A-Za-z_]\w*+)(?!:?[-=?+])|\$([A-Za-z_]\w*+)")
-_SUM = re.compile(r"\(\([^\n]{1,300}?\)\)")
+_ARGUMENT = re.compile(r"\$\{?([1-9])(?![\w:=?+-])")
+_COUNTED = re.compile(r"\$\{?[#@*]|\bshift\b|\bgetopts?\b")
+"""What scripts have that work with the number of their arguments: to give more would change their course."""
+_SUM = re.compile(r"(?<!\()\(\([^\n]{1,300}?\)\)")
 _ASSIGNED = re.compile(r"(?<!\w)([A-Za-z_]\w*+)(?:\+?=|:=)")
 _SURELY_SET = re.compile(r"(?m)^(?:export |readonly |declare (?:-\w+ )?)?([A-Za-z_]\w*+)=")
 _WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*+):?[-=?+]")
@@ -191,7 +194,8 @@ class Captured:
     asked: list[str]
     """Variables and arguments that the script demands and that were not given: $NAME, $1."""
     unset: list[str]
-    """Variables that the script uses, that are not set, and on which words of its calls depend: $NAME."""
+    """Variables and arguments that the script uses, that are not set, and on which words of its calls depend: $NAME,
+    $1."""
     status: int
     """bash's exit status."""
     errors: str
@@ -235,11 +239,13 @@ def capture(
             break
     captured = replace(captured, asked=marked)
     unset = [name for name in _unset_names(path, text) if name not in variables]
-    if captured.timed_out or not (marked or unset or captured.answers) or not is_reached(captured.calls):
+    absent = [] if arguments or _COUNTED.search(text) else sorted({*_ARGUMENT.findall(text)})
+    if captured.timed_out or not (marked or unset or absent or captured.answers) or not is_reached(captured.calls):
         return captured
     others = {name: str(OTHER_SENTINEL) if UNKNOWN in value else value for name, value in variables.items()}
     others |= dict.fromkeys(unset, str(UNSET_SENTINEL))
     other_arguments = [str(OTHER_SENTINEL) if UNKNOWN in word else word for word in arguments]
+    other_arguments += [str(UNSET_SENTINEL)] * int(max(absent, default="0"))
     try:
         other = _run(sandbox, path, text, others, other_arguments, is_second=True)
     except ConfigError:  # it broke a limit: what depends on these variables cannot be told
@@ -248,7 +254,7 @@ def capture(
     calls = [_agreed(call, same) for call, same in pairs]
     differs = any(call is same for call, same in pairs) or [c.words for c in calls] != [c.words for c in captured.calls]
     assigned = _names(_ASSIGNED, text)
-    never = [f"${name}" for name in unset if name not in assigned]
+    never = [f"${name}" for name in (*unset, *absent) if name not in assigned]
     return replace(captured, calls=calls, unset=never if differs else [])
 
 

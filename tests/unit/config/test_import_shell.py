@@ -12,7 +12,7 @@ from rlcli.cli.main import main
 from rlcli.config.importing import confined, shell_run
 from rlcli.config.importing.convert import Imported, import_file
 from rlcli.config.importing.hydra_values import HydraError, hydra_value
-from rlcli.config.importing.launches import is_other_work
+from rlcli.config.importing.launches import is_other_work, overrides_of
 from rlcli.errors import ConfigError, SetupError
 from rlcli.sandbox import open_sandbox
 
@@ -376,3 +376,18 @@ def test_text_of_scripts_is_read_in_linear_time() -> None:
     assert not is_other_work("preprocess" * 20_000 + "-")
     with pytest.raises(ValueError, match="more than 20000 words"):
         shell_run._calls("CALL\0python\0" + "a\0" * 20_001 + "CWD=/\0END\0", "/root")
+
+
+def test_an_argument_that_is_not_given_is_not_empty(tmp_path: Path) -> None:
+    file = script(tmp_path, f"{TRAIN} {ROLLOUT}.n=$1 data.seed=${{2:-5}} data.train_batch_size=$(($3 + 8))\n")
+    found = import_file(file)
+    assert {f"{ROLLOUT}.n", "data.train_batch_size"} <= {*sources(found, "unresolved")}
+    assert any("not known: $1, $3: give" in warning for warning in found.warnings)
+    assert import_file(file, arguments=["4", "5", "6"]).warnings == []
+
+
+def test_a_deleted_key_is_absent_until_it_is_set_again() -> None:
+    words = ("a.b=1", "a.c={d: 2}", "e.f=3", "~a.c", "~a.b", "a.b=4", "e.f=5")
+    assert overrides_of(words) == {"a.b": 4, "e.f": 5}
+    many = tuple(f"a{at}.b=1" for at in range(10_000)) + tuple(f"~b{at}" for at in range(10_000))
+    assert len(overrides_of(many)) == 10_000
