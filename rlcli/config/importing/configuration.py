@@ -19,6 +19,8 @@ class RewardFunction:
     """Where its definition begins in that file."""
     in_script: bool = False
     """Whether the script itself defines it: to import it would start the training."""
+    bound: str = ""
+    """The arguments that functools.partial gives it, as written in Python; empty if none."""
 
 
 @dataclass(frozen=True)

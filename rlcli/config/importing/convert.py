@@ -212,4 +212,5 @@ def _toml(read: Reading, path: Path, origin: str, base: str) -> str:
             setting = f"# {setting}; not installed here: {', '.join(absent)}"
             lines += [f"{last} = {to_toml(installed)}"] if installed else []
         lines.append(setting)
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    return text.encode(errors="replace").decode()  # a lone surrogate, which JSON may hold, becomes ?

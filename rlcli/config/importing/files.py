@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rlcli.config.importing import pythoncode, shell, shell_run
 from rlcli.config.importing.configuration import Configuration
-from rlcli.config.importing.launches import NOT_TRAINING, Launch, launch_of, options_of, overrides_of, word_after
+from rlcli.config.importing.launches import Launch, is_other_work, launch_of, options_of, overrides_of, word_after
 from rlcli.config.importing.methods import METHODS, method_of
 from rlcli.config.importing.python_run import notebook_text, run_python
 from rlcli.config.importing.reading import Unresolved, number_of, scalar
@@ -62,9 +62,14 @@ def read(path: Path, variables: Mapping[str, str] | None = None, arguments: Sequ
     """
     text = _text(path)
     if path.suffix in (".json", ".yaml", ".yml"):
+        if variables or arguments:
+            raise ConfigError(
+                f"{path} is no script: --variable and arguments after -- have no effect",
+                "leave them out, or give the script that reads it",
+            )
         configuration = _of_table(_table(text, path), path)
     elif path.suffix in (".py", ".ipynb"):
-        configuration = _of_python(path, text, arguments)
+        configuration = _of_python(path, text, arguments, variables or {})
     else:
         configuration = _of_shell(path, text, variables or {}, arguments)
     if configuration.method in OUR_RECIPES:
@@ -87,7 +92,9 @@ def _table(text: str, path: Path) -> dict[str, Any]:
 def _of_table(values: dict[str, Any], path: Path) -> Configuration:
     if any(key.startswith("distillation.") for key in values) and values.get("distillation.enabled") is not False:
         return Configuration("verl", "distillation", values)
-    if any("." in key and key.partition(".")[0] in VERL for key in values):
+    firsts = {key.partition(".")[0] for key in values if "." in key}
+    # Other programs that use Hydra have `data`, too.
+    if firsts & (VERL - {"data"}) or (firsts and firsts <= {"data", "model", "optim"}):
         is_sft = not any(key.startswith(("actor_rollout_ref.", "algorithm.")) for key in values) and (
             any(key.startswith(("optim.", "model.")) for key in values)
         )
@@ -117,13 +124,14 @@ def _method_of_trl(values: Mapping[str, Any], path: Path) -> str:
     return named[0] if named else "sft" if "max_length" in values and "beta" not in values else "grpo"
 
 
-def _of_python(path: Path, text: str, arguments: Sequence[str]) -> Configuration:
+def _of_python(path: Path, text: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Configuration:
     code = notebook_text(text, path) if path.suffix == ".ipynb" else text
     try:
         sandbox = open_sandbox("auto")
     except SetupError as error:
+        _refuse(variables, arguments, path, error)
         return _read_python(path, code, f"{error.message}: {READ_NOT_RUN} ({error.hint})")
-    configuration = run_python(sandbox, path, code, arguments)
+    configuration = run_python(sandbox, path, code, arguments, variables)
     if configuration is None:
         return _read_python(path, code, f"the script makes no trainer when it is run: {READ_NOT_RUN}")
     if parsed := configuration.values.pop("config", None):
@@ -132,6 +140,15 @@ def _of_python(path: Path, text: str, arguments: Sequence[str]) -> Configuration
             raise ConfigError(f"{path}: there is no file {parsed} (--config)", "name a YAML file of this project")
         configuration.values = _table(_text(file), file) | configuration.values
     return configuration
+
+
+def _refuse(variables: Mapping[str, str], arguments: Sequence[str], path: Path, error: SetupError) -> None:
+    """Refuse variables and arguments of a script that cannot be run."""
+    if variables or arguments:
+        raise ConfigError(
+            f"{path} cannot be run here ({error.message}), so --variable and arguments after -- have no effect",
+            error.hint,
+        )
 
 
 def _read_python(path: Path, code: str, warning: str) -> Configuration:
@@ -143,12 +160,13 @@ def _of_shell(path: Path, text: str, variables: Mapping[str, str], arguments: Se
     try:
         sandbox = open_sandbox("bwrap")
     except SetupError as error:
+        _refuse(variables, arguments, path, error)
         warning = f"{path.name} was not run, since that needs bubblewrap ({error.hint}): {READ_NOT_RUN}"
         return _read_shell(path, text, warning)
     captured = shell_run.capture(sandbox, path, text, lambda calls: bool(_trainings(calls, path)), variables, arguments)
     launches = _trainings(captured.calls, path)
     others = [launch.program for call in captured.calls if (launch := launch_of(call))]
-    if not launches and any(NOT_TRAINING.fullmatch(program) for program in others):
+    if not launches and any(map(is_other_work, others)):
         raise ConfigError(f"{path} starts {others[0]}, which trains nothing", "give a script that trains")
     if not launches:
         reason = captured.errors.strip().splitlines()[-1:] or [f"bash ended with status {captured.status}"]
@@ -171,12 +189,17 @@ def _of_shell(path: Path, text: str, variables: Mapping[str, str], arguments: Se
         configuration.warnings.append(
             f"the script asks for {', '.join(captured.asked)}: give --variable NAME=VALUE, or arguments after --"
         )
+    if captured.unset:
+        configuration.warnings.append(
+            f"not set, so that values which depend on them are not known: {', '.join(captured.unset)[:300]}: "
+            "give --variable NAME=VALUE, or arguments after --"
+        )
     return configuration
 
 
 def _trainings(calls: Sequence[shell_run.Call], path: Path) -> list[Launch]:
     """The calls that train; those of reinforcement learning first."""
-    launches = [launch for call in calls if (launch := launch_of(call)) and not NOT_TRAINING.fullmatch(launch.program)]
+    launches = [launch for call in calls if (launch := launch_of(call)) and not is_other_work(launch.program)]
     training = [launch for launch in launches if launch.is_verl or launch.method or _uses_trl(launch, path)]
     return sorted(training, key=lambda launch: launch.method not in ("grpo", "rloo"))
 
@@ -205,7 +228,7 @@ def _of_launch(launch: Launch, path: Path) -> Configuration:
     script = None if launch.is_module else _located(launch.program, Path(launch.folder), path)
     configuration = Configuration("trl", launch.method, {})
     if script is not None:
-        configuration = _of_python(script, _text(script), launch.words)
+        configuration = _of_python(script, _text(script), launch.words, launch.variables)
     else:
         values = options_of(launch.words)
         named = values.pop("config", None)
@@ -243,9 +266,13 @@ def _processes_of(launch: Launch, path: Path) -> int | None:
     return int(count) if count and 1 <= count <= 100_000 else None
 
 
+def _depth(path: Path) -> int:
+    return len(path.parts)
+
+
 def _located(name: str, folder: Path, script: Path) -> Path | None:
     """A file that a script names, in its working directory, its own folder, or one above within the project. What is
-    outside of the project, also by a link, is not read."""
+    outside of the project, also by a link, is not read, nor what is hidden in it (a name that begins with a dot)."""
     script_folder = script.resolve().parent
     project = next((above for above in (script_folder, *script_folder.parents) if (above / ".git").exists()), None)
     if project is None:
@@ -258,12 +285,15 @@ def _located(name: str, folder: Path, script: Path) -> Path | None:
     else:
         above = [folder_above for folder_above in script_folder.parents if folder_above.is_relative_to(project)]
     bounds = [project] if project else [script_folder, *above]
+    bounds = [bound for bound in bounds if bound != Path.home().resolve()]
     for base in dict.fromkeys([folder, script_folder, *above]):
         file = Path(name) if Path(name).is_absolute() else base / name
         try:
-            if file.is_file() and any(file.resolve().is_relative_to(bound) for bound in bounds):
+            resolved = file.resolve()
+            inside = [resolved.relative_to(bound) for bound in bounds if resolved.is_relative_to(bound)]
+            if inside and not any(part.startswith(".") for part in min(inside, key=_depth).parts) and file.is_file():
                 return file
-        except OSError:
+        except (OSError, ValueError, RuntimeError):  # such as a name that is too long, or links in a circle
             continue
     return None
 

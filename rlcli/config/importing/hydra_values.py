@@ -13,7 +13,7 @@ _NUMBER = re.compile(
     r"|\d(?:_?\d)*e[+-]?\d(?:_?\d)*|inf|nan)",
     re.IGNORECASE,
 )
-_KEY = re.compile(r"\s*((?:[^:{}\[\],'\"\\]|\\.)+?)\s*:")
+_KEY = re.compile(r"((?:[^:{}\[\],'\"\\]|\\.)++):")
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 _CLOSING = {"[": "]", "{": "}"}
 _REFUSED = "(){}[]'\"=~;#&<>!`"
@@ -73,9 +73,9 @@ def _several(text: str, at: int, depth: int) -> tuple[Any, int]:
             break
         if closing == "}":
             key = _KEY.match(text, at)
-            if not key:
+            if not key or not key[1].strip():
                 raise HydraError("a table without a key")
-            table[_plain(key[1])], at = _element(text, key.end(), closing, depth + 1)
+            table[_plain(key[1].strip())], at = _element(text, key.end(), closing, depth + 1)
         else:
             item, at = _element(text, at, closing, depth + 1)
             items.append(item)

@@ -2,13 +2,14 @@
 configurations and trainers it makes, with their arguments.
 
 No module imports this file: its text is the first code of a sandboxed interpreter (`rlcli/sandbox/inside.py`). It reads
-an order from standard input as JSON: `name`, `text` and `arguments` of the script, and `files` (name → text), which are
-laid out beside it. It prints a JSON object:
+an order from standard input as JSON: `name`, `text`, `arguments` and `variables` (of the environment) of the script,
+`files` (name → text), which are laid out beside it, and `varied`: whether stubs have other numbers and texts than
+usually, so that a value that depends on them differs. It prints a JSON object:
 
 calls: of configurations and trainers, each with `name` (of the class), `line`, `args` and `kwargs`. loads: of datasets
 and models, each with `name`, `line`, `args`, `kwargs` and `steps` (functions that the rows are passed through). parsed:
-the names of the classes that a parser of the command line fills, null if none does. error: what ended the script, with
-its line.
+the names of the classes that a parser of the command line fills, null if none does. invented: whether the script has
+read a number or a text of a stub, or a variable that is not set. error: what ended the script, with its line.
 
 A value is itself if it is plain. Else it is a table: `function` (with `line` and `file`), `call` (a number of `calls`),
 or `text` (how the value came about), with `load` (a number of `loads`) if it was made from one.
@@ -29,7 +30,9 @@ import types
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 LONGEST_TEXT = 200
 MOST_CALLS = 200
@@ -56,6 +59,14 @@ PARSERS = ("TrlParser", "HfArgumentParser")
 calls: "list[dict[str, Any]]" = []
 loads: "list[dict[str, Any]]" = []
 parsed: "list[str] | None" = None
+invented = False
+
+
+def chosen(usual: "T", other: "T") -> "T":
+    """What stands for a value that is not known here."""
+    global invented
+    invented = True
+    return other if VARIED else usual
 
 
 def line_of_caller() -> int:
@@ -141,7 +152,7 @@ class Stub(metaclass=StubClass):
         return iter(())
 
     def __len__(self) -> int:
-        return 0
+        return chosen(0, 100_003)
 
     def __bool__(self) -> bool:
         return True
@@ -153,12 +164,12 @@ class Stub(metaclass=StubClass):
         pass
 
     def __repr__(self) -> str:
-        return self._text
+        return chosen(self._text, f"{self._text}…")
 
     __str__ = __repr__
 
     def __format__(self, form: str) -> str:
-        return self._text
+        return repr(self)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -167,15 +178,15 @@ class Stub(metaclass=StubClass):
         return id(self)
 
     def __index__(self) -> int:
-        return 1
+        return chosen(1, 100_004)
 
     __int__ = __index__
 
     def __float__(self) -> float:
-        return 1.0
+        return float(self.__index__())
 
     def __round__(self, digits: "Any" = None) -> int:
-        return 1
+        return self.__index__()
 
     def _compare(self, other: "Any") -> bool:
         return False
@@ -317,13 +328,16 @@ def plain(value: "Any", depth: int = 0) -> "Any":
     if value is None or isinstance(value, bool | str | int | float):
         return value
     if isinstance(value, functools.partial):
-        return {"partial": plain(value.func, depth + 1)}
+        bound = [*map(repr, value.args), *(f"{name}={item!r}" for name, item in value.keywords.items())]
+        return {"partial": plain(value.func, depth + 1), "bound": ", ".join(bound)[:LONGEST_TEXT]}
     if isinstance(value, types.FunctionType):
         code = value.__code__
         return {"function": value.__name__, "line": code.co_firstlineno, "file": code.co_filename}
     if isinstance(value, type):
         return {"text": getattr(value, "__name__", "a class")}
-    if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)  # the order of texts in a set differs from run to run
+    if depth < DEEPEST and isinstance(value, list | tuple):
         return [plain(item, depth + 1) for item in list(value)[:100]]
     if depth < DEEPEST and isinstance(value, dict):
         return {"table": {str(name): plain(item, depth + 1) for name, item in list(value.items())[:200]}}
@@ -334,7 +348,7 @@ class Variables(dict):  # type: ignore[type-arg]
     """The environment: a variable that is demanded has a text that says that it is not known."""
 
     def __missing__(self, name: str) -> str:
-        return f"rlcli_unknown_{name}"
+        return chosen(f"rlcli_unknown_{name}", f"rlcli_unknown_other_{name}")
 
 
 def lenient_getattr(value: "Any", name: "Any", *default: "Any") -> "Any":
@@ -357,7 +371,7 @@ def run(order: "dict[str, Any]", arguments: "Sequence[str]") -> str:
     sys.meta_path.insert(0, Finder())
     sys.modules["subprocess"] = StubModule("subprocess")
     sys.argv = [order["name"], *arguments]
-    os.__dict__["environ"] = Variables(os.environ)
+    os.__dict__["environ"] = Variables(os.environ | order["variables"])
     time.sleep = lambda seconds: None
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=order["name"], getattr=lenient_getattr)
@@ -370,9 +384,10 @@ def run(order: "dict[str, Any]", arguments: "Sequence[str]") -> str:
 
 
 order = json.load(sys.stdin)
-SCRIPT = order["name"]
+SCRIPT, VARIED = order["name"], order["varied"]
 real_output, sys.stdout = sys.stdout, sys.stderr
 error = run(order, order["arguments"])
-json.dump({"calls": calls, "loads": loads, "parsed": parsed, "error": error}, real_output)
+report = {"calls": calls, "loads": loads, "parsed": parsed, "invented": invented, "error": error}
+json.dump(report, real_output)
 real_output.flush()
 os._exit(0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcli.config.importing.hydra_values import HydraError, hydra_value
@@ -14,10 +14,14 @@ from rlcli.config.importing.shell_run import Call, is_unknown
 from rlcli.reading import parse_json
 
 OVERRIDE = re.compile(r"(?P<operator>~|\+{0,2})(?P<key>[A-Za-z_][\w@/]*(?:\.[\w@/-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
+DEEPEST = 40
+"""Parts of a key."""
 _PROCESSES = ("--num_processes", "--num-processes", "--nproc_per_node", "--nproc-per-node", "--num_gpus")
 _NODES = ("--nnodes", "--num_nodes", "--num_machines")
 _TEACHING = re.compile(r"(?:^|[._])(?:gkd|distill\w*|opd)(?:[._]|$)")
-NOT_TRAINING = re.compile(r".*(?:main_generation\w*|main_eval|preprocess\w*|convert\w*|merge\w*|serve\w*|vllm_serve)")
+_OTHER_WORK = re.compile(r"(?:main_generation|preprocess|convert|merge|serve)\w*\Z|main_eval\Z")
+VERL_PARTS = ("actor_rollout_ref", "critic", "custom_reward_function", "reward_model", "algorithm")
+"""First parts of keys that verl's programs have; others that use Hydra have `data` and `trainer`, too."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +39,46 @@ class Launch:
     """How many processes the launcher starts; None if it does not say."""
     launcher_config: str
     """The YAML that `accelerate launch --config_file` names; empty if none."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Its environment, as far as the script sets it."""
 
     @property
     def is_verl(self) -> bool:
         """Whether it takes Hydra's overrides, as verl does."""
         named = re.match(r"(?:verl|recipe)[./]", self.program) is not None
-        return not NOT_TRAINING.fullmatch(self.program.removesuffix(".py")) and (
-            named or sum(bool(re.match(r"\+{0,2}[a-z_]+\.[\w.]+=", word)) for word in self.words) > 2
-        )
+        overrides = [match for word in self.words if (match := re.match(r"\+{0,2}([a-z_]+)\.[\w.]+=", word))]
+        of_verl = any(match[1] in VERL_PARTS for match in overrides)
+        return not is_other_work(self.program) and (named or (len(overrides) > 2 and of_verl))
 
     @property
     def method(self) -> str:
         """Its training method; empty if the program's name has none."""
         if self.is_verl:
             last = self.program.replace("/", ".").removesuffix(".py").rpartition(".")[2]
-            return "sft" if "sft" in last else "distillation" if _TEACHING.search(self.program) else "grpo"
+            return "sft" if "sft" in last else "distillation" if _TEACHING.search(self.program[-200:]) else "grpo"
         return method_of(self.program.rpartition(".")[2] if self.is_module else self.program)
+
+
+def is_other_work(program: str) -> bool:
+    """Whether a program prepares, generates, converts or serves, as its name says.
+
+    >>> is_other_work("verl.trainer.main_generation"), is_other_work("scripts/preprocess_all.py"), is_other_work("a.py")
+    (True, True, False)
+    """
+    # Only its last part counts, and only so much of it that no text takes long.
+    last = re.split(r"[./]", program.removesuffix(".py"))[-1][-200:]
+    return _OTHER_WORK.search(last) is not None
 
 
 def launch_of(call: Call) -> Launch | None:
     """The program that a call starts; None if it starts none that is known."""
+    launch = _launch_of(call)
+    return replace(launch, variables=call.variables) if launch else None
+
+
+def _launch_of(call: Call) -> Launch | None:
+    if not call.words:
+        return None
     name, words = call.words[0], list(call.words[1:])
     if name == "trl":
         if not words or words[0].startswith("-"):
@@ -98,16 +122,21 @@ def _processes(words: list[str]) -> int | None:
 def overrides_of(words: tuple[str, ...]) -> dict[str, Any]:
     """Dotted key → value of Hydra's overrides; the last one counts. A key that is deleted (`~key`) is absent."""
     values: dict[str, Any] = {}
-    for word in words:
+    deleted: set[str] = set()
+    for word in reversed(words):
         match = OVERRIDE.fullmatch(word)
         if match is None or word.startswith("--"):
             continue
         key, text = match["key"], match["value"]
         if match["operator"] == "~":
-            values = {name: value for name, value in values.items() if name != key and not name.startswith(f"{key}.")}
+            deleted.add(key)
         elif text is not None:
-            values |= flattened(key, _value(key, text))
-    return values
+            for name, value in flattened(key, _value(key, text)).items():
+                parts = name.split(".")[:DEEPEST]
+                is_deleted = any(".".join(parts[:end]) in deleted for end in range(1, len(parts) + 1))
+                if name not in values and not is_deleted:
+                    values[name] = value
+    return dict(reversed(values.items()))
 
 
 def _value(key: str, text: str) -> Any:

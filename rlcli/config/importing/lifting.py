@@ -13,6 +13,12 @@ from dataclasses import dataclass, field
 
 _BUILTINS = frozenset(dir(builtins))
 _MOST_STATEMENTS = 5_000
+_LOGGING = (
+    *("debug", "info", "warning", "warn", "error", "exception", "critical", "log"),
+    *("setLevel", "addHandler", "addFilter", "close", "flush", "print"),
+)
+"""Methods that change nothing that a score depends on."""
+_PARSING = ("parse_args", "parse_known_args", "parse_args_and_config", "parse_args_into_dataclasses")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -57,7 +63,11 @@ def lift(text: str, functions: Iterable[tuple[str, int]], origin: str) -> Lifted
             problems[name] = "a lambda: give it a name" if name == "<lambda>" else f"no definition in line {line}"
             continue
         node, around = target
-        needed, problem = _needed(node, [*around, *statements])
+        try:
+            needed, problem = _needed(node, [*around, *statements])
+            problem = problem or _shadowed([*needed, node], around, statements) or _changed(needed, node, tree)
+        except (SyntaxError, RecursionError, ValueError) as error:  # such as nonlocal of the function around it
+            needed, problem = [], f"it does not stand alone: {getattr(error, 'msg', None) or type(error).__name__}"
         if problem:
             problems[name] = problem
             continue
@@ -67,7 +77,11 @@ def lift(text: str, functions: Iterable[tuple[str, int]], origin: str) -> Lifted
             names.append(name)
     if not names:
         return Lifted("", [], problems)
-    return Lifted(_file(text, copied.values(), origin), names, problems, columns)
+    try:
+        source = _file(text, copied.values(), origin)
+    except RecursionError:
+        return Lifted("", [], problems | dict.fromkeys(names, "a statement that it needs is nested too deeply"))
+    return Lifted(source, names, problems, columns)
 
 
 def columns_of(function: Function) -> list[str]:
@@ -161,6 +175,47 @@ def _needed(function: Function, statements: Sequence[_Statement]) -> tuple[list[
                 open_names += _free(node)
                 optional |= _annotations(node)
     return [*needed.values()], ""
+
+
+def _shadowed(copied: Sequence[ast.stmt], around: Sequence[_Statement], statements: Sequence[_Statement]) -> str:
+    """Why these statements cannot stand in one module: some are of a function around, and bind a name that a statement
+    of the module binds or reads, too. Empty if they can."""
+    inner = {id(one.node): one.binds for one in around}
+    of_statements = {id(one.node) for one in statements}
+    outer = [node for node in copied if id(node) not in inner and id(node) in of_statements]
+    of_module = {name for one in statements for name in one.binds}
+    used = {name for node in outer for name in (*_bound(node), *_free(node))}
+    for node in copied:
+        for name in sorted(inner.get(id(node), frozenset()) & of_module & used):
+            return f"`{name}` of the function around it is another one than `{name}` of the module"
+    return ""
+
+
+def _changed(needed: Sequence[ast.stmt], function: Function, tree: ast.Module) -> str:
+    """Why a copy would differ: a call that is a statement of its own changes a value that the function needs, as
+    `WORDS.append("x")`, or the value is that of a command line. Empty if neither."""
+    names = {
+        name for node in needed if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) for name in _bound(node)
+    }
+    for node in needed:
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _PARSING:
+                return f"it uses the command line, {call.func.attr}()"
+    copied = {id(inner) for node in (*needed, function) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in copied:
+            continue
+        target: ast.AST | None = None
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            target = called if isinstance(called, ast.Attribute) and called.attr not in _LOGGING else None
+        elif isinstance(node, ast.Delete):
+            target = node.targets[0]
+        while isinstance(target, ast.Attribute | ast.Subscript):
+            target = target.value
+        if isinstance(target, ast.Name) and target.id in names:
+            return f"it uses `{target.id}`, which line {target.lineno} changes"
+    return ""
 
 
 def _free(node: ast.stmt) -> list[str]:

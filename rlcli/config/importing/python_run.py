@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlcli.config.importing.configuration import Configuration, DataSet, RewardF
 from rlcli.config.importing.confined import files_beside, run_confined, text_of
 from rlcli.config.importing.launches import flattened, options_of
 from rlcli.config.importing.methods import method_of, method_of_any
-from rlcli.config.importing.reading import Unresolved
+from rlcli.config.importing.reading import Unresolved, number_of
 from rlcli.config.importing.shell_run import UNKNOWN
 from rlcli.errors import ConfigError
 from rlcli.reading import parse_json
@@ -39,6 +40,9 @@ HANDED = (
     "quantization_config",
 )
 """Arguments of a trainer that are no keys of a configuration."""
+
+
+NOT_KNOWN = "a value that only the training knows"
 
 
 def notebook_text(text: str, path: Path) -> str:
@@ -71,43 +75,156 @@ def _cell_code(source: str) -> str:
     return "\n".join(lines)
 
 
-def run_python(sandbox: Sandbox, path: Path, text: str, arguments: Sequence[str]) -> Configuration | None:
-    """The configuration that the script makes; None if it makes none, or ended before.
+def run_python(
+    sandbox: Sandbox,
+    path: Path,
+    text: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+) -> Configuration | None:
+    """The configuration that the script makes; None if it makes none, or ended before. variables: of its environment.
 
     Raises `ConfigError` for a script that breaks a limit, asks for arguments or makes several.
     """
-    order = {"name": path.name, "text": text, "arguments": list(arguments), "files": files_beside(path)}
-    printed = run_confined(sandbox, text_of("inside_python.py"), order, path)
-    calls = [call for call in printed["calls"] if method_of(str(call["name"]))]
-    trainers = [call for call in calls if str(call["name"]).endswith("Trainer")]
-    configs = [call for call in calls if call not in trainers]
+    printed, notes = _printed(sandbox, path, text, arguments, variables or {})
+    calls = [call for call in printed["calls"] if method_of(call["name"])]
+    trainers = sorted((call for call in calls if call["name"].endswith("Trainer")), key=_is_not_rl)
+    configs = sorted((call for call in calls if not call["name"].endswith("Trainer")), key=_is_not_rl)
     parsed = printed["parsed"]
-    method = method_of_any([str(call["name"]) for call in trainers] + [str(call["name"]) for call in configs])
+    method = method_of_any([call["name"] for call in (*trainers, *configs)])
     if parsed is not None and not configs:
-        method = method_of_any([*map(str, parsed)]) or method
+        method = method_of_any(parsed) or method
         if method in FROM_COMMAND_LINE and not arguments:
             raise ConfigError(
                 f"{path} takes its configuration from the command line",
                 f"give it after --, as in: rlcli config import {path} -- --config FILE.yaml --learning_rate 1e-6",
             )
-    elif str(printed["error"]).startswith("SystemExit: 2"):
+    elif printed["error"].startswith("SystemExit: 2"):
         raise ConfigError(
             f"{path} asks for arguments", f"give them after --, as in: rlcli config import {path} -- --name value"
         )
     if not method or not (configs or parsed is not None):
         return None
     chosen = _first(trainers, method)
-    configuration = Configuration("trl", method, {}, script=path, script_text=text)
+    configuration = Configuration("trl", method, {}, script=path, script_text=text, warnings=notes)
+    if len(trainers) > 1:
+        further = ", ".join(dict.fromkeys(f"{call['name']}, line {call['line']}" for call in trainers[1:6]))
+        notes.append(f"the script makes {len(trainers)} trainers; this is {trainers[0]['name']}. The others: {further}")
     if config := _config_of(chosen, configs, printed["calls"], method, path):
         configuration.values |= _values(config["kwargs"])
     if parsed is not None and not configs:
         configuration.values |= options_of(tuple(arguments))
     _beside(configuration, chosen, printed)
-    if error := str(printed["error"]):
+    if error := printed["error"]:
         configuration.warnings.append(
             f"run with stubs in place of its packages, {path.name} ended with {error}; what comes later is not imported"
         )
     return configuration
+
+
+def _is_not_rl(call: Mapping[str, Any]) -> bool:
+    return method_of(call["name"]) not in ("grpo", "rloo")
+
+
+def _printed(
+    sandbox: Sandbox, path: Path, text: str, arguments: Sequence[str], variables: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What a run of the script records; and notes about it. Values that differ in a second run, in which stubs have
+    other numbers and texts, are not known."""
+    order = {"name": path.name, "text": text, "arguments": list(arguments), "files": files_beside(path)}
+    order |= {"variables": dict(variables), "varied": False}
+    printed = recorded(run_confined(sandbox, text_of("inside_python.py"), order, path), path)
+    if not printed["invented"] or not (printed["calls"] or printed["loads"]):
+        return printed, []
+    try:
+        other = recorded(run_confined(sandbox, text_of("inside_python.py"), order | {"varied": True}, path), path)
+    except ConfigError as error:
+        note = "values that depend on what only the training knows may be wrong: a second run, with other stand-ins, "
+        return printed, [f"{note}failed ({error.message})"]
+    for kind in ("calls", "loads"):
+        others = {(call["name"], call["line"]): call for call in reversed(other[kind])}
+        if [call["name"] for call in printed[kind]] == [call["name"] for call in other[kind]]:
+            pairs = [*zip(printed[kind], other[kind], strict=True)]
+        else:
+            pairs = [(call, others.get((call["name"], call["line"]), call)) for call in printed[kind]]
+        for call, same_call in pairs:
+            for part in ("args", "kwargs"):
+                call[part] = _agreed(call[part], same_call[part])
+    return printed, []
+
+
+def _agreed(value: Any, other: Any) -> Any:
+    """The value, with a text that says so in place of each part that differs from the other run's.
+
+    >>> _agreed([1, {"table": {"a": 2, "b": 3}}], [1, {"table": {"a": 5, "b": 3}}])
+    [1, {'table': {'a': {'text': 'a value that only the training knows'}, 'b': 3}}]
+    """
+    if isinstance(value, dict):
+        table, other_table = value.get("table"), other.get("table") if isinstance(other, dict) else None
+        if isinstance(table, dict) and isinstance(other_table, dict):
+            return value | {"table": {name: _agreed(item, other_table.get(name)) for name, item in table.items()}}
+        return value  # a function, a call, or a value that is not known anyhow
+    if isinstance(value, list):
+        if not isinstance(other, list):
+            return {"text": NOT_KNOWN}
+        others = other if len(other) == len(value) else [None] * len(value)
+        return [_agreed(item, other_item) for item, other_item in zip(value, others, strict=True)]
+    return value if value == other else {"text": NOT_KNOWN}
+
+
+def recorded(printed: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What the run has printed, if it has the form that `inside_python.py` describes: a script can forge it.
+
+    Raises `ConfigError` if it has not.
+    """
+
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str) and _is_encodable(value)
+
+    def is_call(call: Any, also: str) -> bool:
+        return (
+            isinstance(call, dict)
+            and is_text(call.get("name"))
+            and isinstance(call.get("line"), int)
+            and isinstance(call.get("args"), list)
+            and isinstance(call.get("kwargs"), dict)
+            and isinstance(call["kwargs"].get("table"), dict)
+            and (not also or isinstance(call.get(also), list))
+        )
+
+    calls, loads, parsed = printed.get("calls"), printed.get("loads"), printed.get("parsed")
+    if (
+        not isinstance(calls, list)
+        or not all(is_call(call, "") for call in calls)
+        or not isinstance(loads, list)
+        or not all(is_call(load, "steps") and all(isinstance(step, dict) for step in load["steps"]) for load in loads)
+        or not (parsed is None or (isinstance(parsed, list) and all(map(is_text, parsed))))
+        or not is_text(printed.get("error"))
+        or not isinstance(printed.get("invented"), bool)
+    ):
+        raise ConfigError(
+            f"{path} was run in the sandbox to be imported, and what it printed is no record of a run",
+            "import a script that leaves the standard output alone",
+        )
+    cleaned: dict[str, Any] = _cleaned({"calls": calls, "loads": loads, "parsed": parsed})
+    return cleaned | {"error": printed["error"], "invented": printed["invented"]}
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+def _cleaned(value: Any) -> Any:
+    """The value with each lone surrogate, which no file can hold, as `?`."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    return {_cleaned(name): _cleaned(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _first(calls: Sequence[Mapping[str, Any]], method: str) -> Mapping[str, Any] | None:
@@ -123,7 +240,7 @@ def _config_of(
 ) -> Mapping[str, Any] | None:
     """The configuration of the trainer, or the only one of its method."""
     args = _arguments(trainer, method).get("args") if trainer else None
-    if isinstance(args, dict) and "call" in args and args["call"] < len(calls):
+    if isinstance(args, dict) and isinstance(args.get("call"), int) and 0 <= args["call"] < len(calls):
         return calls[args["call"]]
     configs = [config for config in configs if method_of(str(config["name"])) == method]
     if len(configs) > 1:
@@ -150,7 +267,7 @@ def _values(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     if isinstance(value, dict):
-        if "table" in value:
+        if isinstance(value.get("table"), dict):
             return {name: _value(item) for name, item in value["table"].items()}
         text = value.get("text") or value.get("function") or "a value that the script makes"
         return Unresolved(str(text))
@@ -195,7 +312,9 @@ def _add_lora(values: dict[str, Any], kwargs: Mapping[str, Any]) -> None:
 def _model(value: Any, loads: Sequence[Mapping[str, Any]]) -> Any:
     """The model's name or path, also of one that the script has loaded."""
     seen: set[int] = set()
-    while isinstance(value, dict) and isinstance(at := value.get("load"), int) and at < len(loads) and at not in seen:
+    while isinstance(value, dict) and isinstance(at := value.get("load"), int) and at not in seen:
+        if not 0 <= at < len(loads):
+            return Unresolved("the model")
         seen.add(at)
         load = loads[at]
         named = load["kwargs"].get("table", {})
@@ -209,18 +328,23 @@ def _model(value: Any, loads: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _reward(value: Any, script: Path) -> RewardFunction:
-    if isinstance(value, dict) and "partial" in value:
-        return _reward(value["partial"], script)
+    if isinstance(value, dict) and isinstance(value.get("partial"), dict):
+        return replace(_reward(value["partial"], script), bound=str(value.get("bound", "")))
     if isinstance(value, dict) and "function" in value:
-        in_script = value["file"] == script.name
-        file = script if in_script else script.parent / Path(str(value["file"])).name
-        return RewardFunction(str(value["function"]), file, int(value["line"]), in_script)
+        name, line = str(value["function"]), number_of(value.get("line"))
+        if not (name.isidentifier() or name == "<lambda>") or line is None:
+            return RewardFunction("", None)
+        in_script = value.get("file") == script.name
+        file = script if in_script else script.parent / Path(str(value.get("file"))).name
+        if not in_script and (name == "<lambda>" or not file.is_file()):
+            return RewardFunction("", None)
+        return RewardFunction(name, file, int(line), in_script)
     return RewardFunction(str(value.get("text", "")) if isinstance(value, dict) else str(value), None)
 
 
 def _data(value: Any, loads: Sequence[Mapping[str, Any]]) -> DataSet | None:
     at = value.get("load") if isinstance(value, dict) else None
-    if not isinstance(at, int) or at >= len(loads):
+    if not isinstance(at, int) or not 0 <= at < len(loads):
         return None
     load = loads[at]
     named = load["kwargs"].get("table", {})
@@ -235,7 +359,7 @@ def _data(value: Any, loads: Sequence[Mapping[str, Any]]) -> DataSet | None:
     if source in ("json", "csv", "parquet", "text") and files:
         source, words = files, words[:1]
     steps = tuple(
-        f"{step['name']}({_shown(step['with'])})"
+        f"{step.get('name')}({_shown(step['with'])})"
         for step in load["steps"][:5]
         if isinstance(step.get("with"), dict | str)
     )
@@ -246,5 +370,5 @@ def _data(value: Any, loads: Sequence[Mapping[str, Any]]) -> DataSet | None:
 def _shown(value: Any) -> str:
     if isinstance(value, dict) and "function" in value:
         name = "a lambda" if value["function"] == "<lambda>" else value["function"]
-        return f"{name}, line {value['line']}"
+        return f"{name}, line {value.get('line')}"
     return str(value.get("text", "…")) if isinstance(value, dict) else str(value)

@@ -202,10 +202,11 @@ def number_of(value: Any) -> float | None:
 
 
 def scalar(text: str) -> Any:
-    """A value as hydra reads it from a command line: true, null, a number, a list, or text without its quotes.
+    """A value as hydra reads it from a command line: true, null, a number, a list, or text without its quotes. The word
+    none is a text, which has a meaning in keys such as TRL's scale_rewards.
 
-    >>> [scalar(text) for text in ("True", "null", "5", "1e-6", "['a','b']", "'a b'", "~/data")]
-    [True, None, 5, 1e-06, ['a', 'b'], 'a b', '~/data']
+    >>> [scalar(text) for text in ("True", "null", "none", "5", "1e-6", "['a','b']", "'a b'", "~/data")]
+    [True, None, 'none', 5, 1e-06, ['a', 'b'], 'a b', '~/data']
     """
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
@@ -213,7 +214,7 @@ def scalar(text: str) -> Any:
     quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
     if quoted:
         return quoted[2]
-    words = {"true": True, "false": False, "null": None, "none": None}
+    words = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]
     number = number_of(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlcli.config.importing.configuration import Configuration, DataSet, RewardFunction
 from rlcli.config.importing.lifting import lift
-from rlcli.config.importing.reading import Line, Reading, number_of
+from rlcli.config.importing.reading import Line, Reading, Unresolved, number_of
 
 KNOWN = {
     "accuracy_reward": "math",
@@ -32,6 +32,8 @@ class Functions:
     """The source of a file with the script's own functions; empty if it has none that can be copied."""
     terms: list[str] = field(default_factory=list)
     """Terms of an expression of verifiers."""
+    weights_known: bool = True
+    """Whether the script gives a number for each of them, or no weights."""
     notes: list[str] = field(default_factory=list)
     """What became of functions that are not among them."""
     columns: list[str] = field(default_factory=list)
@@ -41,11 +43,15 @@ class Functions:
 def functions_of(configuration: Configuration, file: Path) -> Functions:
     """The reward functions of a configuration. file: where the script's own functions will be written."""
     functions = Functions()
-    own = [one for one in configuration.rewards if one.in_script]
+    own = [one for one in configuration.rewards if one.in_script and not one.bound]
     script = configuration.script
     lifted = lift(configuration.script_text, [(one.name, one.line) for one in own], script.name if script else "")
     functions.text = lifted.text
     weights = configuration.values.get("reward_weights")
+    is_known = weights is None or (
+        isinstance(weights, list) and None not in map(number_of, weights) and len(weights) == len(configuration.rewards)
+    )
+    functions.weights_known = is_known
     for at, reward in enumerate(configuration.rewards):
         weight = number_of(weights[at]) if isinstance(weights, list) and at < len(weights) else None
         term, note = _term(reward, lifted.functions, lifted.problems, file)
@@ -60,6 +66,8 @@ def functions_of(configuration: Configuration, file: Path) -> Functions:
 
 def _term(reward: RewardFunction, copied: list[str], problems: dict[str, str], file: Path) -> tuple[str, str]:
     """A term for the function, and a note; one of them may be empty."""
+    if reward.bound:
+        return "", f"partial({reward.name}, {reward.bound}): define a function that passes these arguments, and name it"
     if reward.in_script:
         if reward.name in copied:
             return f"{_quoted(file)}:{reward.name}", ""
@@ -88,9 +96,16 @@ def add_rewards(read: Reading, functions: Functions, is_written: bool) -> None:
     """Report the reward functions, and set `verifier.name`. is_written: whether the file with the script's own
     functions will be there; else the line says what to give."""
     note = "; ".join(functions.notes)
+    if not functions.weights_known:
+        given = read.given.get("reward_weights")
+        shown = given.text if isinstance(given, Unresolved) else given
+        wanted = "the terms of verifier.name have the weight 1 where none is known: put a number before each"
+        read.lines.append(Line("unresolved", "reward_weights", shown, note=wanted))
+        read.skip("reward_weights")
+    also = ["reward_weights"] if functions.weights_known else []
     expression = " + ".join(functions.terms)
     if expression and (is_written or not functions.text):
-        read.map("reward_funcs", VERIFIER, expression, note, ["reward_weights"])
+        read.map("reward_funcs", VERIFIER, expression, note, also)
     elif expression:
         wanted = f"--out FILE.toml also writes the script's functions into a file, for: --verifier '{expression}'"
         read.lines.append(Line("unresolved", "reward_funcs", None, note="; ".join([wanted, *functions.notes])))

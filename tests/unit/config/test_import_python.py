@@ -340,3 +340,127 @@ raise ValueError("\\x1b[2J")
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out + printed.err
     assert "--source 'a" in printed.out  # quoted for the shell
+
+
+def test_values_that_depend_on_a_stub_are_not_known(tmp_path: Path) -> None:
+    text = """
+import os
+import yaml
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+cfg, data = yaml.load("x"), load_dataset("a/b")
+args = GRPOConfig(learning_rate=float(cfg.lr), num_generations=int(cfg.n), max_steps=len(data) // 10, beta=0.5,
+                  lr_scheduler_type=f"{cfg.x}", temperature=int(os.environ["T"] == "1") + float(cfg.t) % 2)
+GRPOTrainer(model="m", args=args, reward_funcs=[], train_dataset=data)
+"""
+    found = import_file(script(tmp_path, text))
+    unresolved = {line.source for line in found.lines if line.kind == "unresolved"}
+    assert {"learning_rate", "num_generations", "max_steps", "lr_scheduler_type", "temperature"} <= unresolved
+    assert found.settings["algorithm.kl_coef"] == 0.5
+    assert "train.steps" not in found.settings
+
+
+def test_of_sft_and_grpo_in_one_script_grpo_is_taken(tmp_path: Path) -> None:
+    text = """
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+SFTTrainer(model="m", args=SFTConfig(learning_rate=1e-5))
+GRPOTrainer(model="m", args=GRPOConfig(learning_rate=3e-6), reward_funcs=[])
+"""
+    found = import_file(script(tmp_path, text))
+    assert (found.method, found.settings["train.lr"]) == ("grpo", 3e-6)
+    assert "makes 2 trainers; this is GRPOTrainer. The others: SFTTrainer, line 3" in found.warnings[0]
+
+
+def test_a_partial_with_arguments_is_not_taken_without_them(tmp_path: Path) -> None:
+    text = """
+from functools import partial
+from trl import GRPOConfig, GRPOTrainer
+def long(completions, target=1, **kwargs): return [float(len(text) > target) for text in completions]
+GRPOTrainer(model="m", reward_funcs=[partial(long, target=200)], args=GRPOConfig(num_generations=4))
+"""
+    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    assert "verifier.name" not in found.settings
+    assert "partial(long, target=200): define a function that passes these arguments" in notes(found)["reward_funcs"]
+
+
+def test_variables_reach_a_python_script(tmp_path: Path) -> None:
+    text = 'import os\nfrom trl import GRPOConfig\nGRPOConfig(num_generations=int(os.environ.get("N", "2")))\n'
+    found = import_file(script(tmp_path, text), variables={"N": "6"})
+    assert found.settings["rollout.samples_per_prompt"] == 6
+    table = script(tmp_path, "num_generations: 4\n", "a.yaml")
+    with pytest.raises(ConfigError, match="--variable and arguments after -- have no effect"):
+        import_file(table, variables={"N": "6"})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{}",
+        '{"calls": 5}',
+        '{"calls": [{"name": "GRPOConfig"}], "loads": [], "parsed": null, "invented": false, "error": ""}',
+        '{"calls": [], "loads": [], "parsed": 5, "invented": false, "error": ""}',
+    ],
+)
+def test_a_forged_record_of_python_is_refused(record: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"import os\nos.write(1, {record.encode()!r})\nos._exit(0)\n"
+    assert main(["config", "import", str(script(tmp_path, text))]) == 2
+    assert "is no record of a run" in capsys.readouterr().err
+
+
+def test_a_forged_function_name_names_no_other_file(tmp_path: Path) -> None:
+    text = """
+from trl import GRPOConfig, GRPOTrainer
+def f(completions): return [1.0]
+f.__name__ = "f + other.py:evil"
+GRPOTrainer(model="m\\ud800", reward_funcs=[f], args=GRPOConfig(num_generations=4, run_name="\\udfff"))
+"""
+    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    assert "verifier.name" not in found.settings
+    assert found.settings["model.path"] == "m?"
+
+
+def test_weights_that_are_not_known_are_a_line(tmp_path: Path) -> None:
+    text = """
+import yaml
+from trl import GRPOConfig, GRPOTrainer
+def f(completions): return [1.0]
+args = GRPOConfig(num_generations=4, reward_weights=yaml.load("x").weights)
+GRPOTrainer(model="m", reward_funcs=[f], args=args)
+"""
+    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    kinds = [line.kind for line in found.lines if line.source == "reward_weights"]
+    assert kinds == ["unresolved"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        (
+            "scale = 1\ndef helper(x): return x * scale\ndef main():\n    scale = 5\n"
+            "    def f(completions): return [helper(scale)]\n",
+            5,
+            "`scale` of the function around it is another one",
+        ),
+        ("WORDS = []\nWORDS.append('x')\ndef f(completions): return WORDS\n", 3, "`WORDS`, which line 2 changes"),
+        (
+            "import p\nargs = p.P().parse_args()\ndef f(completions): return [args.x]\n",
+            3,
+            "the command line, parse_args()",
+        ),
+        ("x = " + "-" * 900 + "1\ndef f(completions): return [x]\n", 2, "RecursionError"),
+        (
+            "def main():\n    n = 0\n    def f(completions):\n        nonlocal n\n        n += 1\n        return [n]\n",
+            3,
+            "it does not stand alone",
+        ),
+    ],
+)
+def test_what_a_copy_would_change_is_not_copied(text: str, line: int, problem: str) -> None:
+    lifted = lift(f"{text}\ndef g(completions): return [1.0]\n", [("f", line), ("g", text.count("\n") + 2)], "x.py")
+    assert problem in lifted.problems["f"]
+    assert lifted.functions == ["g"]
+
+
+def test_a_logger_is_copied() -> None:
+    text = "import logging\nlog = logging.getLogger()\nlog.info('x')\ndef f(completions):\n    log.info('y')\n"
+    assert lift(text, [("f", 4)], "x.py").functions == ["f"]

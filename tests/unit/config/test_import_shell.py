@@ -12,6 +12,7 @@ from rlcli.cli.main import main
 from rlcli.config.importing import confined, shell_run
 from rlcli.config.importing.convert import Imported, import_file
 from rlcli.config.importing.hydra_values import HydraError, hydra_value
+from rlcli.config.importing.launches import is_other_work, overrides_of
 from rlcli.errors import ConfigError, SetupError
 from rlcli.sandbox import open_sandbox
 
@@ -276,7 +277,9 @@ def test_a_script_that_waits_is_imported_as_far_as_it_came(tmp_path: Path, monke
     assert found.warnings == ["the script did not end: it may wait for something that does not happen here"]
 
 
-@pytest.mark.parametrize("record", ["CALL\0python3\0-m", "END\0END\0", "CALL\0END\0", "CALL\0python\0END\0", "\0\0"])
+@pytest.mark.parametrize(
+    "record", ["CALL\0CWD=/\0END\0", "CALL\0python3\0-m", "END\0END\0", "CALL\0END\0", "CALL\0python\0END\0", "\0\0"]
+)
 def test_a_forged_record_is_no_call(record: str) -> None:
     assert shell_run._calls(record, "/root")[0] == []
 
@@ -307,3 +310,84 @@ def test_values_are_those_of_hydra(text: str, value: Any) -> None:
 def test_what_hydra_refuses_is_refused(text: str) -> None:
     with pytest.raises(HydraError):
         hydra_value(text)
+
+
+def test_a_variable_that_is_not_set_is_not_zero(tmp_path: Path) -> None:
+    text = f"""M=4
+N=$((SLURM_NNODES*8))
+[ -n "$DEBUG" ] && M=1
+{TRAIN} {ROLLOUT}.n=$M trainer.nnodes=$((SLURM_NNODES % 8)) data.seed=$SEED data.train_batch_size=$N \\
+  trainer.total_training_steps=${{STEPS:-7}} $EXTRA
+"""
+    found = import_file(script(tmp_path, text))
+    assert {"trainer.nnodes", "data.seed", "data.train_batch_size"} <= {*sources(found, "unresolved")}
+    assert (found.settings["rollout.samples_per_prompt"], found.settings["train.steps"]) == (4, 7)
+    assert any("not known: $SLURM_NNODES, $SEED, $EXTRA: give --variable" in warning for warning in found.warnings)
+    given = import_file(tmp_path / "run.sh", variables={"SLURM_NNODES": "2", "SEED": "5", "EXTRA": ""})
+    assert given.settings["rollout.prompts_per_step"] == 16
+    assert given.warnings == []
+
+
+def test_marks_survive_arithmetic_and_a_change_of_case(tmp_path: Path) -> None:
+    text = f"""set -u
+port=$(python3 -c "print(1)")
+{TRAIN} {ROLLOUT}.n=$((X % 8)) data.seed=${{X^^}} trainer.nnodes=$((port % 2)) trainer.save_freq=$(printf %d $X)
+"""
+    found = import_file(script(tmp_path, text))
+    assert {f"{ROLLOUT}.n", "data.seed", "trainer.nnodes", "trainer.save_freq"} <= {*sources(found, "unresolved")}
+
+
+def test_the_word_none_is_a_text(tmp_path: Path) -> None:
+    file = script(tmp_path, "trl grpo --scale_rewards none --num_generations 4\n")
+    assert import_file(file).settings["algorithm.scale"] == "none"
+    table = script(tmp_path, "scale_rewards: none\nnum_generations: 4\n", "a.yaml")
+    assert import_file(table).settings["algorithm.scale"] == "none"
+
+
+def test_exported_variables_reach_the_python_script(tmp_path: Path) -> None:
+    text = 'import os\nfrom trl import GRPOConfig\nGRPOConfig(num_generations=int(os.environ["N"]))\n'
+    script(tmp_path, text, "train_it.py")
+    found = import_file(script(tmp_path, "export N=6\npython train_it.py\n"))
+    assert found.settings["rollout.samples_per_prompt"] == 6
+
+
+def test_another_program_with_overrides_is_not_verl(tmp_path: Path) -> None:
+    words = "policy.model=x grpo.n=4 data.path=y cluster.gpus=8"
+    with pytest.raises(ConfigError):
+        import_file(script(tmp_path, f"python examples/run_it.py {words}\n"))
+
+
+def test_hidden_files_and_the_home_folder_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / ".git").mkdir()
+    script(tmp_path, "learning_rate: 5.0\n", "secret.yaml")
+    script(tmp_path / "project", "learning_rate: 5.0\n", ".secret.yaml")
+    for folder, name in ((tmp_path, "secret.yaml"), (tmp_path / "project", ".secret.yaml")):
+        found = import_file(script(folder, f"trl grpo --config {name} --num_generations 4\n"))
+        assert "its values are not read" in found.warnings[0]
+
+
+def test_text_of_scripts_is_read_in_linear_time() -> None:
+    """Each of these takes minutes if its time grows with the square of the length."""
+    assert shell_run.prepared("/-" * 200_000) == "/-" * 200_000
+    with pytest.raises(HydraError):
+        hydra_value("{" + "\t" * 200_000)
+    assert not is_other_work("preprocess" * 20_000 + "-")
+    with pytest.raises(ValueError, match="more than 20000 words"):
+        shell_run._calls("CALL\0python\0" + "a\0" * 20_001 + "CWD=/\0END\0", "/root")
+
+
+def test_an_argument_that_is_not_given_is_not_empty(tmp_path: Path) -> None:
+    file = script(tmp_path, f"{TRAIN} {ROLLOUT}.n=$1 data.seed=${{2:-5}} data.train_batch_size=$(($3 + 8))\n")
+    found = import_file(file)
+    assert {f"{ROLLOUT}.n", "data.train_batch_size"} <= {*sources(found, "unresolved")}
+    assert any("not known: $1, $3: give" in warning for warning in found.warnings)
+    assert import_file(file, arguments=["4", "5", "6"]).warnings == []
+
+
+def test_a_deleted_key_is_absent_until_it_is_set_again() -> None:
+    words = ("a.b=1", "a.c={d: 2}", "e.f=3", "~a.c", "~a.b", "a.b=4", "e.f=5")
+    assert overrides_of(words) == {"a.b": 4, "e.f": 5}
+    many = tuple(f"a{at}.b=1" for at in range(10_000)) + tuple(f"~b{at}" for at in range(10_000))
+    assert len(overrides_of(many)) == 10_000
