@@ -221,15 +221,14 @@ def _condition_start(prose: str, stated: list[Value]) -> int:
     verbs = [verb for verb in _STATES.finditer(prose) if _VERB.match(verb[0])]
     followed = [verb for verb in verbs if any(value.start == verb.end() for value in stated)]
     for condition in _CONDITION.finditer(prose):
-        values_after = [value for value in stated if value.start >= condition.end()]
-        if not values_after or not any(value.end <= condition.start() and not value.is_name for value in stated):
-            continue
-        if _MAIN_CLAUSE.search(prose, condition.end()):
+        before = [value for value in stated if value.end <= condition.start() and not value.is_name]
+        after = [value for value in stated if value.start >= condition.end()]
+        if not before or not after or _MAIN_CLAUSE.search(prose, condition.end()):
             continue
         is_stated = any(_is_main(prose, verb) for verb in followed if verb.end() < condition.start())
         has_verb = any(verb.start() >= condition.end() for verb in followed)
-        is_reason = condition[0].lower() in ("because", "since")
-        if (is_stated or not has_verb) and (is_reason or has_verb or _is_condition(values_after)):
+        is_number = not _has_unknown(before[-1].content.split("=")[-1])
+        if (is_stated or (is_number and not has_verb)) and (has_verb or _names_unknowns(after)):
             return condition.start()
     return len(prose)
 
@@ -239,11 +238,15 @@ def _is_main(prose: str, verb: re.Match[str]) -> bool:
     return not _CONDITION.search(prose, prose.rfind(",", 0, verb.start()) + 1, verb.start())
 
 
-def _is_condition(values_after: list[Value]) -> bool:
+def _names_unknowns(stated: list[Value]) -> bool:
     """Whether values say what unknowns are, `x = 1`, and none is a computation, `5 + 3 = 8`."""
-    names = [value.content.split("=")[0] for value in values_after if "=" in value.content]
-    is_subject = values_after[0].is_name  # "solve $2x = 6$ for $x$, $x = 3$"
-    return bool(names) and not is_subject and all(_UNKNOWN.search(_LATEX_WORDS.sub(" ", name)) for name in names)
+    sides = [value.content.split("=")[0] for value in stated if "=" in value.content]
+    is_subject = stated[0].is_name  # "solve $2x = 6$ for $x$, $x = 3$"
+    return bool(sides) and not is_subject and all(map(_has_unknown, sides))
+
+
+def _has_unknown(formula: str) -> bool:
+    return bool(_UNKNOWN.search(_LATEX_WORDS.sub(" ", formula)))
 
 
 def _only(stated: list[Value]) -> Value | None:
