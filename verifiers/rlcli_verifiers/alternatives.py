@@ -27,6 +27,9 @@ _LIST_SIGNS = r"[,;/~]|(?:and|to)\b|\\(?:land|wedge)(?![A-Za-z])"
 _REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
 """ "120 (or else $J$ would have more factors)" gives a reason, not another answer."""
 
+_NEGATION = re.compile(r"\b(?:not|instead\s+of)\b", re.IGNORECASE)
+"""A value after such a word is no element of a list: "42, not 43"."""
+
 _OR = re.compile(
     rf"{_CLOSED}{_UNIT}{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
 )
@@ -38,8 +41,8 @@ _LISTED = re.compile(
 )
 _ANOTHER_THING = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED},?\s*+(?:and|&)\s++(?=[\d$\\−-])", re.IGNORECASE | re.ASCII)
 _CONDITIONAL = re.compile(
-    rf"{_CLOSED}(?:if|when|for|where)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)\s++(?=[\d$\\−-])"
-    rf"(?=[^.\n]{{1,40}}?\b(?:if|when|for|otherwise|else)\b)",
+    rf"{_CLOSED}(?:if|when|for|where|at)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)\s++(?=[\d$\\−-])"
+    rf"(?=[^.\n]{{1,40}}?\b(?:if|when|for|at|otherwise|else)\b)",
     re.IGNORECASE,
 )
 """Several answers by cases, "$48$ if $n$ is even and $24$ if $n$ is odd"."""
@@ -95,7 +98,7 @@ def offered(text: str, start: int, is_list: bool = False) -> list[str]:
 def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
     for pattern in (_BARE_OR, _OR, _CONDITIONAL, *([_LISTED, _ANOTHER_THING] if is_list else [])):
         joiner = pattern.match(text, start)
-        if not joiner:
+        if not joiner or (pattern in (_LISTED, _ANOTHER_THING) and _NEGATION.search(joiner[0])):
             continue
         about = _ABOUT_NEXT.match(text, joiner.end())
         at = about.end() if about else joiner.end()

@@ -62,11 +62,14 @@ _NOUNS = [
     noun.casefold() for nouns, _ in WORDS.values() for noun in (nouns.split("|") if "|" in nouns else nouns.split())
 ]
 
+_ASCII_NOUNS = [noun for noun in _NOUNS if noun.isascii()]
+
 
 def foreign_statements(text: str) -> list[re.Match[str]]:
     """The words of the table with their "is" or colon in a text: `Antwort:`, `答案是`, `la respuesta es`."""
     folded = text.casefold()  # most texts hold none of the words, which a search for each shows soonest
-    return list(_STATEMENT.finditer(text)) if any(noun in folded for noun in _NOUNS) else []
+    nouns = _ASCII_NOUNS if text.isascii() else _NOUNS
+    return list(_STATEMENT.finditer(text)) if any(noun in folded for noun in nouns) else []
 
 
 OR = "oder ou o или або lub nebo ή veya hoặc atau eller vagy 或者 或是 或 または もしくは か 또는 أو یا या หรือ"

@@ -69,6 +69,9 @@ _AXES = ("i", "j", "k")
 _AXIS = r"(?:\\(?:hat|vec|mathbf|bold|boldsymbol)\s*\{?\s*(?:\\[ij]math|[ijk])\s*\}?|[ijk])"
 _VECTOR_SUM = re.compile(rf"\s*([-+]?\s*[^-+ijk]*?)\s*\*?({_AXIS})(?![A-Za-z])")
 _LIST = re.compile(r"[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:cup|lor|vee)(?![A-Za-z])")
+_EITHER = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:cup|lor|vee)(?![A-Za-z])")
+_BOTH = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:cap|land|wedge)(?![A-Za-z])")
+_INEQUALITY = re.compile(r"\\(?:leq?|geq?|lt|gt|neq?)(?![A-Za-z])|[<>≠]")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
 _RELATION = re.compile(r"\\(?:leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
 _MEMBER = re.compile(r"\s*[A-Za-z](?:\([a-z]\))?\s*\\in(?![A-Za-z])\s*")
@@ -128,12 +131,22 @@ def _same(gold: str, answer: str) -> bool:
         ours, theirs = _as_points(ours, theirs)
     if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
         return False
+    if _confuse_and_with_or(gold, answer):
+        return False
     if len(ours) == 1:
         return _same_one(ours[0], theirs[0])
     names = {squeezed(split(item, _EQUALS)[0]) for item in ours if len(split(item, _EQUALS)) > 1}
     if len(names) > 1 and all(len(split(item, _EQUALS)) == 1 for item in theirs):
         return all(map(_same_one, ours, theirs))  # AB = 9, CD = 4: without names, the order identifies them
     return _same_in_any_order(ours, theirs)
+
+
+def _confuse_and_with_or(gold: str, answer: str) -> bool:
+    """Whether inequalities are joined by "or" in one text and by "and" in the other; a comma may mean either."""
+    if not any(_INEQUALITY.search(mask(text)) for text in (gold, answer)):
+        return False
+    joiners = [(bool(_EITHER.search(mask(text))), bool(_BOTH.search(mask(text)))) for text in (gold, answer)]
+    return sorted(joiners) == [(False, True), (True, False)]
 
 
 def _same_in_any_order(ours: Sequence[str], theirs: Sequence[str]) -> bool:

@@ -21,11 +21,12 @@ MAX_CHARS = 2000
 """Maximum length of a statement that is read."""
 
 _PHRASE = re.compile(
-    r"(?:\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
-    r"|\bcorrect\s+(?:option|choice)\s*(?:is|:)|\bI\s+(?:choose|pick|select)|\bgo(?:ing)?\s+with"
-    r"|\bactually,?(?:\s+(?:it|that)(?:'s|\s+is))?"
+    # The first letters of all phrases: an early end of most tries.
+    r"\b(?=[acgionsw])(?:answer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
+    r"|correct\s+(?:option|choice)\s*(?:is|:)|I\s+(?:choose|pick|select)|go(?:ing)?\s+with"
+    r"|actually,?(?:\s+(?:it|that)(?:'s|\s+is))?"
     # Retraction of an answer, if only a letter follows.
-    r"|\b(?:no|wait|sorry|correction|scratch\s+that|on\s+second\s+thought)\b[,.:;!\s—–-]*(?:(?:it|that)(?:'s|\s+is))?"
+    r"|(?:no|wait|sorry|correction|scratch\s+that|on\s+second\s+thought)\b[,.:;!\s—–-]*(?:(?:it|that)(?:'s|\s+is))?"
     r"(?=[\s*(]*[A-J][)*]*\s*(?:[.,;!\n]|\Z)))"
     r"[\s:*]*(?:(?:option|choice|letter)\s+)?(?=\S)",
     re.IGNORECASE,
@@ -35,11 +36,15 @@ _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\b|[*_`${}\\]")
 _LETTER = re.compile(r"\(?(?P<letter>[A-J])(?![A-Za-z'])(?P<close>\)|\.|:)?(?P<rest>.*)", re.DOTALL)
 _ANOTHER = re.compile(r"\s*(?:,|/|&|\||;|or\b|and\b|,\s*(?:or|and)\b)\s*(?:maybe\s+|option\s+)?\(?[A-J](?![A-Za-z'])")
 _BRACKETED = re.compile(r"\[\s*([A-J])\s*\]")
-_AFTER_VALUE = re.compile(
-    r"(?:\b(?:option|choice|answer|which\s+is|that\s+is|i\.?e\.?|corresponds?\s+to|matches|so|thus|hence|therefore)\b|→|=>)?"
-    r"[\s:,*$]*\(?(?P<letter>[A-J])(?![A-Za-z'])\)?[\s.*$)]*\Z"
+_CONNECTIVE = (
+    r"(?i:(?:so|thus|hence|therefore|then|and|which|that|this|it|is|i\.?e\.?|corresponds?\s+to|matches|the|correct|answer"
+    r"|option|choice|letter)(?![A-Za-z])|→|⇒|=>|\\(?:to|implies|[Rr]ightarrow)(?![A-Za-z]))"
 )
-"""The letter at the end of a text, after a box that holds the value of the choice: `\\boxed{12}`, so (B)."""
+_AFTER_VALUE = re.compile(
+    rf"(?:\s|[.,:;*$\])]|\\[\]),;!]|\\q?quad(?![A-Za-z]))*+(?:{_CONNECTIVE}[\s.:,*$]*+)*+"
+    r"\(?(?P<letter>[A-J])(?![A-Za-z'])\)?[\s.*$)]*"
+)
+"""All of the text after a box with the value of the choice, if it only names the letter: `\\boxed{12}`, so (B)."""
 _SEVERAL = re.compile(r"(?:\(?[A-J]\)?[\s,/&|;.]*(?:or|and)?[\s,/&|;.]*){2,}")
 _BECAUSE = re.compile(
     r"\s*(?:$|[.,;:!)—–。、-]|because\b|since\b|as\b|is\s+(?:correct|right)\b|です|である|입니다|이다)", re.IGNORECASE
@@ -147,13 +152,14 @@ def _statements(text: str) -> list[str]:
 
 
 def _after_box(text: str) -> str | None:
-    """The letter that ends the text after the last box."""
+    """The letter that the text after the last box names, if that is all it says; one that it rules out is none."""
     marked = boxes(text)
     rest = text[marked[-1][1] :].strip() if marked else ""
-    last = _BRACKETED.sub(r"(\1)", rest[-MAX_CHARS:])
-    letters = re.findall(r"(?<![A-Za-z'])[A-J](?![A-Za-z'])", last)
-    match = _AFTER_VALUE.search(last)
-    return match["letter"] if match and len(set(letters)) == 1 else None
+    if not rest or len(rest) > MAX_CHARS:
+        return None
+    rest = _RULED_OUT.sub(" ", _BRACKETED.sub(r"(\1)", rest.replace("’", "'")))
+    match = _AFTER_VALUE.fullmatch(rest)
+    return match["letter"] if match else None
 
 
 def _read(said: str, choices: list[str]) -> str | None:

@@ -111,6 +111,19 @@ _STATES = re.compile(
 """What comes before the value of a sentence with several numbers."""
 
 
+_CONDITION = re.compile(
+    r"\b(?:when|whenever|where|if|provided|because|since|with\s+equality|at(?!\s+(?:least|most|all|once)\b)"
+    r"|for(?!\s+(?:an?\s+)?(?:grand\s+)?total\b))\b",
+    re.IGNORECASE,
+)
+_MAIN_CLAUSE = re.compile(
+    r"\b(?:so|thus|hence|therefore|then|we|get|giving|leaving|total|answer|result|altogether)\b|[;:]", re.IGNORECASE
+)
+"""A condition that such a word follows is not the end of a sentence."""
+
+_VERB = re.compile(r"[A-Za-z]")
+
+
 def statement(text: str) -> str | None:
     """The text after the last "the answer is" or the like; None if there is none."""
     matches = [*_ANSWER.finditer(text), *foreign_statements(text)]
@@ -189,13 +202,51 @@ def of_last_sentence(text: str) -> list[str]:
     if not sentence or len(sentence) > MAX_SENTENCE_CHARS or _UNSURE.search(prose) or _LABELLED.match(sentence):
         return []
     stated = [value for value in values(sentence) if not _NUMBERED.search(prose[: value.start])]
-    value = _only(stated) or _first_of_list(_last_equated(sentence, prose, stated), prose, stated)
+    end = _condition_start(prose, stated)
+    stated = [value for value in stated if value.start < end]
+    value = _only(stated) or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
     if value is None or not _is_asserted(sentence, prose, value):
         return []
     answer, *others = of_sentence(sentence[value.start :]) or [""]
     if _OPERATOR_BEFORE.search(prose[: value.start]):  # "5 apples x 2 = 10"
         answer = split(answer, _EQUALS)[-1]
     return [last_side(answer), *others] if answer else []
+
+
+def _condition_start(prose: str, stated: list[Value]) -> int:
+    """Where the condition or reason at the end of a sentence starts, "is $42$ when $x = 1$"; else the sentence's end.
+
+    A value precedes it, and no main clause follows: "$5$ for each, so $10$", "the sum for $k = 2$ is $42$".
+    """
+    verbs = [verb for verb in _STATES.finditer(prose) if _VERB.match(verb[0])]
+    followed = [verb for verb in verbs if any(value.start == verb.end() for value in stated)]
+    for condition in _CONDITION.finditer(prose):
+        before = [value for value in stated if value.end <= condition.start() and not value.is_name]
+        after = [value for value in stated if value.start >= condition.end()]
+        if not before or not after or _MAIN_CLAUSE.search(prose, condition.end()):
+            continue
+        is_stated = any(_is_main(prose, verb) for verb in followed if verb.end() < condition.start())
+        has_verb = any(verb.start() >= condition.end() for verb in followed)
+        is_number = not _has_unknown(before[-1].content.split("=")[-1])
+        if (is_stated or (is_number and not has_verb)) and (has_verb or _names_unknowns(after)):
+            return condition.start()
+    return len(prose)
+
+
+def _is_main(prose: str, verb: re.Match[str]) -> bool:
+    """Whether no condition precedes a verb in its clause, as in "when $n$ is $5$"."""
+    return not _CONDITION.search(prose, prose.rfind(",", 0, verb.start()) + 1, verb.start())
+
+
+def _names_unknowns(stated: list[Value]) -> bool:
+    """Whether values say what unknowns are, `x = 1`, and none is a computation, `5 + 3 = 8`."""
+    sides = [value.content.split("=")[0] for value in stated if "=" in value.content]
+    is_subject = stated[0].is_name  # "solve $2x = 6$ for $x$, $x = 3$"
+    return bool(sides) and not is_subject and all(map(_has_unknown, sides))
+
+
+def _has_unknown(formula: str) -> bool:
+    return bool(_UNKNOWN.search(_LATEX_WORDS.sub(" ", formula)))
 
 
 def _only(stated: list[Value]) -> Value | None:

@@ -82,7 +82,8 @@ _SUBSCRIPT = re.compile(r"(?<![0-9\s])_\s*(?:\{\s*\w{1,8}\s*\}|\w)")
 def same(gold: str, answer: str) -> bool:
     """Whether two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read.
 
-    Unknowns are real; where one of the two has a root or a logarithm of them, they are positive.
+    Unknowns are real. Where one of the two has a root or a logarithm of them, they are positive, unless a sign is lost
+    in it: `\\sqrt{x^2}` is not `x`, and `\\ln(x^2)` is not `2\\ln x` (but is right for it, where that is defined).
     """
     if not (is_tame(gold) and is_tame(answer)):
         return False
@@ -100,22 +101,55 @@ def same(gold: str, answer: str) -> bool:
         return True
     if not (_ROOTS.search(gold + answer) and "|" not in gold):
         return False
-    positive = [_with_positive_unknowns(parsed) for parsed in (ours, theirs)]
-    return positive != [ours, theirs] and bool(_is_zero(positive[0] - positive[1]))
+    is_signed = _loses_sign(_parse(gold, True), with_logarithms=True) or _loses_sign(
+        _parse(answer, True), with_logarithms=False
+    )
+    return _equal_for_signs(ours, theirs, is_signed)
 
 
-def _with_positive_unknowns(parsed: Any) -> Any:
+def _equal_for_signs(ours: Any, theirs: Any, every_sign: bool) -> bool:
+    """Whether two formulas are equal for positive unknowns; every_sign: and with any one of them negative."""
     from sympy import Expr, Symbol
 
-    if not isinstance(parsed, Expr) or not parsed.free_symbols:
-        return parsed
-    return parsed.subs({unknown: Symbol(unknown.name, positive=True) for unknown in parsed.free_symbols})
+    if not (isinstance(ours, Expr) and isinstance(theirs, Expr)):
+        return False
+    unknowns = sorted(ours.free_symbols | theirs.free_symbols, key=str)
+    positive = {unknown: Symbol(unknown.name, positive=True) for unknown in unknowns}
+    cases = [positive, *({**positive, unknown: -positive[unknown]} for unknown in unknowns if every_sign)]
+    return bool(unknowns) and all(_is_zero(ours.subs(case), theirs.subs(case)) for case in cases)
 
 
-def _is_zero(difference: Any) -> bool:
+def _loses_sign(parsed: Any, *, with_logarithms: bool) -> bool:
+    """Whether a formula has a root (or a logarithm) of an even power, `\\sqrt{x^2}`, `\\sqrt{x^2 - 2x + 1}`.
+
+    Beside another unknown, as in `\\sqrt{x^2 y}`, all of them are taken as positive.
+    """
+    from sympy import factor_list, log, preorder_traversal
+    from sympy.polys.polyerrors import PolynomialError
+
+    for node in preorder_traversal(parsed):
+        is_root = getattr(node, "is_Pow", False) and node.exp.is_Rational and not node.exp.is_Integer
+        if not (is_root or (with_logarithms and isinstance(node, log))) or not node.args[0].free_symbols:
+            continue
+        try:
+            factors = [factor for part in node.args[0].as_numer_denom() for factor in factor_list(part)[1]]
+        except (PolynomialError, NotImplementedError):
+            return True
+        # (x^4)^{1/2} and (x^2)^{1/3} lose no sign.
+        even = [base for base, times in factors if times % 2 == 0 and not (is_root and (times * node.exp).p % 2 == 0)]
+        odd = [base for base, times in factors if times % 2]
+        unknowns = {unknown for base in even for unknown in base.free_symbols}
+        if even and all(base.free_symbols <= unknowns for base in odd):
+            return True
+    return False
+
+
+def _is_zero(ours: Any, theirs: Any) -> bool:
+    """Whether the difference of two formulas is provably zero."""
     from sympy import expand_log, simplify
 
     try:
+        difference = ours - theirs
         return bool(simplify(difference) == 0 or simplify(expand_log(difference)) == 0)
     except (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError, RecursionError):
         return False

@@ -327,6 +327,45 @@ def test_a_choice_is_read_after_a_value_in_brackets_and_in_other_languages(compl
 
 
 @pytest.mark.parametrize(
+    "after",
+    [
+        " which is not (B)",
+        ". This is not option B",
+        ", which rules out (B).",
+        ". The answer is not B.",
+        ", so it isn't B",
+        ", so it isn’t (B)",
+        ", unlike (B)",
+        ", so never B",
+        "; we can eliminate B",
+        ", but not B",
+        ", so [B] is impossible",
+        " or B",
+        "?\nIs it B?",
+    ],
+)
+def test_a_letter_that_the_text_after_a_box_rules_out_is_no_answer(after: str) -> None:
+    assert multiple_choice.verify(VerifyRequest(rf"\boxed{{12}}{after}", "B")).outcome is Outcome.NO_ANSWER
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        r"\boxed{12}, so (B), not (C)",
+        r"$\boxed{12}$ (B)",
+        r"\(\boxed{12}\), i.e. **B**.",
+        "\\[\\boxed{12}\\]\nThis corresponds to option **(B)**.",
+        r"$\boxed{12}$ $\Rightarrow$ B",
+        r"\boxed{12}. So the correct answer choice is B",
+        r"\boxed{12}, which matches choice [B].",
+    ],
+)
+def test_a_letter_after_a_box_and_a_connective_is_the_answer(completion: str) -> None:
+    assert multiple_choice.verify(VerifyRequest(completion, "B")).outcome is Outcome.OK
+    assert multiple_choice.verify(VerifyRequest(completion, "C")).outcome is Outcome.WRONG
+
+
+@pytest.mark.parametrize(
     "completion",
     [
         r"\boxed{12}, so (B) or (C)",

@@ -138,6 +138,14 @@ def test_near_misses_are_not_equal(gold: str, answer: str) -> None:
     assert not equal(gold, answer)
 
 
+@pytest.mark.parametrize("gold", [r"\sqrt{x}", r"\sqrt{2x}+1", r"\ln x"])
+@pytest.mark.parametrize("answer", [r"\begin{pmatrix} \sqrt{x} \\ 1 \end{pmatrix}", r"\sqrt{x} < 1", "(1, x)"])
+def test_what_cannot_be_subtracted_from_a_formula_is_wrong(gold: str, answer: str) -> None:
+    assert outcome(rf"\boxed{{{answer}}}", gold) is Outcome.WRONG
+    assert not symbolic.same(gold, answer)
+    assert not symbolic.same(answer, gold)
+
+
 def test_outcomes() -> None:
     assert outcome(r"\boxed{42}", "42") is Outcome.OK
     assert outcome(r"\boxed{43}", "42") is Outcome.WRONG
