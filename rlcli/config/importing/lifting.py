@@ -202,15 +202,15 @@ def _changed(needed: Sequence[ast.stmt], function: Function, tree: ast.Module) -
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _PARSING:
                 return f"it uses the command line, {call.func.attr}()"
     copied = {id(inner) for node in (*needed, function) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if id(node) in copied:
+    for statement in ast.walk(tree):
+        if id(statement) in copied:
             continue
         target: ast.AST | None = None
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            called = node.value.func
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            called = statement.value.func
             target = called if isinstance(called, ast.Attribute) and called.attr not in _LOGGING else None
-        elif isinstance(node, ast.Delete):
-            target = node.targets[0]
+        elif isinstance(statement, ast.Delete):
+            target = statement.targets[0]
         while isinstance(target, ast.Attribute | ast.Subscript):
             target = target.value
         if isinstance(target, ast.Name) and target.id in names:

@@ -131,7 +131,7 @@ def _printed(
 ) -> tuple[dict[str, Any], list[str]]:
     """What a run of the script records; and notes about it. Values that differ in a second run, in which stubs have
     other numbers and texts, are not known."""
-    order = {"name": path.name, "text": text, "arguments": list(arguments), "files": files_beside(path)}
+    order: dict[str, Any] = {"name": path.name, "text": text, "arguments": list(arguments), "files": files_beside(path)}
     order |= {"variables": dict(variables), "varied": False}
     printed = recorded(run_confined(sandbox, text_of("inside_python.py"), order, path), path)
     if not printed["invented"] or not (printed["calls"] or printed["loads"]):
