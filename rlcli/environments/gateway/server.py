@@ -390,10 +390,12 @@ def _logger() -> logging.Logger:
 
 
 def _is_bug(record: logging.LogRecord) -> bool:
-    """aiohttp logs a traceback of each request that is no HTTP, too: what a client sends is no bug."""
+    """aiohttp logs a traceback of each request that is no HTTP, too, and of a body that it cannot decode after the answer
+    was sent: what a client sends is no bug."""
     from aiohttp.http_exceptions import HttpProcessingError
+    from aiohttp.web_protocol import RequestPayloadError
 
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, RequestPayloadError)))
 
 
 async def _body(request: web.Request) -> Any:
