@@ -390,8 +390,8 @@ def _logger() -> logging.Logger:
 
 
 def _is_bug(record: logging.LogRecord) -> bool:
-    """aiohttp logs a traceback of each request that is no HTTP, too, and of a body that it cannot decode after the answer
-    was sent: what a client sends is no bug."""
+    """aiohttp logs a traceback of each request that is no HTTP, too, and of a body that it cannot decode after it has
+    answered: what a client sends is no bug."""
     from aiohttp.http_exceptions import HttpProcessingError
     from aiohttp.web_protocol import RequestPayloadError
 
