@@ -35,7 +35,7 @@ KINDS = (*SHELL, ".py", ".ipynb", ".yaml", ".yml")
 RECORDER = """#!/bin/bash -p
 printf '%s\\0' CALL "${0##*/}" "$@" "CWD=$PWD" END >> "$RLCLI_RECORD"
 """
-COLUMNS = ("files", "imported", "refused", "keys", "known", "equal", "different")
+COLUMNS = ("files", "imported", "refused", "keys", "known", "equal", "different", "uncompared")
 OUTCOMES = ("mapped", "same", "unresolved", "missing", "no line")
 
 
@@ -121,13 +121,15 @@ def examine(path: Path, show_keys: bool) -> Counter[str]:
     except RlcliError:
         known = {}
     for key, expected in known.items():
-        given = values.get(key)
-        is_unknown = isinstance(given, Unresolved) or isinstance(expected, Unresolved)
-        equal = key in values and (is_unknown or given == expected)
+        imported_value = values.get(key)
+        if isinstance(expected, Unresolved) or isinstance(imported_value, Unresolved):
+            counts["uncompared"] += 1  # unresolved on either side: nothing is compared
+            continue
+        equal = key in values and imported_value == expected
         counts["known"] += 1
         counts["equal" if equal else "different"] += 1
         if not equal:
-            print(f"{path}: {key} is {expected!r}, imported as {given!r}")
+            print(f"{path}: {key} is {expected!r}, imported as {imported_value!r}")
     kinds: dict[str, str] = {}
     for line in imported.lines:
         kinds[line.source] = "mapped" if "mapped" in (line.kind, kinds.get(line.source)) else line.kind

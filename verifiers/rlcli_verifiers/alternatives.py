@@ -23,7 +23,6 @@ _UNIT = r"(?:(?<=[\s~}])(?!(?:or|and|is)\b)[A-Za-z/²³]{1,12}\b\.?\s*+){1,3}"
 
 _SPOKEN_OR = r"(?:or|alternatively|otherwise|versus|vs\.?|maybe|perhaps|possibly|else)\b"
 _OR_SIGNS = rf"\\(?:lor|vee)(?![A-Za-z])|∨|{FOREIGN_OR}"
-_LIST_SIGNS = r"[,;/~]|(?:and|to)\b|\\(?:land|wedge)(?![A-Za-z])"
 _REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
 """ "120 (or else $J$ would have more factors)" gives a reason, not another answer."""
 

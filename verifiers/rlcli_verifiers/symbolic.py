@@ -39,8 +39,6 @@ MAX_EXPANSION = (200, 60, 30)
 MAX_EXPANSION_OF_MANY = 12
 """The same for more unknowns, or for trigonometric functions, whose identities take long to try."""
 
-MAX_FACTORIAL = 999
-
 VALUE_DIGITS = 50
 """Digits to which values are computed when two formulas are compared by number; exponents in them add their own."""
 
