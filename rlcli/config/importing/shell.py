@@ -1,8 +1,9 @@
 """Read the key=value words of a shell script that runs verl, with the variables that the script itself sets. Nothing is
-executed, and nothing is read from this machine's environment."""
+executed, and of this machine's environment only the home folder is read."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ LONGEST_VALUE = 10_000
 
 def overrides(text: str, path: Path) -> dict[str, Any]:
     """Dotted key → value (the last one wins); `Unresolved` if a variable remains that the script does not set."""
-    variables: dict[str, str] = {}
+    variables = {"HOME": os.path.expanduser("~")}
     found: dict[str, Any] = {}
     for words in _commands(text, path):
         for place, word in enumerate(words):
