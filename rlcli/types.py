@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 Message = Mapping[str, str]
 """One chat message: `{"role": "user", "content": "What is 2+2?"}`."""
@@ -156,6 +156,12 @@ class VerifyRequest:
     rivals: Sequence[str] = ()
     step: int = 0
     steps: int = 0
+
+    if not TYPE_CHECKING:  # a type checker still refuses such names
+
+        def __getattr__(self, name: str) -> None:
+            fields = ", ".join(self.__dataclass_fields__)
+            raise AttributeError(f"a VerifyRequest has no field {name!r}; it has {fields}")
 
     def answer_text(self) -> str | None:
         """The response without its reasoning: what follows the last `</think>`. None if a `<think>` is still open, from

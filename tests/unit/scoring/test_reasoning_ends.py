@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -147,3 +149,10 @@ def test_the_state_of_a_rubric_function_says_whether_it_was_cut_off() -> None:
     cut = VerifyRequest("a", "b", finish_reason="length")
     scores = [v.score for v in loaded.verify([cut, replace(cut, finish_reason="stop")]) if v]
     assert scores == [1.0, 0.0]
+
+
+def test_a_field_that_a_request_lacks_is_answered_with_those_it_has() -> None:
+    with pytest.raises(AttributeError, match="no field 'response'; it has completion, ground_truth, prompt"):
+        VerifyRequest("4", "4").response  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(VerifyRequest("4", "4"), "text")
+    assert pickle.loads(pickle.dumps(VerifyRequest("4", "4"))) == copy.copy(VerifyRequest("4", "4"))
