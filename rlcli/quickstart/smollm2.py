@@ -174,6 +174,8 @@ def _download(requirement: str, folder: Path) -> Path:
     pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
     words = [*pip, "--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(pinned)]
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if "No space left on device" in done.stderr:
+        raise SetupError(f"pip has no space to download {requirement}", "free some of it in TMPDIR and in pip's cache")
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR") or "No module named" in line]
         raise SetupError(
