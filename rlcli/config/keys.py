@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any, cast
 
 from pydantic import BaseModel
+from rlcli_port.configs.counterparts import counterparts
 
 from rlcli.config.alternatives import UNSET
-from rlcli.config.importing.counterparts import counterparts
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
 

@@ -15,7 +15,7 @@ from rlcli.cli.options import JsonObject, ModelOut
 from rlcli.errors import RlcliError
 
 if TYPE_CHECKING:
-    from rlcli.export.types import Export
+    from rlcli.export.export_types import Export
 
 Source = Annotated[
     Path, typer.Argument(help="A run's folder, or one of its checkpoints.", autocompletion=completion.runs)
@@ -72,14 +72,14 @@ def export(
 
       rlcli export runs/lora-1/checkpoints/step-000050 --merge --dtype bfloat16 --out merged
     """
-    from rlcli.extras import require
+    from rlcli.support.extras import require
 
     require("torch", "transformers", "peft")
-    from rlcli.export import export as exporting
-    from rlcli.export.source import find_origin
-    from rlcli.export.types import Options
-    from rlcli.hub import check_push, push_folder
-    from rlcli.tracking.console import View
+    from rlcli.export import export_folder as exporting
+    from rlcli.export.checkpoint_source import find_origin
+    from rlcli.export.export_types import Options
+    from rlcli.runs.tracking.run_console import View
+    from rlcli.support.hub import check_push, push_folder
 
     with View() as view:
         view.phase(f"verify {source}")
@@ -109,8 +109,9 @@ def export(
 
 
 def _write_report(run: Path, out: Path) -> None:
-    from rlcli.report.source import RunData
-    from rlcli.report.static import write_report
+    from rlcli_inspect.report.static_report import write_report
+
+    from rlcli.runs.run_data import RunData
 
     write_report([RunData(run)], out)
 

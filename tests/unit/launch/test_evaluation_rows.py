@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlcli.config.load import resolve
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError, DataError
 from rlcli.launch.preflight import Prepared, prepare
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")
