@@ -14,6 +14,8 @@ STOP_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
 """The values that `SampleShard.stop_reasons` indexes."""
 UNKNOWN = -1
 """The version of a span that has none."""
+FETCH_TIMEOUT_S = 600.0
+"""Longest wait for an object of another worker: for one that Ray has lost, the wait would never end."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.rollout.scheduler.groups import Group
-from rlcli.training.loop.batch_selection import right_of
+from rlcli.rollout.scheduler.sample_filter import right_of
 
 
 def judged(samples: Samples, config: RunConfig) -> tuple[int, int]:

@@ -10,10 +10,9 @@ from typing import Any
 
 from rlcli.data.columns import TruncatedRule
 from rlcli.data.messages import Collected
-from rlcli.errors import RunFailed
+from rlcli.errors import REPORT, RunFailed
 from rlcli.rollout.scheduler.sample_filter import rewarded
 from rlcli.rollout.scheduler.verifier_failures import Failures
-from rlcli.training.worker.plan_integrity import REPORT
 from rlcli.types import Prompt
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.named import inputs_of
+from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples, TruncatedRule
-from rlcli.types import UNVERIFIED, Verdict, is_reward
+from rlcli.types import UNVERIFIED, Outcome, Verdict, is_reward
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,12 @@ def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
     }
     by_turn = np.where(samples.truncated[:, None], 0.0 * samples.turn_rewards, samples.turn_rewards)  # NaN stays NaN
     return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts, turn_rewards=by_turn)
+
+
+def right_of(samples: Samples, config: RunConfig) -> np.ndarray:
+    """Which samples are correct, bool `[N]`: not those whose reward was set to 0 because they were cut off."""
+    right = samples.is_(Outcome.OK)
+    return right & ~samples.truncated if config.train.truncated == "zero_reward" else right
 
 
 def left_out(

@@ -13,7 +13,7 @@ from rlcli.cluster.process.busy_lanes import goes_on_as
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask, sample_seed
-from rlcli.data.sample_shard import SampleShard, ShardBuilder
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S, SampleShard, ShardBuilder
 from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.environment_pool import Environments
@@ -30,7 +30,6 @@ from rlcli.rollout.worker.conversations import Conversations, turn_seed
 from rlcli.rollout.worker.pending_samples import PendingSample, Saver, awaited, pending
 from rlcli.rollout.worker.verdicts import GroupVerdicts, Verification
 from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue, counters
-from rlcli.training.worker.train_batch import FETCH_TIMEOUT_S
 from rlcli.types import UNVERIFIED, Sample
 
 EXCHANGE_STEPS = 8

@@ -18,9 +18,9 @@ from rlcli.data.messages import Collected, MiniWork, StepWork
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
 from rlcli.errors import RunFailed
-from rlcli.rollout.scheduler.sample_filter import compares_group, left_out, rewarded
+from rlcli.rollout.scheduler.sample_filter import compares_group, left_out, rewarded, right_of
 from rlcli.training.worker.plan_integrity import of_samples
-from rlcli.types import Outcome, is_reward
+from rlcli.types import is_reward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,12 +103,6 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
         places=counting[indexes.numpy()],
         shaped=shaped,
     )
-
-
-def right_of(samples: Samples, config: RunConfig) -> Any:
-    """Which samples are correct, bool `[N]`: not those whose reward was set to 0 because they were cut off."""
-    right = samples.is_(Outcome.OK)
-    return right & ~samples.truncated if config.train.truncated == "zero_reward" else right
 
 
 def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tensor:

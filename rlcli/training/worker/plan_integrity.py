@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
-from rlcli.errors import RunFailed
+from rlcli.errors import REPORT, RunFailed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,6 @@ REDUCTION_TOLERANCE = 1e-3
 """Error of a reduced gradient ÷ the size of the workers' terms: both sums are in float32, of the same gradients."""
 NAMED = 3
 """Most weights that a message names."""
-REPORT = "please report this with the run's config.toml"
 
 
 def weight_of(signatures: Any) -> Any:

@@ -18,12 +18,13 @@ from rlcli.cluster.process.peak_memory import Peaks
 from rlcli.data.messages import StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.sample_files import write_table
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S
 from rlcli.data.step_files import RecordedSample, Recording, TokenValues, tokens_row, tokens_table
 from rlcli.data.trajectories import Trajectory
 from rlcli.support.background_writer import BackgroundWriter
 from rlcli.support.files import filled_path
 from rlcli.training.worker.token_texts import TokenTexts
-from rlcli.training.worker.train_batch import FETCH_TIMEOUT_S, MicroBatch, TrainBatch
+from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

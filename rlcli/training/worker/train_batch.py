@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.data.messages import MiniWork, StepWork
 from rlcli.data.packer import Bin
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S
 from rlcli.data.trajectories import Trajectory
 from rlcli.images.image_rule import ImageRule
 from rlcli.support.files import replacing
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
     from rlcli.model.device_copies import Move
     from rlcli.model.packed_batch import PackedBatch
-
-FETCH_TIMEOUT_S = 600.0
-"""Longest wait for an object of another worker: for one that Ray has lost, the wait would never end."""
 
 
 @dataclass

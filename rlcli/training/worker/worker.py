@@ -20,6 +20,7 @@ from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, S
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.template_choice import choose_template
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S
 from rlcli.environments.environment_pool import Environments
 from rlcli.environments.gateway.agent_pool import AgentPool
 from rlcli.images.image_processor import Sight
@@ -40,7 +41,7 @@ from rlcli.training.worker.rank_step_recorder import StepRecorder, StepReport
 from rlcli.training.worker.state_writer import Files, StateWriter, read_waiting, room_for_copy, write_waiting
 from rlcli.training.worker.teacher import TeacherRole
 from rlcli.training.worker.token_advantages import fill_advantages, fill_kept, fill_selected
-from rlcli.training.worker.train_batch import FETCH_TIMEOUT_S, TrainBatch
+from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.training.worker.weight_sync.weight_sync import WeightSync
 from rlcli.training.worker.worker_scoring import forget_worker, note_worker, scoring_service
 from rlcli.training.worker.worker_spec import WorkerSpec, engine_spec

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlcli.errors import RunFailed
-from rlcli.training.worker.plan_integrity import REPORT, SURE, of_samples, weight_of
+from rlcli.errors import REPORT, RunFailed
+from rlcli.training.worker.plan_integrity import SURE, of_samples, weight_of
 
 if TYPE_CHECKING:
     from rlcli.data.columns import Samples

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import peak_memory
 from rlcli.cluster.watchdog import progress
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S
 from rlcli.rollout.engine import Colocated
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.support.daemon_thread import in_background
 from rlcli.training.worker.policy_role import PolicyRole
-from rlcli.training.worker.train_batch import FETCH_TIMEOUT_S, TrainBatch
+from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.training.worker.weight_sync.sync_checks import Follows, check_prefixes, check_verified
 from rlcli.training.worker.weight_sync.weight_broadcast import BUCKET_BYTES as BROADCAST_BYTES
 from rlcli.training.worker.weight_sync.weight_broadcast import Broadcast
