@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlcli.support.machine.free_memory import COPY_RESERVE
 from rlcli_planner import pass_memory
 from rlcli_planner.activations import FLOAT
 from rlcli_planner.engine_memory import asleep_bytes, engine_parts, weights
@@ -13,9 +14,6 @@ from rlcli_planner.run_setting import Parts, Setting
 
 ADAM_MOMENTS = 2
 
-COPY_RESERVE = 512 << 20
-"""Bytes that stay free on a machine with CPUs where a checkpoint is copied before it is written; else it is written
-from the tensors that train, and training waits."""
 OUTSIDE = 3 << 29
 """On CPUs, besides the workers: the driver, Ray's daemons and object store, the scoring service and its processes
 (1.5 GiB)."""

@@ -56,7 +56,7 @@ KNOWN = {
     "rlcli/model/io/model_checks.py": CHECKED,
     "rlcli/model/io/tied_head.py": CHECKED,
     "rlcli/model/io/weight_files.py": CHECKED,
-    "packages/rlcli_planner/known_devices.py": KERNEL,
+    "rlcli/support/machine/free_memory.py": KERNEL,
     "rlcli/prep/difficulty.py": CHECKED,
     "packages/rlcli_quickstart/smollm2.py": WRITTEN,
     "packages/rlcli_quickstart/warm_start.py": CACHE,

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
-from rlcli_planner.known_devices import available_memory, process_limit
-from rlcli_planner.phase_memory import COPY_RESERVE
-
 from rlcli.cluster.watchdog import progress
 from rlcli.data.sample_shard import SampleShard
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.support.files import described, write_synced
+from rlcli.support.machine.free_memory import COPY_RESERVE, available_memory, process_limit
 
 if TYPE_CHECKING:
     from torch import Tensor

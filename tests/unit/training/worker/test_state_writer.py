@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rlcli_planner.phase_memory import COPY_RESERVE
 
+from rlcli.support.machine.free_memory import COPY_RESERVE
 from rlcli.training.worker import state_writer
 from rlcli.training.worker.state_writer import room_for_copy
 
