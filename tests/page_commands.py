@@ -216,10 +216,9 @@ def _keys(name: str, given: dict[str, Any]) -> str:
 
 
 def _verifier(name: str, given: dict[str, Any]) -> str:
-    from rlcli_audit.audit_subject import function_of
-
     from rlcli.rewards.expression import AUTO, parse
     from rlcli.rewards.function_adapters import options_of
+    from rlcli.rewards.verifier_modules import function_of
     from rlcli.rewards.verifier_registry import VERIFIERS
 
     text = given.get("verifier") or (given.get("name") if name.startswith("verifiers ") else None)

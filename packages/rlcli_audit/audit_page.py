@@ -9,9 +9,10 @@ from pathlib import Path
 from string import Template
 
 from rlcli.errors import DataError
+from rlcli.rewards.latency import Latency
 from rlcli.support.files import replacing
 from rlcli_audit.audit_images import shown_pictures
-from rlcli_audit.audit_report import PLURALS, Latency, Report, Surprise, Tally, percent
+from rlcli_audit.audit_report import PLURALS, Report, Surprise, Tally, percent
 from rlcli_audit.probes import Group
 
 MOST_SHOWN = 200

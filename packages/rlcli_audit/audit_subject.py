@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from rlcli.errors import VerifierError
 from rlcli.rewards.crash import without_response
@@ -12,8 +11,8 @@ from rlcli.rewards.expression import Composition, Term
 from rlcli.rewards.gold_verifiers import gold_writer
 from rlcli.rewards.processes.fork_server import Facts
 from rlcli.rewards.processes.scoring_pool import ScoringPool
-from rlcli.rewards.verifier_registry import VERIFIERS, target
-from rlcli.support.importing import import_problem
+from rlcli.rewards.verifier_modules import module_of
+from rlcli.rewards.verifier_registry import target
 from rlcli.types import Outcome, VerifyRequest
 
 KINDS = ("number", "latex", "choice", "text", "code", "countdown", "shape", "length")
@@ -88,36 +87,3 @@ def _gold(term: Term, pool: ScoringPool) -> Gold:
         return verdict.answer or ""
 
     return gold
-
-
-def module_of(ref: str) -> Any:
-    """The module of a reference, imported here. Raises `RlcliError` with the reason if it cannot be imported."""
-    return _found(ref)[0]
-
-
-def function_of(ref: str) -> Any:
-    """The object of a reference. Raises `RlcliError` with the reason if it does not load or is not a function."""
-    function = _found(ref)[1]
-    # A rubric is an object of functions.
-    if not callable(function) and not hasattr(function, "funcs"):
-        raise VerifierError(
-            f"the verifier '{ref}' ({target(ref)}) is of type {type(function).__name__}, not a function",
-            "fix or reinstall its package",
-        )
-    return function
-
-
-def _found(ref: str) -> tuple[Any, Any]:
-    from rlcli.rewards.verifier_loading import find
-
-    place = target(ref)
-    if ":" not in ref:
-        VERIFIERS.get(ref)  # which names the package in its error
-    elif problem := import_problem(place.rpartition(":")[0]):
-        raise VerifierError(f"the verifier '{ref}' {problem}", "check what its file does at import")
-    try:
-        return find(place)
-    except (Exception, SystemExit) as error:  # a module may call sys.exit at import
-        raise VerifierError(
-            f"the verifier '{ref}' ({place}) does not load: {type(error).__name__}: {error}", "fix it or its package"
-        ) from error

@@ -16,8 +16,9 @@ from rlcli.rewards.expression import AUTO, Composition
 from rlcli.rewards.processes.scoring_pool import ScoringPool, in_order
 from rlcli.rewards.response_files import read_rows
 from rlcli.rewards.verifier_checks import check_loaded, key_notes
+from rlcli.rewards.verifier_modules import module_of
 from rlcli.types import UNVERIFIED, USAGE, Outcome, Prompt, Verdict, VerifyRequest
-from rlcli_audit.audit_subject import JUDGED, module_of
+from rlcli_audit.audit_subject import JUDGED
 from rlcli_audit.verifier_audit import Options
 
 ROWS = 50

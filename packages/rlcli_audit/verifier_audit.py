@@ -15,6 +15,7 @@ from rlcli.errors import ConfigError, DataError, VerifierError
 from rlcli.images.image_descriptions import described
 from rlcli.rewards.crash import without_response
 from rlcli.rewards.expression import Composition, parse
+from rlcli.rewards.latency import Latency
 from rlcli.rewards.processes.scoring_pool import ScoringPool, in_order
 from rlcli.rewards.processes.scoring_worker import OVERRAN
 from rlcli.rewards.verifier_checks import check_loaded, key_notes
@@ -22,7 +23,7 @@ from rlcli.rewards.verifier_registry import of_row
 from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict, VerifyRequest
 from rlcli_audit import mutations
 from rlcli_audit.audit_images import split_of
-from rlcli_audit.audit_report import END_CHARS, Determinism, Latency, Report, Surprise, Tally
+from rlcli_audit.audit_report import END_CHARS, Determinism, Report, Surprise, Tally
 from rlcli_audit.audit_subject import GoldFailed, Subject, refuse_installed_judges, subject
 from rlcli_audit.forms import OWN, Form, accepted, bare, choose, stating
 from rlcli_audit.probes import Case, Group, Probe

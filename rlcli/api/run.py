@@ -108,10 +108,8 @@ class Run:
         evaluation: samples of the evaluation after that step, which have none of these. Files that cannot be read are
         left out with a Python warning. Raises `RlcliError` if there are no samples.
         """
-        from rlcli_inspect.report.sample_details import add_training
-
         from rlcli.data.sample_files import schema
-        from rlcli.runs.run_data import RunData
+        from rlcli.runs.run_data import RunData, add_training
 
         data, kind = RunData(self.path), EVALUATIONS if evaluation else SAMPLES
         data.refresh()

@@ -20,6 +20,8 @@ COLUMNS = (
     "prompt_id", "sample", "prompt", "response", "ground_truth", "score", "outcome", "finish_reason", "response_tokens",
     "turns", "group",
 )  # fmt: skip
+RESCORED = "rescored"
+"""Folder of a run with what `rlcli rescore --keep` wrote."""
 _STEP = re.compile(r"step-(\d+)")
 
 OnProgress = Callable[[str, int, int], None]

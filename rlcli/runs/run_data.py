@@ -15,7 +15,7 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -338,6 +338,14 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 def key_of(row: dict[str, Any]) -> Key:
     """The key of a row of samples, advantages or tokens."""
     return str(row.get("prompt_id")), int(row.get("group") or 0), int(row.get("sample") or 0)
+
+
+def add_training(row: dict[str, Any], known: Mapping[Key, Mapping[str, Any]]) -> None:
+    """Add what the trainer knows of the sample: advantage, shaped reward, and why it was left out."""
+    found = known.get(key_of(row), {})
+    for name in ("advantage", "reward", "trained_step"):
+        row[name] = found.get(name)
+    row["left_out"] = found.get("left_out") or row["left_out"]
 
 
 def _by_number(name: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 from rlcli.data.sample_files import is_conversation
 from rlcli.errors import RlcliError
 from rlcli.images.image_descriptions import descriptions, shared_out
-from rlcli.runs.run_data import Key, Kind, RunData, key_of
+from rlcli.runs.run_data import Key, Kind, RunData, add_training, key_of
 from rlcli.runs.run_images import where_of
 
 EXCERPT = 280
@@ -167,14 +167,6 @@ def _tokens(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
 
 def token_keys(run: RunData, kind: Kind, step: int) -> set[Key]:
     return run.token_keys(step) if kind == "samples" else set()
-
-
-def add_training(row: dict[str, Any], known: Mapping[Key, Mapping[str, Any]]) -> None:
-    """Add what the trainer knows of the sample: advantage, shaped reward, and why it was left out."""
-    found = known.get(key_of(row), {})
-    for name in ("advantage", "reward", "trained_step"):
-        row[name] = found.get(name)
-    row["left_out"] = found.get("left_out") or row["left_out"]
 
 
 def shorten_verdict(row: dict[str, Any]) -> None:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlcli.errors import RlcliError
 from rlcli.images.image_descriptions import descriptions, worded_last
-from rlcli.runs.run_data import Kind, RunData, key_of
+from rlcli.runs.run_data import Kind, RunData, add_training, key_of
 from rlcli_inspect.report.sample_details import (
     KEYS,
     LISTED,
-    add_training,
     advantages_of,
     excerpt,
     short,

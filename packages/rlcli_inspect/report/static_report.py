@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import SetupError
-from rlcli.runs.run_data import Kind, RunData, key_of
+from rlcli.runs.run_data import Kind, RunData, add_training, key_of
 from rlcli.runs.run_images import where_of
 from rlcli.support.files import remove
 from rlcli.support.reading import opened
@@ -276,7 +276,7 @@ def groups_of(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
     for row in rows:
         row["group"] = row["group"] or 0
         key = key_of(row)
-        sample_details.add_training(row, known)
+        add_training(row, known)
         sample_details.shorten_verdict(row)
         asked, row["said"] = sample_details.conversation(row, where_of(kind, step), MOST_TEXT)
         for name in ("messages", "response", "prompt", "images"):

@@ -12,6 +12,7 @@ from typing import Any
 from rlcli.data.sample_files import sample_files
 from rlcli.errors import DataError
 from rlcli.evaluation.evaluation_folder import read_samples
+from rlcli.evaluation.rescoring import RESCORED
 from rlcli.support.reading import json_objects
 from rlcli.types import UNVERIFIED
 
@@ -23,8 +24,6 @@ COLUMNS = (
     *("prompt_id", "group", "sample", "prompt", "response", "ground_truth", "score", "outcome"),
     *("response_tokens", "turns", "left_out"),
 )
-RESCORED = "rescored"
-"""Folder of a run with what `rlcli rescore --keep` wrote."""
 
 _STEP = re.compile(r"step-(\d+)")
 

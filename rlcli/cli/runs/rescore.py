@@ -100,7 +100,7 @@ def rescore(
 
 def _kept_at(folder: Path, verifier: str) -> Path:
     """The file of the run for the scores of a verifier."""
-    from rlcli_inspect.signals.sample_rows import RESCORED
+    from rlcli.evaluation.rescoring import RESCORED
 
     name = re.sub(r"[^\w.+-]+", "-", verifier).strip("-.")[-80:] or "verifier"
     return folder / RESCORED / f"{name}.jsonl"

@@ -106,8 +106,7 @@ def _is_same(source: Path, output: Path) -> bool:
 
 
 def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
-    from rlcli_audit.audit_report import Latency
-
+    from rlcli.rewards.latency import Latency
     from rlcli.types import USAGE
 
     latency = Latency.of(summary.seconds)

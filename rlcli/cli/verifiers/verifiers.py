@@ -78,7 +78,7 @@ def show_verifier(name: VerifierName, json: Json = False) -> None:
 
 def _summary(name: str) -> dict[str, Any]:
     """The first line of its docstring, or why loading failed: one broken package must not hide the others."""
-    from rlcli_audit.audit_subject import function_of
+    from rlcli.rewards.verifier_modules import function_of
 
     try:
         documentation = inspect.getdoc(function_of(name)) or ""
@@ -89,8 +89,7 @@ def _summary(name: str) -> dict[str, Any]:
 
 def _described(ref: str) -> dict[str, Any]:
     """The full description of one verifier. Raises `RlcliError` if it does not load."""
-    from rlcli_audit.audit_subject import function_of, module_of
-
+    from rlcli.rewards.verifier_modules import function_of, module_of
     from rlcli.rewards.verifier_registry import VERIFIERS, target
 
     function, module = function_of(ref), module_of(ref)

@@ -99,9 +99,8 @@ def test_no_built_in_verifier_lets_rows_choose_what_harms() -> None:
 
 
 def test_every_option_that_a_built_in_verifier_declares_exists() -> None:
-    from rlcli_audit.audit_subject import function_of
-
     from rlcli.rewards.function_adapters import options_of
+    from rlcli.rewards.verifier_modules import function_of
 
     for name in VERIFIERS.names():
         if VERIFIERS.target(name).startswith("rlcli_verifiers."):
