@@ -23,52 +23,49 @@ import dis
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from numbers import Real
 from types import CodeType
 from typing import Any
 
-from rlcli_port.rewards.conventions import PRIME, TRL, VERL, prime, rubric, trl, trl_inputs, verdict_of, verl
-
+from rlcli.registry import Registry
 from rlcli.rewards.combine import Verified
 from rlcli.rewards.function_calls import (
     NAMED,
     BadResult,
+    Convention,
+    Conventions,
     Loaded,
-    Parameters,
     code_of,
     gathered,
     is_async,
-    lacking_of,
     one_each,
     run,
     shown,
+    verdict_of,
 )
 from rlcli.types import Verdict, VerifyRequest
 
-CONVENTIONS = (
-    "verify(request, *, option=…) or verify(requests, *, option=…); "
-    "verl: compute_score(data_source, solution_str, ground_truth, extra_info, …); "
-    "TRL: f(prompts, completions, completion_ids, **columns), any of them; "
-    f"Prime Intellect: f({', '.join(PRIME)}), any of them"
-)
+NATIVE = "verify(request, *, option=…) or verify(requests, *, option=…)"
+
+FOREIGN: Registry[Conventions] = Registry("reward convention", "rlcli.reward_conventions")
+"""Conventions of other frameworks, from entry points."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True)
-class Convention:
-    """inputs: the parameters that a caller of this convention fills. adapt: takes the function and the options that
-    it gets in every call."""
-
-    inputs: Callable[[Parameters], set[str]]
-    adapt: Callable[[Callable[..., Any], Mapping[str, Any]], Loaded]
+@cache
+def _foreign() -> tuple[Conventions, ...]:
+    return tuple(FOREIGN.get(name) for name in FOREIGN.names())
 
 
 def adapt(function: Any, options: Mapping[str, Any]) -> Loaded:
     """Adapt a function, or an object with rubric functions, to a verifier. Raises TypeError if no convention fits."""
-    return rubric(function) if is_rubric(function) else convention_of(function).adapt(function, options)
+    if not is_rubric(function):
+        return convention_of(function).adapt(function, options)
+    if not (foreign := _foreign()):
+        raise TypeError("it is an object with reward functions, and no package that calls those is installed")
+    return foreign[0].rubric(function)
 
 
 def is_rubric(value: Any) -> bool:
@@ -77,24 +74,24 @@ def is_rubric(value: Any) -> bool:
 
 
 def convention_of(function: Callable[..., Any]) -> Convention:
-    """The convention that its parameter names match. Raises TypeError that lists both if none fits."""
+    """The convention that its parameter names match. Raises a TypeError that lists all if none fits."""
     if not callable(function) or inspect.isclass(function):
         kind = "a class" if inspect.isclass(function) else f"of type {type(function).__name__}"
         raise TypeError(f"it is {kind}, not a function")
     parameters = inspect.signature(function).parameters
     names = list(parameters)
     positional = [name for name, one in parameters.items() if one.kind in _POSITIONAL]
-    if "solution_str" in names:
-        return Convention(lambda all_: set(VERL) & set(all_), verl)
-    if set(names) & set(TRL):
-        return Convention(trl_inputs, trl)
-    if set(names) & set(PRIME) and not lacking_of(parameters, PRIME):
-        return Convention(lambda all_: set(PRIME) & set(all_), prime)
+    foreign = [convention for conventions in _foreign() for convention in conventions.functions]
+    for convention in foreign:
+        if convention.matches(parameters):
+            return convention
     # One parameter for the request; those that may be omitted are options.
     if positional and all(parameters[name].default is not inspect.Parameter.empty for name in positional[1:]):
         first = positional[0]
-        return Convention(lambda all_: {first}, _native_batch if first == "requests" else _native)
-    raise TypeError(f"its parameters ({', '.join(names)}) fit no convention of a verifier; they are {CONVENTIONS}")
+        native = _native_batch if first == "requests" else _native
+        return Convention(NATIVE, lambda all_: True, lambda all_: {first}, native)
+    texts = "; ".join([NATIVE, *(convention.text for convention in foreign)])
+    raise TypeError(f"its parameters ({', '.join(names)}) fit no convention of a verifier; they are {texts}")
 
 
 def options_of(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:

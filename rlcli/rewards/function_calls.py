@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from types import CodeType
 from typing import Any
 
 from rlcli.rewards.combine import Verified
-from rlcli.types import VerifyRequest
+from rlcli.types import Outcome, Verdict, VerifyRequest
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -36,6 +37,30 @@ class Loaded:
     verify: Callable[[Sequence[VerifyRequest]], Sequence[Verified]]
     many: bool
     groups: bool = False
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How functions of one kind are called."""
+
+    text: str
+    """Its name and the parameters that it fills, for messages."""
+    matches: Callable[[Parameters], bool]
+    """Whether a function with these parameters is of this kind."""
+    inputs: Callable[[Parameters], set[str]]
+    """The names of the parameters that a caller fills; the others are options."""
+    adapt: Callable[[Callable[..., Any], Mapping[str, Any]], Loaded]
+    """Takes the function and the options that it gets in every call."""
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What an entry point of `rlcli.reward_conventions` names: the conventions of other frameworks."""
+
+    functions: tuple[Convention, ...]
+    """In the order in which they are tried, before the native ones."""
+    rubric: Callable[[Any], Loaded]
+    """Adapts an object with reward functions."""
 
 
 def lacking_of(parameters: Parameters, available: Iterable[str]) -> list[str]:
@@ -71,6 +96,26 @@ def shown(result: Any) -> str:
         return f"{result!r:.200}"
     except Exception:  # of its `__repr__`
         return f"an object of type {type(result).__name__}"
+
+
+def verdict_of(function: Callable[..., Any], score: Any, expected: str = "a number") -> Verdict:
+    """The verdict with a number as its score: right if it is above 0. Raises `BadResult` for anything else that
+    `function` has returned."""
+    value = number_of(function, score, expected)
+    return Verdict(value, Outcome.OK if value > 0 else Outcome.WRONG)
+
+
+def number_of(function: Callable[..., Any], value: Any, expected: str) -> float:
+    """A result as a finite number. Raises `BadResult`, which says that `expected` was expected."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch raises a RuntimeError for several values
+        raise BadResult(function, f"returned {shown(value)}, expected {expected}") from None
+    if not math.isfinite(number):
+        raise BadResult(function, f"returned {number}, expected {expected.replace('a number', 'a finite number', 1)}")
+    return number
 
 
 def code_of(function: Any) -> CodeType | None:

@@ -15,15 +15,19 @@ from rlcli.rewards.combine import Verified, combine
 from rlcli.rewards.function_calls import (
     NAMED,
     BadResult,
+    Convention,
+    Conventions,
     Loaded,
     Parameters,
     awaited,
     gathered,
     is_async,
     lacking_of,
+    number_of,
     one_each,
     run,
     shown,
+    verdict_of,
     wanted_by,
 )
 from rlcli.types import LOGGED, Outcome, Verdict, VerifyRequest
@@ -76,8 +80,8 @@ def _of_verl(function: Callable[..., Any], result: Any) -> Verdict:
         return verdict_of(function, result, "a number or a dict with 'score'")
     if "score" not in result:
         raise BadResult(function, f"returned {shown(dict(result))}, expected a dict with 'score'")
-    score = _number(function, result["score"], "a number as its score")
-    right = _number(function, result.get("acc", score), "a number as its acc") > 0
+    score = number_of(function, result["score"], "a number as its score")
+    right = number_of(function, result.get("acc", score), "a number as its acc") > 0
     parts = {
         str(name): float(value)
         for name, value in result.items()
@@ -180,7 +184,7 @@ class CallLog:
 
     def metric(self, name: str, value: Any) -> None:
         """TRL's `log_metric`: a number, of which the step's mean is a metric. Raises `BadResult`."""
-        number = _number(self._function, value, f"a number for log_metric({name!r:.60})")
+        number = number_of(self._function, value, f"a number for log_metric({name!r:.60})")
         self._metrics.setdefault(str(name), []).append(number)
 
     def means(self) -> dict[str, float]:
@@ -296,20 +300,27 @@ async def _in_either_shape(call: Callable[[bool], Awaitable[Any]], messages_firs
             raise (on_messages if _WANTS_MESSAGES.search(str(on_text)) else on_text) from None
 
 
-def verdict_of(function: Callable[..., Any], score: Any, expected: str = "a number") -> Verdict:
-    """The verdict with a number as its score: right if it is above 0. Raises `BadResult` for anything else that
-    `function` has returned."""
-    value = _number(function, score, expected)
-    return Verdict(value, Outcome.OK if value > 0 else Outcome.WRONG)
-
-
-def _number(function: Callable[..., Any], value: Any, expected: str) -> float:
-    try:
-        if isinstance(value, str | bytes):
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch raises a RuntimeError for several values
-        raise BadResult(function, f"returned {shown(value)}, expected {expected}") from None
-    if not math.isfinite(number):
-        raise BadResult(function, f"returned {number}, expected {expected.replace('a number', 'a finite number', 1)}")
-    return number
+CONVENTIONS = Conventions(
+    functions=(
+        Convention(
+            "verl: compute_score(data_source, solution_str, ground_truth, extra_info, …)",
+            lambda parameters: "solution_str" in parameters,
+            lambda parameters: set(VERL) & set(parameters),
+            verl,
+        ),
+        Convention(
+            "TRL: f(prompts, completions, completion_ids, **columns), any of them",
+            lambda parameters: bool(set(TRL) & set(parameters)),
+            trl_inputs,
+            trl,
+        ),
+        Convention(
+            f"Prime Intellect: f({', '.join(PRIME)}), any of them",
+            lambda parameters: bool(set(PRIME) & set(parameters)) and not lacking_of(parameters, PRIME),
+            lambda parameters: set(PRIME) & set(parameters),
+            prime,
+        ),
+    ),
+    rubric=rubric,
+)
+"""In the order in which they are tried: a function may have parameters of several."""
