@@ -180,9 +180,7 @@ def _as_a_key(option: str, context: Any) -> str:
     command = getattr(context, "command", None)
     if not option or not any("--set" in parameter.opts for parameter in getattr(command, "params", ())):
         return ""
-    from rlcli_port.configs.counterparts import counterparts
-
-    from rlcli.config.keys import keys
+    from rlcli.config.keys import counterparts, keys
 
     name = option.lstrip("-").replace("-", "_")
     ours = sorted(
