@@ -13,9 +13,9 @@ The unsafe backend, which is used only if it is requested by name, does not prot
 
 from __future__ import annotations
 
-from rlcli_sandbox.backends import backend_name, open_sandbox
+from rlcli_sandbox.backends import open_sandbox
 from rlcli_sandbox.child import Child
 from rlcli_sandbox.limits import Excess, Exit, Limits
 from rlcli_sandbox.sandbox_base import Sandbox
 
-__all__ = ["Child", "Excess", "Exit", "Limits", "Sandbox", "backend_name", "open_sandbox"]
+__all__ = ["Child", "Excess", "Exit", "Limits", "Sandbox", "open_sandbox"]

@@ -20,14 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli_sandbox import backend_name, open_sandbox
-
 from rlcli import __version__
-from rlcli.errors import SetupError
+from rlcli.errors import RlcliError
+from rlcli.registry import Registry
 from rlcli.support.extras import INSTALL, TRAINING, missing
 from rlcli.support.machine import processor
 
@@ -63,6 +63,10 @@ class Finding:
     hint: str = ""
 
 
+CHECKS: Registry[Callable[[], Finding]] = Registry("check of the doctor", "rlcli.doctor")
+"""Checks of packages, from entry points."""
+
+
 def diagnose() -> list[Finding]:
     """Run all checks, the slow imports in parallel, and return their findings in display order."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
@@ -76,7 +80,7 @@ def diagnose() -> list[Finding]:
         check_ray,
         check_pictures,
         check_torchvision,
-        check_sandbox,
+        *(partial(check_of_package, name) for name in CHECKS.names()),
         check_trackers,
         lambda: check_disk("disk (runs)", Path.cwd() / "runs"),
         lambda: check_disk("disk (model cache)", cache),
@@ -223,28 +227,12 @@ def check_torchvision() -> Finding:
     return Finding(name, Status.WARN, f"torchvision does not load: {detail}", f"{build}, or pip uninstall torchvision")
 
 
-def check_sandbox() -> Finding:
-    """Code can be sandboxed, by bubblewrap or else by Landlock: verifiers that run code need one of them."""
+def check_of_package(name: str) -> Finding:
+    """The check that a package publishes under this name."""
     try:
-        asked = backend_name()
-    except SetupError as error:
-        return Finding("sandbox", Status.FAIL, error.message, error.hint)
-    if asked.startswith(("http://", "https://")):
-        return Finding("sandbox", Status.PASS, f"{asked} (RLCLI_SANDBOX; not tried)")
-    if asked == "unsafe":
-        hint = "unset RLCLI_SANDBOX if you do not trust the models"
-        return Finding("sandbox", Status.WARN, "unsafe (RLCLI_SANDBOX): code may read and write every file", hint)
-    refused = []
-    for name in ("bwrap", "landlock") if asked == "auto" else (asked,):
-        try:
-            sandbox = open_sandbox(name)
-        except SetupError as error:
-            refused.append(error)
-        else:
-            others = "".join(f"; {error}" for error in refused)
-            return Finding("sandbox", Status.PASS, f"{sandbox.name} ({sandbox.version}){others}")
-    detail, hint = "; ".join(error.message for error in refused), "; or ".join(error.hint for error in refused)
-    return Finding("sandbox", Status.WARN, f"no code can be verified: {detail}", hint)
+        return CHECKS.get(name)()
+    except RlcliError as error:
+        return Finding(name, Status.FAIL, error.message, error.hint)
 
 
 def check_trackers() -> Finding:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rlcli_sandbox import backend_name
-
 from rlcli.config.schema import VerifierSection
 from rlcli.data.prompts.prompt_table import verifiers_of
 from rlcli.errors import ConfigError, DataError, UnknownName, VerifierError
@@ -14,6 +12,7 @@ from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.trial import check_answers, first_answers
 from rlcli.rewards.verifier_checks import check_loaded, key_notes
 from rlcli.rewards.verifier_registry import target
+from rlcli.support.sandbox_name import backend_name
 from rlcli.types import Prompt
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from rlcli_sandbox import Limits, backend_name, open_sandbox
+from collections.abc import Callable, Mapping
 
 from rlcli.errors import ConfigError, SetupError
+from rlcli.registry import Registry
 from rlcli.rewards.processes.fork_server import Facts
 from rlcli.rewards.processes.scoring_worker import wall_bound
+from rlcli.support.sandbox_name import backend_name
 
 SPARE_S = 0.5
 """Time that a verifier needs beyond its own `timeout_s`, to start a program and to report how it ended."""
+
+
+SANDBOXES: Registry[Callable[[str], str]] = Registry("sandbox", "rlcli.sandboxes")
+"""`local` runs a program in the sandbox of a name and returns the name of its backend; from entry points."""
+
+
+def proven(backend: str) -> str:
+    """The name of the sandbox's backend, after a program ran in it here. Raises `SetupError`."""
+    if "local" not in SANDBOXES.names():
+        raise SetupError("a verifier runs programs, and no sandbox is installed", "install rlcli again (scripts/env)")
+    return SANDBOXES.get("local")(backend)
 
 
 def key_notes(loaded: Mapping[str, Facts]) -> list[str]:
@@ -37,12 +48,4 @@ def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, s
             )
     if not any(one.needs_sandbox for one in loaded.values()):
         return ""
-    backend = backend_name(sandbox)
-    if not backend.startswith(("http://", "https://")):
-        return open_sandbox(backend).name
-    from rlcli_sandbox.sandbox_fusion import FusionJudge
-
-    hello = FusionJudge(backend).scripts("print('hello')", [{"input": "", "output": "hello"}], Limits(), False)
-    if not hello.right:
-        raise SetupError(f"the sandbox {backend} cannot run a program: {hello.detail}", "see its log")
-    return backend
+    return proven(backend_name(sandbox))

@@ -51,13 +51,12 @@ def run_verifier(
 
       cat rows.jsonl | rlcli verifiers run gsm8k --input - --output - > scored.jsonl
     """
-    from rlcli_sandbox import backend_name
-
     from rlcli.rewards.expression import parse
     from rlcli.rewards.response_files import STANDARD, RowFile, Summary, as_fields, verify_rows, writing
     from rlcli.rewards.trial import LOOKED_AT, check_responses
     from rlcli.rewards.verifier_registry import target
     from rlcli.rollout.model_servers.local_servers import scoring_here
+    from rlcli.support.sandbox_name import backend_name
 
     if as_json and output == STANDARD:
         raise ConfigError("--json and --output - both use standard output", "give --output a file")

@@ -14,8 +14,6 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli_sandbox import backend_name
-
 from rlcli.errors import ConfigError, VerifierError
 from rlcli.rewards.expression import Composition
 from rlcli.rewards.processes.verifier_output import Output
@@ -23,6 +21,7 @@ from rlcli.rewards.verifier_registry import VERIFIERS, target
 from rlcli.support.importing import python, without_safe_path
 from rlcli.support.machine.gpus import HIDDEN
 from rlcli.support.redact import without_service_secrets
+from rlcli.support.sandbox_name import backend_name
 
 ANSWER_TIMEOUT_S = 120.0
 """Maximum time for the fork server to import a verifier or to fork; after that the pool is broken."""

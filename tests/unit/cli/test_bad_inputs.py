@@ -17,13 +17,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from rlcli_planner.model_shape import read_shape
+from rlcli_sandbox.machine_check import check_sandbox
 
 from rlcli.cli.main import main
 from rlcli.cluster.ray_session import check_local
 from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.errors import ConfigError, DataError, ModelError, SetupError, VerifierError
-from rlcli.launch.machine_checks import Status, check_sandbox
+from rlcli.launch.machine_checks import Status
 from rlcli.model.io.model_checks import check_model
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.rewards.expression import parse

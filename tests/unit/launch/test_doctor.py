@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from rlcli_sandbox.machine_check import check_sandbox
 
 from rlcli.cli.main import main
 from rlcli.launch import machine_checks
@@ -328,7 +329,7 @@ def no_backend_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tool", "no_backend_asked_for")
 def test_no_bwrap_is_named_with_its_package() -> None:
-    found = machine_checks.check_sandbox()
+    found = check_sandbox()
     assert "bwrap is not installed" in found.detail
     assert "apt install bubblewrap" in found.detail + found.hint
 
@@ -336,7 +337,7 @@ def test_no_bwrap_is_named_with_its_package() -> None:
 @pytest.mark.usefixtures("no_backend_asked_for")
 def test_a_bwrap_that_may_not_start_is_named_with_its_reason(tool: Tool) -> None:
     tool("bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
-    found = machine_checks.check_sandbox()
+    found = check_sandbox()
     assert "Permission denied" in found.detail
     assert "user namespaces" in found.detail + found.hint
 
@@ -344,7 +345,7 @@ def test_a_bwrap_that_may_not_start_is_named_with_its_reason(tool: Tool) -> None
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 @pytest.mark.usefixtures("no_backend_asked_for")
 def test_a_bwrap_that_starts_passes_with_its_version() -> None:
-    found = machine_checks.check_sandbox()
+    found = check_sandbox()
     assert found.status is Status.PASS
     assert re.fullmatch(r"bwrap \(\d+\.\d+.*\)", found.detail)
 
@@ -352,21 +353,21 @@ def test_a_bwrap_that_starts_passes_with_its_version() -> None:
 @pytest.mark.usefixtures("tool")
 def test_a_backend_that_is_asked_for_and_absent_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "bwrap")
-    found = machine_checks.check_sandbox()
+    found = check_sandbox()
     assert found.status is Status.WARN
     assert "apt install bubblewrap" in found.hint
 
 
 def test_unsafe_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "unsafe")
-    found = machine_checks.check_sandbox()
+    found = check_sandbox()
     assert found.status is Status.WARN
     assert "RLCLI_SANDBOX" in found.hint
 
 
 def test_an_endpoint_is_named_and_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "http://203.0.113.1:8080")
-    found = machine_checks.check_sandbox()
+    found = check_sandbox()
     assert found.status is Status.PASS
     assert "http://203.0.113.1:8080" in found.detail
 

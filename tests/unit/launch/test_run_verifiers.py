@@ -40,7 +40,7 @@ def backend() -> str:
 def test_every_expression_is_loaded_once_without_a_needless_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlcli.rewards.verifier_checks.open_sandbox", lambda name: pytest.fail("nobody needs it"))
+    monkeypatch.setattr("rlcli.rewards.verifier_checks.proven", lambda name: pytest.fail("nobody needs it"))
     found = check_verifiers(rows("regex(pattern=x)", "gsm8k + 0.1 * format", "gsm8k + 0.1 * format"), VerifierSection())
     assert found == (("gsm8k + 0.1 * format", "regex(pattern=x)"), "")
 
@@ -94,7 +94,7 @@ def test_a_sandbox_that_cannot_be_had_ends_the_run_at_once(monkeypatch: pytest.M
     def fails(name: str) -> Any:
         raise SetupError(f"{name} is not here", "install it")
 
-    monkeypatch.setattr("rlcli.rewards.verifier_checks.open_sandbox", fails)
+    monkeypatch.setattr("rlcli.rewards.verifier_checks.proven", fails)
     with pytest.raises(SetupError, match="bwrap is not here; install it"):
         check_verifiers(rows("code"), VerifierSection(sandbox="bwrap"))
 

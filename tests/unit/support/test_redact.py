@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlcli_sandbox import backend_name
 
 from rlcli.cli import app
 from rlcli.cluster.placement import Pool, worker_environment
@@ -22,6 +21,7 @@ from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.processes.verifier_output import Output
 from rlcli.runs.folder import RunFolder
 from rlcli.support.redact import _redacting, redacted
+from rlcli.support.sandbox_name import backend_name
 from rlcli.types import VerifyRequest
 
 NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "SWANLAB_API_KEY")

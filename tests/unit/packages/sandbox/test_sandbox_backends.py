@@ -15,11 +15,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from rlcli_sandbox import Limits, backend_name, bubblewrap, landlock_process, open_sandbox
+from rlcli_sandbox import Limits, bubblewrap, landlock_process, open_sandbox
 from rlcli_sandbox.kernel import landlock
 from sandboxes import alive, needs_root, opened, run, until
 
 from rlcli.errors import SetupError
+from rlcli.support.sandbox_name import backend_name
 
 ROOT = Path(__file__).resolve().parents[4]
 NO_LANDLOCK = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x50000 | 38), (0x06, 0, 0, 0x7FFF0000)]
