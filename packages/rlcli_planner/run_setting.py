@@ -166,7 +166,7 @@ class Setting:
     @property
     def longest(self) -> int:
         """Tokens of the longest sample that these prompts can have."""
-        return longest_sample(self.config, self.longest_prompt)
+        return self.config.longest_sample(self.longest_prompt)
 
     @property
     def response_tokens(self) -> float:
@@ -308,10 +308,3 @@ def setting_of(
         longest_prompt=longest_prompt,
         given_response_tokens=given_response_tokens,
     )
-
-
-def longest_sample(config: RunConfig, longest_prompt: int | None) -> int:
-    """Tokens of the longest sample with prompts of at most `longest_prompt` tokens; None: as long as allowed."""
-    if longest_prompt is None:
-        return config.max_length
-    return config.max_length - config.data.max_prompt_tokens + min(longest_prompt, config.data.max_prompt_tokens)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rlcli_planner.asynchrony.advice import advice
-from rlcli_planner.launch.plan_summary import setting_of_run
-
 from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable
 from rlcli.errors import DataError
-from rlcli.launch.preflight import Prepared
+from rlcli.launch.planner import planner
+from rlcli.launch.prepared_run import Prepared
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.trial import Answers, asks_server, check_answers
 from rlcli.types import Prompt
@@ -22,8 +20,8 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: boo
     from rlcli.model.io.model_checks import check_lora, check_weights
 
     config = prepared.config
-    if (plan := setting_of_run(prepared)) and (asynchrony := advice(plan)):
-        on_note(f"{asynchrony.told} (simulated; responses {asynchrony.lengths})")
+    if advice := planner().advice(prepared):
+        on_note(advice)
     if config.lora.rank:
         check_lora(config.model.path, config.lora.targets)
     models = (config.model.path, config.critic.path, *(one.path for one in config.teacher.held))

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcli_planner.launch.plan_summary import setting_of_run
-
 from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.process import startup_times
 from rlcli.cluster.ray_monitor import OnLost, leave
@@ -35,7 +33,8 @@ from rlcli.launch.input_files import (
     local_inputs,
     recorded_inputs,
 )
-from rlcli.launch.preflight import Prepared
+from rlcli.launch.planner import planner
+from rlcli.launch.prepared_run import Prepared
 from rlcli.launch.prewarm import EarlyStart
 from rlcli.launch.resume import Resumption
 from rlcli.launch.run_outcome import outcome_of
@@ -272,7 +271,7 @@ def trainer_of(
         view,
         stop,
         listeners=listener_types(),
-        plan=partial(setting_of_run, prepared),
+        plan=partial(planner().setting, prepared),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device, with_origin
+from rlcli.cluster.ray_session import check_local, cluster_address, resolve_device, with_origin
 from rlcli.config.load import Resolved, with_length
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
@@ -32,6 +32,8 @@ from rlcli.export.export_folder import RECORD, with_model_folders
 from rlcli.images.image_rule import ImageRule
 from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_quantized
 from rlcli.launch.environment_checks import check_environments, numbered_rows
+from rlcli.launch.planner import planner
+from rlcli.launch.prepared_run import Prepared
 from rlcli.launch.verifier_trial import check_rivals, check_verifiers
 from rlcli.model.io.model_config import check_place, expert_count, plain_config
 from rlcli.rollout.model_servers.models_to_serve import models_of
@@ -42,7 +44,7 @@ from rlcli.support.hub import offline_unless_reachable
 from rlcli.support.machine import processor
 from rlcli.support.machine.gpus import NVML, for_rocm, has_nvml
 from rlcli.support.reading import read_json
-from rlcli.support.served_models import ENGINE_KEY, ServedModel
+from rlcli.support.served_models import ENGINE_KEY
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
@@ -51,43 +53,6 @@ if TYPE_CHECKING:
 MOST_LISTED = 5
 ALWAYS_MEASURED = ("pass@1", "mean@1")
 """Measures of every evaluation."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
-    response, tokens. kv_cache_bytes: of one engine; None if vLLM measures it. roles: what the workers of a training run
-    host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty. sandbox: the backend
-    in which verifiers run programs; empty if none does. stop_tokens: id → text of what ends a response. thinking:
-    prompts end within an open <think>. day: the date that the chat template uses as today; None if it uses none.
-    environments: names of those that samples converse with. served: the models that are served for the verifiers →
-    whether they are classifiers. images: how the model sees pictures, if it does; pictures: the most that a prompt
-    has."""
-
-    config: RunConfig
-    device: str
-    dtype: str
-    prompts: TokenizedPrompts
-    held_out: TokenizedPrompts | None
-    verifiers: tuple[str, ...]
-    max_length: int
-    kv_cache_bytes: int | None
-    parameters: int | None
-    roles: frozenset[Role]
-    adapter: str = ""
-    sandbox: str = ""
-    stop_tokens: Mapping[int, str] = field(default_factory=dict)
-    thinking: bool = False
-    day: date | None = None
-    environments: tuple[str, ...] = ()
-    served: Mapping[ServedModel, bool] = field(default_factory=dict)
-    images: ImageRule | None = None
-    pictures: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Per worker on CPUs. With 1, the order of sums, and so every bit, is the same on any number of cores."""
-        return policy_pool(self.config, self.device).threads
 
 
 def prepare(
@@ -436,10 +401,8 @@ def with_cpu_dtype(config: RunConfig, device: str, parameters: Callable[[], int]
 def _parameters(path: str) -> int:
     """Parameters of the model by its config.json, in milliseconds; 0 if it cannot be used, which `check_model`
     reports."""
-    from rlcli_planner.model_shape import read_shape
-
     try:
-        return read_shape(path).parameters
+        return planner().parameters(path)
     except RlcliError:
         return 0
 
@@ -673,15 +636,10 @@ def kv_cache_bytes(config: RunConfig, device: str, dtype: str, longest: int) -> 
         return rollout.kv_cache_mb << 20
     if device == "cuda":
         return None
-    from rlcli_planner.engine_memory import workload_cache
-    from rlcli_planner.model_shape import read_shape
-
-    return workload_cache(config, read_shape(config.model.path), 4 if dtype == "float32" else 2, longest)
+    return planner().kv_cache_bytes(config, 4 if dtype == "float32" else 2, longest)
 
 
 def longest_of(config: RunConfig, *sets: TokenizedPrompts | None) -> int:
     """Tokens of the longest sample that the prompts of these sets allow."""
-    from rlcli_planner.run_setting import longest_sample
-
     longest = max((int(np.diff(prompts.offsets).max(initial=0)) for prompts in sets if prompts is not None), default=0)
-    return longest_sample(config, longest or None)
+    return config.longest_sample(longest or None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.dataset_mixture import shares
 from rlcli.data.prompts.prompt_table import JoinedPrompts, pictures_of
-from rlcli.launch.preflight import Prepared
+from rlcli.launch.prepared_run import Prepared
 
 if TYPE_CHECKING:
     from rlcli.algorithms.algorithm import Algorithm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlcli.launch.preflight import Prepared
+from rlcli.launch.prepared_run import Prepared
 from rlcli_planner.launch.plan_summary import setting_of_run
 
 SAYS = {

@@ -25,7 +25,6 @@ from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.engine_checks import check_frozen, check_quantized
 from rlcli.launch.preflight import (
-    Prepared,
     check_device,
     check_fit,
     check_half,
@@ -35,6 +34,7 @@ from rlcli.launch.preflight import (
     with_cpu_dtype,
     with_length_of,
 )
+from rlcli.launch.prepared_run import Prepared
 from rlcli.launch.run_plan import derived_plan
 from rlcli.model.io.model_checks import image_rule
 from rlcli.model.io.model_config import check_place

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError
-from rlcli.launch.preflight import Prepared
+from rlcli.launch.prepared_run import Prepared
 
 if TYPE_CHECKING:
     from rlcli_planner.run_setting import Setting

@@ -19,7 +19,6 @@ from rlcli.support.attempt import INTERRUPTED, is_restart, is_supervised
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
     from rlcli.config.schema import RunConfig
-    from rlcli.launch.preflight import Prepared
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.resume import Resumption
     from rlcli.runs.tracking.run_console import View
@@ -113,10 +112,9 @@ def _run(
 ) -> dict[str, Any]:
     """Run all checks that need no worker, while `early` starts Ray; then print the plan and train, or try verifiers and
     weights and return what `--dry-run` reports."""
-    from rlcli_planner.launch.engine_sleep import with_least_sleep
-
     from rlcli.cluster.process import startup_times
     from rlcli.config.rules import without_effect
+    from rlcli.launch.planner import planner
     from rlcli.launch.preflight import prepare, with_epochs_counted
     from rlcli.launch.resume import check_data, with_downloads, with_length_known
     from rlcli.launch.run_plan import derived_plan
@@ -154,24 +152,20 @@ def _run(
     notes += without_effect(prepared.config)
     chosen: list[tuple[str, str]] = []
     if resumed is None:
-        resolved, prepared, chosen = _sized(resolved, prepared, auto_memory)
-    prepared, slept = with_least_sleep(prepared)
+        resolved, prepared, chosen = planner().with_sizes(resolved, prepared, largest=auto_memory)
+    prepared, slept = planner().with_least_sleep(prepared)
     chosen += slept
     plan = derived_plan(prepared) + chosen
     if call.dry_run:
-        from rlcli_planner.launch.plan_summary import estimates
-
         from rlcli.launch.dry_run import try_out
 
-        plan += estimates(prepared, prepared.config.train.steps - (resumed.step if resumed else 0))
+        plan += planner().estimates(prepared, prepared.config.train.steps - (resumed.step if resumed else 0))
 
         view.phase("try verifiers and weights")
         try_out(prepared, notes.append, verifies=not call.untried)
         return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
     if not call.plan:
-        from rlcli_planner.launch.plan_summary import summary
-
-        plan = summary(prepared, plan, target, resumed.step if resumed else 0) + chosen
+        plan = planner().summary(prepared, plan, target, resumed.step if resumed else 0) + chosen
     for line in [f"{what}: {how}" for what, how in plan] + notes:
         view.note(line)
     view.phase("load torch and the engine")  # done by the next import, takes seconds
@@ -182,23 +176,14 @@ def _run(
     return train_in_folder(resolved, prepared, target, view, **how)
 
 
-def _sized(
-    resolved: Resolved, prepared: Prepared, auto_memory: bool
-) -> tuple[Resolved, Prepared, list[tuple[str, str]]]:
-    """With sizes that follow the memory that is there, and rows for the plan that say which."""
-    from rlcli_planner.launch.memory_auto import with_auto_memory, with_sizes_for_cpus
-
-    return (with_auto_memory if auto_memory else with_sizes_for_cpus)(resolved, prepared)
-
-
 def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: View) -> None:
     """After the fast checks: measure the machine unless its rates are known, while nothing else runs on it; then start
     Ray."""
-    from rlcli_planner.launch.local_machine import rates_are_known, rates_of
+    from rlcli.launch.planner import planner
 
-    if not rates_are_known(config, device):
+    if not planner().rates_are_known(config, device):
         view.phase("measure this machine, once")
-        rates_of(config, device, "unless known")
+        planner().measure_rates(config, device)
         view.phase("check model and data")
     if early is not None:
         early.begin(config, device)

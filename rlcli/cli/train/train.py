@@ -207,7 +207,9 @@ def _resolved(recipe: str | None, flags: Mapping[str, object], sets: Sequence[st
             "no recipe is given", "name one (rlcli recipes list shows them), or resume a run: --resume runs/NAME"
         )
     if memory:
-        from rlcli_planner.launch.memory_auto import resolve_auto as resolve
-    else:
-        from rlcli.config.load import resolve
+        from rlcli.launch.planner import planner
+
+        return planner().resolve(recipe, flags, sets)
+    from rlcli.config.load import resolve
+
     return resolve(recipe, flags, sets)

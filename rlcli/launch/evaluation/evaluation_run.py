@@ -26,7 +26,7 @@ from rlcli.runs.folder import write_json
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
-    from rlcli.launch.preflight import Prepared
+    from rlcli.launch.prepared_run import Prepared
     from rlcli.runs.tracking.run_console import View
 
 

@@ -10,7 +10,7 @@ from rlcli_planner.launch import engine_sleep
 from rlcli_planner.launch.engine_sleep import with_least_sleep
 from rlcli_planner.run_setting import Setting
 
-from rlcli.launch.preflight import Prepared
+from rlcli.launch.prepared_run import Prepared
 from tests.planner_settings import qwen_7b, setting
 
 

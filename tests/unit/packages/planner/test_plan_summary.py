@@ -15,7 +15,8 @@ from rlcli_planner.run_setting import Shown
 from rlcli.config.load import resolve
 from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError, SetupError
-from rlcli.launch.preflight import Prepared, longest_of, prepare
+from rlcli.launch.preflight import longest_of, prepare
+from rlcli.launch.prepared_run import Prepared
 from rlcli.launch.run_plan import derived_plan
 from rlcli.model.io.tiny_model import make_tiny_model
 from tests.planner_settings import RATES
