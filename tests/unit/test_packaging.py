@@ -18,6 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "datasets", "pyarrow", "wandb", "math_verify", "matplotlib")
 KINDS = {".py", ".toml", ".html", ".css", ".js", ".LICENSE"}
+GROUPS = (
+    *("rlcli.verifiers", "rlcli.environments", "rlcli.data_prep", "rlcli.recipes", "rlcli.commands"),
+    *("rlcli.listeners", "rlcli.planner", "rlcli.reports", "rlcli.sandboxes", "rlcli.doctor", "rlcli.foreign_keys"),
+    "rlcli.reward_conventions",
+)
 PACKAGE_FOLDERS = {
     "rlcli_audit": "packages",
     "rlcli_inspect": "packages",
@@ -69,7 +74,7 @@ def test_the_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> 
         "from importlib.resources import files\n"
         f"assert rlcli.__file__.startswith({str(tmp_path)!r}), rlcli.__file__\n"
         "assert (files(rlcli_recipes) / 'grpo.toml').is_file()\n"
-        "for group in ('rlcli.verifiers', 'rlcli.environments', 'rlcli.data_prep', 'rlcli.recipes'):\n"
+        f"for group in {GROUPS!r}:\n"
         "    published = entry_points(group=group)\n"
         "    assert published, group\n"
         "    for entry in published:\n"

@@ -13,8 +13,11 @@ from rlcli.cli.console import emit_json, plain, show, table
 from rlcli.cli.next_commands import after_export, print_next
 from rlcli.cli.options import JsonObject, ModelOut
 from rlcli.errors import RlcliError
+from rlcli.registry import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rlcli.export.export_types import Export
 
 Source = Annotated[
@@ -109,11 +112,11 @@ def export(
 
 
 def _write_report(run: Path, out: Path) -> None:
-    from rlcli_inspect.report.static_report import write_report
-
+    """Write pages about the run, as the entry point `pages` of `rlcli.reports` does."""
     from rlcli.runs.run_data import RunData
 
-    write_report([RunData(run)], out)
+    reports: Registry[Callable[[Sequence[RunData], Path], object]] = Registry("report", "rlcli.reports")
+    reports.get("pages")([RunData(run)], out)
 
 
 def _print(made: Export, url: str, as_json: bool) -> None:
