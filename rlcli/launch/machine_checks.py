@@ -63,7 +63,7 @@ class Finding:
     hint: str = ""
 
 
-CHECKS: Registry[Callable[[], Finding]] = Registry("check of the doctor", "rlcli.doctor")
+CHECKS: Registry[Callable[[], Finding]] = Registry("check of the doctor", "rlcli.doctor_checks")
 """Checks of packages, from entry points."""
 
 

@@ -2,7 +2,7 @@
 
 It is no part of the core: a package publishes it.
 
-    [project.entry-points."rlcli.planner"]
+    [project.entry-points."rlcli.planners"]
     default = "rlcli_planner.launch.run_planner:PLANNER"
 """
 
@@ -64,7 +64,7 @@ class Planner(Protocol):
         """Whether asynchrony would make the run's steps faster, in one line; empty if that cannot be said."""
 
 
-PLANNERS: Registry[Planner] = Registry("planner", "rlcli.planner")
+PLANNERS: Registry[Planner] = Registry("planner", "rlcli.planners")
 
 
 def planner() -> Planner:

@@ -20,8 +20,8 @@ HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "datasets", "pyarrow", 
 KINDS = {".py", ".toml", ".html", ".css", ".js", ".LICENSE"}
 GROUPS = (
     *("rlcli.verifiers", "rlcli.environments", "rlcli.data_prep", "rlcli.recipes", "rlcli.commands"),
-    *("rlcli.listeners", "rlcli.planner", "rlcli.reports", "rlcli.sandboxes", "rlcli.doctor", "rlcli.foreign_keys"),
-    "rlcli.reward_conventions",
+    *("rlcli.listeners", "rlcli.planners", "rlcli.reports", "rlcli.sandboxes", "rlcli.doctor_checks"),
+    *("rlcli.foreign_keys", "rlcli.reward_conventions"),
 )
 PACKAGE_FOLDERS = {
     "rlcli_audit": "packages",
