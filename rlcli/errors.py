@@ -6,6 +6,8 @@ from typing import Any
 
 DEBUG = "RLCLI_DEBUG"
 """Environment variable, set by --debug: print the traceback of a verifier that fails too."""
+REPORT = "please report this with the run's config.toml"
+"""The hint of an error that only a fault of rlcli can cause."""
 
 
 class RlcliError(Exception):

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
 from rlcli.errors import RlcliError, UnknownName
-from rlcli.importing import import_problem
+from rlcli.support.importing import import_problem
 
 T = TypeVar("T")
 

@@ -22,8 +22,9 @@ COLOURS = 128
 
 
 def main() -> None:
-    from rlcli.report.source import RunData
-    from rlcli.report.static import write_report
+    from rlcli_inspect.report.static_report import write_report
+
+    from rlcli.runs.run_data import RunData
     from tests.browser import Visitor, chromium, url_of
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

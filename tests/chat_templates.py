@@ -83,7 +83,7 @@ MARKERS = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|eot|>", "<|message|>", 
 
 def tokenizer_with(template: str, bos: str | None = None) -> Any:
     """The tiny tokenizer, whose end of sequence is <eos>, with a chat template and the markers of all of these."""
-    from rlcli.model.io.tiny import tiny_tokenizer
+    from rlcli.model.io.tiny_model import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(list(MARKERS), special_tokens=True)

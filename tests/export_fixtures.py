@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rlcli.cli.main import main
 from rlcli.config.load import Resolved, dump_toml, resolve
-from rlcli.export.weights import Stored
+from rlcli.export.exported_weights import Stored
 from rlcli.model.io.loading import load_policy, load_value
-from rlcli.model.io.state import save_state, trained_state
+from rlcli.model.io.model_state import save_state, trained_state
 from rlcli.model.lora import LoraSpec
 from rlcli.model.optim import build_optimizer
-from rlcli.model.packed import pack
+from rlcli.model.packed_batch import pack
 from rlcli.runs.checkpoint import Checkpoints
 from tests.model_fixtures import padded_log_probs, save_tiny
 

@@ -10,7 +10,8 @@ PACKAGES = {
     *("accelerate", "aiohttp", "datasets", "httpx", "huggingface_hub", "jinja2", "numpy", "packaging", "peft", "PIL"),
     *("psutil", "pyarrow", "pydantic", "ray", "rich", "safetensors", "sitecustomize", "tokenizers", "torch"),
     *("transformers", "typer", "usercustomize", "vllm", "yaml"),
-    *("rlcli", "rlcli_data_prep", "rlcli_environments", "rlcli_recipes", "rlcli_verifiers"),
+    *("rlcli", "rlcli_audit", "rlcli_inspect", "rlcli_planner", "rlcli_port", "rlcli_quickstart", "rlcli_sandbox"),
+    *("rlcli_data_prep", "rlcli_environments", "rlcli_recipes", "rlcli_verifiers"),
 }
 CODE = "import posix\nposix.mkdir({mark!r})\nraise SystemExit('the module {name} of the current folder was imported')\n"
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.model.names import fixed_weights
+from rlcli.model.tensor_names import fixed_weights
 
 VOCABULARY = 100
 SIZES = {

@@ -31,18 +31,18 @@ PAGES = [
     *(ROOT / folder / "README.md" for folder in ("recipes", "verifiers", "environments", "data_prep")),
 ]
 NOT_RUN = {
-    "rlcli doctor": "imports all that it checks: tests/unit/test_doctor.py",
+    "rlcli doctor": "imports all that it checks: tests/unit/launch/test_doctor.py",
     "rlcli engines *": "needs a run with servers: tests/unit/cli/test_cli_engines.py",
     "rlcli prep clevr_count *": "needs more rows than are here: tests/unit/prep/test_image_converters.py",
     "rlcli *roman*": "trains as it is written: tests/integration/test_your_own_task.py",
     "rlcli quickstart*": "trains for minutes: tests/integration/test_quickstart.py",
-    "rlcli tiny-model * --warm *": "trains for a minute: tests/unit/quickstart/test_warm_start.py",
+    "rlcli tiny-model * --warm *": "trains for a minute: tests/unit/packages/quickstart/test_warm_start.py",
     "rlcli train *reward_model(path=*": "loads torch twice: tests/unit/verifiers/test_verifier_reward_model.py",
     "rlcli train *(serve=*": "starts a server of a model: tests/integration/test_judge.py",
     "rlcli train *rollout.servers_folder=*": "uses servers of engines: tests/integration/test_servers.py",
     "rlcli train *teacher.path=http*": "asks a server: tests/integration/test_teacher_servers.py",
     "rlcli train * --ray-address *": "needs a Ray cluster of several machines",
-    "rlcli view *": "serves until it is ended: tests/unit/report/test_server.py",
+    "rlcli view *": "serves until it is ended: tests/unit/packages/inspect/test_server.py",
     "scripts/*": "installs or measures; its options are looked up in it",
     "python make_rows.py": "a block of the page: tests/integration/test_your_own_task.py",
     "python scripts/*": "measures; its options are looked up in it",
@@ -216,10 +216,10 @@ def _keys(name: str, given: dict[str, Any]) -> str:
 
 
 def _verifier(name: str, given: dict[str, Any]) -> str:
-    from rlcli.audit.subject import function_of
-    from rlcli.scoring.conventions.adapters import options_of
-    from rlcli.scoring.expression import AUTO, parse
-    from rlcli.scoring.registry import VERIFIERS
+    from rlcli.rewards.expression import AUTO, parse
+    from rlcli.rewards.function_adapters import options_of
+    from rlcli.rewards.verifier_modules import function_of
+    from rlcli.rewards.verifier_registry import VERIFIERS
 
     text = given.get("verifier") or (given.get("name") if name.startswith("verifiers ") else None)
     if _stands_for(text):
@@ -258,7 +258,7 @@ def _all_text() -> str:
 
 
 def _gpus(name: str, given: dict[str, Any]) -> str:
-    from rlcli.planner.device import parse_gpus
+    from rlcli_planner.known_devices import parse_gpus
 
     if not _stands_for(given.get("gpus")):
         parse_gpus(given["gpus"])

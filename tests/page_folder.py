@@ -14,7 +14,7 @@ from PIL import Image
 
 from rlcli.cli.main import main
 from rlcli.config.load import Resolved, dump_toml, resolve
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.runs.folder import PROMPTS, append_line
 from tests.export_fixtures import save_run
 from tests.page_commands import ROOT

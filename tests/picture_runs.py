@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from rlcli.config.load import dump_toml, resolve
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import read_prompts
-from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.prompt_table import read_prompts
+from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.runs.folder import RunFolder
 from rlcli.types import IMAGE, Outcome, Prompt, Verdict
 

@@ -7,12 +7,13 @@ import json
 import tempfile
 from pathlib import Path
 
+from rlcli_planner.known_devices import parse_gpus
+from rlcli_planner.machine.machine_rates import Rates
+from rlcli_planner.model_shape import ModelShape, read_shape
+from rlcli_planner.phase_memory import phases
+from rlcli_planner.run_setting import Setting, setting_of
+
 from rlcli.config.load import resolve
-from rlcli.planner.device import parse_gpus
-from rlcli.planner.machine.rates import Rates
-from rlcli.planner.memory import phases
-from rlcli.planner.setting import Setting, setting_of
-from rlcli.planner.shape import ModelShape, read_shape
 
 QWEN_7B = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -63,10 +63,11 @@ def call(words: list[str]) -> Result:
 
 def pages(runs: list[str]) -> int:
     """Print the JSON of every answer about the runs, or the error that ends the command or that a page shows."""
-    from rlcli.cli.report.report import opened
+    from rlcli_inspect.commands.report import opened
+    from rlcli_inspect.report.page_api import Api
+    from rlcli_inspect.report.page_server import answered
+
     from rlcli.errors import RlcliError
-    from rlcli.report.api import Api
-    from rlcli.report.server import answered
 
     try:
         api = Api(opened([Path(run) for run in runs]))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlcli.config.load import dump_toml, resolve
-from rlcli.data.samples import schema, write_table
+from rlcli.data.sample_files import schema, write_table
 from rlcli.data.step_files import advantages_schema, tokens_schema
 
 BEGAN = 1_790_000_000.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config.load import dump_toml, resolve
-from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.runs.folder import RunFolder
 from rlcli.types import Outcome, Prompt, Verdict
 

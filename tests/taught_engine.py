@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
-from rlcli.environments.gateway.server import GenerationAsk
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.environments.gateway.gateway_server import GenerationAsk
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, finished
 from rlcli.rollout.transformers_engine import TransformersEngine
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.runs.folder import RunFolder
-from rlcli.tracking import open_trackers
-from rlcli.tracking.plots import reward_curve_png
+from rlcli.runs.tracking import open_trackers
+from rlcli.runs.tracking.plots import reward_curve_png
 from rlcli.types import Outcome, Prompt, Verdict
 
 STEPS = [(1, {"reward/mean": 0.5, "eval/pass@1": 0.25}), (2, {"reward/mean": 0.75, "eval/pass@1": math.nan})]

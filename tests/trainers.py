@@ -9,13 +9,13 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.runs.folder import RunFolder
-from rlcli.tracking.console import View
-from rlcli.trainer.trainer import Trainer
+from rlcli.runs.tracking.run_console import View
+from rlcli.training.loop.trainer import Trainer
+from rlcli.training.worker.worker_pools import Groups
+from rlcli.training.worker.worker_spec import WorkerSpec
 from rlcli.types import Prompt
-from rlcli.workers.pools import Groups
-from rlcli.workers.spec import WorkerSpec
 
 PROMPT = Prompt("a:0", ({"role": "user", "content": "2+2?"},), "a", "math", "exact", "4")
 PROMPTS = TokenizedPrompts([PROMPT], 0, np.arange(4, dtype=np.int32), np.array([0, 4]))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from rlcli.images.rule import ImageRule
+from rlcli.images.image_rule import ImageRule
 from rlcli.model.io.tiny_vision import FAMILIES, image_rule, vision_model, vision_tokenizer
 
 TOOLS_TEMPLATE = """\

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 
 
 def assert_it_can_show_its_work_but_mostly_does_not(folder: Path, data: Path) -> None:

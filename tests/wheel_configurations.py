@@ -13,7 +13,7 @@ from typing import Any
 
 from rlcli.errors import RlcliError
 from rlcli.rollout.engine import EngineSpec
-from rlcli.rollout.vllm_arguments import engine_arguments, environment_variables
+from rlcli.rollout.vllm.vllm_arguments import engine_arguments, environment_variables
 
 DENSE, MIXTURE, PICTURES = sys.argv[1:]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.images.rows import content_text
+from rlcli.images.row_images import content_text
 from rlcli.types import Message
 from rlcli_data_prep.columns import unpacked
 from rlcli_data_prep.sources import text_of

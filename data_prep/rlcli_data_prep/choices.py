@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.errors import DataError
+from rlcli.support.value_text import value_text
 from rlcli.types import Message
-from rlcli.value_text import value_text
 from rlcli_data_prep.columns import unpacked
 
 LETTERS = "ABCDEFGHIJ"

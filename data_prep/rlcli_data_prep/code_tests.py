@@ -29,8 +29,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.reading import DATA_LINE_BYTES
-from rlcli.value_text import value_text
+from rlcli.support.reading import DATA_LINE_BYTES
+from rlcli.support.value_text import value_text
 from rlcli_data_prep.columns import unpacked
 from rlcli_data_prep.sources import text_of
 

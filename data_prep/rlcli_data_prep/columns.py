@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.reading import parse_json
+from rlcli.support.reading import parse_json
 
 
 def has_column(row: Mapping[str, Any], name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlcli.errors import DataError, RlcliError
 from rlcli.registry import Registry
-from rlcli.value_text import value_text
+from rlcli.support.value_text import value_text
 from rlcli_data_prep.code_tests import code_tests
 from rlcli_data_prep.columns import unpacked
 from rlcli_data_prep.sources import text_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.images.rows import marked, pictures
+from rlcli.images.row_images import marked, pictures
 from rlcli.types import ConvertOptions, Message
 from rlcli_data_prep.sources import first
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ConfigError, DataError
-from rlcli.images.rows import marked
+from rlcli.images.row_images import marked
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 from rlcli_data_prep.chats import HOLDERS, chat, ends_with_answer, without_answer
 from rlcli_data_prep.choices import Choices, letter_of, read_choices, with_choices

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from rlcli.errors import DataError
-from rlcli.reading import (
+from rlcli.support.reading import (
     DATA_BYTES,
     DATA_LINE_BYTES,
     SURE_BYTES,

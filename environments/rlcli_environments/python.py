@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rlcli_sandbox import Exit, Limits, open_sandbox
+from rlcli_sandbox.judge.process import over_limit
+
 from rlcli.environments.tools import ToolEnvironment
-from rlcli.sandbox import Exit, Limits, open_sandbox
-from rlcli.sandbox.judge.process import over_limit
 from rlcli_environments.cells import FINISHED
 
 PATIENCE = 5.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlcli.environments.tools import ToolEnvironment
 from rlcli.errors import DataError
-from rlcli.reading import bounded_lines, check_regular, opened, parse_json
+from rlcli.support.reading import bounded_lines, check_regular, opened, parse_json
 from rlcli_environments.bm25 import Bm25
 
 MOST_PASSAGES = 10

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 from rlcli.errors import ConfigError
-from rlcli.importing import import_problem, run_file
+from rlcli.support.importing import import_problem, run_file
 
 
 def load_file(path: str) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcli import errors
-from rlcli.attempt import INTERRUPTED, error_to
 from rlcli.config.load import to_toml
-from rlcli.files import read_object
+from rlcli.support.attempt import INTERRUPTED, error_to
+from rlcli.support.files import read_object
 
 POLL_MS = 100
 """How soon the end of a command is noticed if a process that it has left behind keeps its standard error open."""
@@ -87,7 +87,7 @@ def _plain(key: str, value: Any) -> Any:
 def _run(words: Sequence[str], result: Path, environment: Mapping[str, str]) -> tuple[int, bool]:
     """The exit code of the command, and whether this program was interrupted meanwhile."""
     # -P: files in the current folder must not shadow a library.
-    command = [sys.executable, "-P", "-m", "rlcli.api.child", str(os.getpid()), *words]
+    command = [sys.executable, "-P", "-m", "rlcli.api.command_child", str(os.getpid()), *words]
     interrupted = False
     with result.open("wb") as output:
         process = subprocess.Popen(

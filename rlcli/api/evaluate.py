@@ -74,7 +74,7 @@ def evaluate(
 @contextmanager
 def _paths(data: Any, out: Place | None) -> Iterator[Any]:
     """The data as the command takes them; rows are stored with the samples, or for the time of this call."""
-    from rlcli.api.rows import is_rows, stored_evaluation_rows
+    from rlcli.api.stored_rows import is_rows, stored_evaluation_rows
 
     if not is_rows(data):
         yield data
@@ -92,7 +92,7 @@ def _expression(verifier: str | Callable[..., Any] | None, out: Place | None) ->
     if not callable(verifier):
         yield verifier
         return
-    from rlcli.api.verifier import stored_in_evaluation
+    from rlcli.api.function_verifier import stored_in_evaluation
 
     with (
         tempfile.TemporaryDirectory(prefix="rlcli-eval-") as room,

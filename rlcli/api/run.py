@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rlcli.errors import RlcliError
 
 if TYPE_CHECKING:
-    from rlcli.report.source import Kind
     from rlcli.runs.listing import State
+    from rlcli.runs.run_data import Kind
 
 Columns = dict[str, list[Any]]
 """Name → values: what `pandas.DataFrame` and `polars.DataFrame` take."""
@@ -82,21 +82,21 @@ class Run:
     @property
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """Step → report of each evaluation during the run: `run.evaluations[50]["pass"]["pass@1"]["mean"]`."""
-        from rlcli.runs.records import evaluations_of
+        from rlcli.runs.record_files import evaluations_of
 
         return evaluations_of(self.path)
 
     @property
     def notes(self) -> list[str]:
         """What of its records cannot be read, one line each: the rest is what the other properties give."""
-        from rlcli.report.source import RunData
+        from rlcli.runs.run_data import RunData
 
         return RunData(self.path).damage()
 
     def metrics(self) -> Columns:
         """The metrics of each step as columns (docs/metrics.md), None where a step lacks one. Step 0 is the evaluation
         before training."""
-        from rlcli.runs.records import metrics_of
+        from rlcli.runs.record_files import metrics_of
 
         return _columns([_with_nonfinite(line) for line in metrics_of(self.path)])
 
@@ -108,9 +108,8 @@ class Run:
         evaluation: samples of the evaluation after that step, which have none of these. Files that cannot be read are
         left out with a Python warning. Raises `RlcliError` if there are no samples.
         """
-        from rlcli.data.samples import schema
-        from rlcli.report.details import add_training
-        from rlcli.report.source import RunData
+        from rlcli.data.sample_files import schema
+        from rlcli.runs.run_data import RunData, add_training
 
         data, kind = RunData(self.path), EVALUATIONS if evaluation else SAMPLES
         data.refresh()

@@ -54,7 +54,7 @@ def train(
     `RunFailed` for a run that failed after it had started.
     """
     from rlcli.api.command import call, option, settings_words
-    from rlcli.api.rows import is_rows
+    from rlcli.api.stored_rows import is_rows
 
     given: dict[str, object] = {
         "model": _path(model),
@@ -90,7 +90,7 @@ def _stored(rows: Mapping[str, Rows], out: Place | None, force: bool) -> Abstrac
     """The paths of rows in memory, which are stored in the run's folder `out`."""
     if not rows:
         return nullcontext({})
-    from rlcli.api.rows import stored_rows
+    from rlcli.api.stored_rows import stored_rows
 
     assert out is not None, "the folder of stored rows is known"
     return stored_rows(rows, Path(out), force)
@@ -102,7 +102,7 @@ def _expression(
     """The verifier as the command takes it; a function is stored in the run's folder `out`."""
     if not callable(verifier):
         return nullcontext(verifier)
-    from rlcli.api.verifier import stored_in_run
+    from rlcli.api.function_verifier import stored_in_run
 
     assert out is not None, "the folder of a stored function is known"
     return stored_in_run(verifier, Path(out), force)

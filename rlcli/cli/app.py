@@ -17,13 +17,13 @@ import typer
 from typer import TyperException
 
 from rlcli import __version__
-from rlcli.attempt import INTERRUPTED, REFUSED, REPORTED, RETRY, error_file, is_supervised, run_exit_functions
 from rlcli.cli.bash_words import rejoined_words
-from rlcli.cli.group import Root, command_line
+from rlcli.cli.command_group import Root, command_line
 from rlcli.errors import DEBUG, RlcliError, RunFailed
-from rlcli.extras import TRAINING, not_installed
-from rlcli.importing import keep_current_folder_out
-from rlcli.redact import printable, redact_output, redacted
+from rlcli.support.attempt import INTERRUPTED, REFUSED, REPORTED, RETRY, error_file, is_supervised, run_exit_functions
+from rlcli.support.extras import TRAINING, not_installed
+from rlcli.support.importing import keep_current_folder_out
+from rlcli.support.redact import printable, redact_output, redacted
 
 EPILOG = """Examples:
 
@@ -180,8 +180,7 @@ def _as_a_key(option: str, context: Any) -> str:
     command = getattr(context, "command", None)
     if not option or not any("--set" in parameter.opts for parameter in getattr(command, "params", ())):
         return ""
-    from rlcli.config.importing.counterparts import counterparts
-    from rlcli.config.keys import keys
+    from rlcli.config.keys import counterparts, keys
 
     name = option.lstrip("-").replace("-", "_")
     ours = sorted(

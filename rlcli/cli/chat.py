@@ -17,7 +17,7 @@ from rlcli.cli.options import JsonResult, MaxTokens, Seed
 from rlcli.errors import ConfigError, RlcliError
 
 if TYPE_CHECKING:
-    from rlcli.rollout.chat import Chat, Reply
+    from rlcli.rollout.local_chat import Chat, Reply
 
 NEW, LEAVE = "/new", "/exit"
 HELP = f"{NEW} begins a new conversation, {LEAVE} or Ctrl-D leaves, Ctrl-C ends an answer"
@@ -52,15 +52,15 @@ def chat(
 
       rlcli chat runs/grpo-1/checkpoints/step-000040 --prompt "2+2=" --json
     """
-    from rlcli.extras import require
+    from rlcli.support.extras import require
 
     if as_json and prompt is None:
         raise ConfigError("--json prints one answer", "give the question with --prompt")
     if prompt is not None and not prompt.strip():
         raise ConfigError("--prompt is empty", "give a question")
     require("torch", "transformers", "accelerate")
-    from rlcli.rollout.chat import Chat
     from rlcli.rollout.engine import Sampling
+    from rlcli.rollout.local_chat import Chat
 
     place = model_place(model)
     found = Chat.load(place, Sampling(temperature, max_tokens), seed=seed, system=system)
@@ -76,12 +76,12 @@ def chat(
 def model_place(name: str) -> str:
     """What `Chat.load` takes for a run, a checkpoint, a model's folder or a hub id: of a run, an export of its newest
     checkpoint. Raises `RlcliError`."""
-    from rlcli.export.export import model_folder
-    from rlcli.export.source import is_run
-    from rlcli.hub import offline_unless_reachable
+    from rlcli.export.checkpoint_source import is_run
+    from rlcli.export.export_folder import model_folder
     from rlcli.launch.resume import RUNS
-    from rlcli.model.io.config import check_place
+    from rlcli.model.io.model_config import check_place
     from rlcli.runs.checkpoint import is_checkpoint
+    from rlcli.support.hub import offline_unless_reachable
 
     path = Path(name).expanduser()
     if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
@@ -113,9 +113,9 @@ def _is_record(path: Path) -> bool:
 def _merged(source: Path) -> str:
     """The newest checkpoint of a run that trains a LoRA adapter, or a checkpoint, merged into its base's weights: a
     folder that lasts for this command."""
-    from rlcli.export.export import export
-    from rlcli.export.source import find_origin
-    from rlcli.export.types import Options
+    from rlcli.export.checkpoint_source import find_origin
+    from rlcli.export.export_folder import export
+    from rlcli.export.export_types import Options
 
     temporary = tempfile.mkdtemp(prefix="rlcli-chat-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
@@ -172,7 +172,7 @@ def _read_line() -> str | None:
 
 def _write(text: str) -> None:
     """A piece of the answer. What a model writes must not steer the terminal."""
-    from rlcli.redact import printable
+    from rlcli.support.redact import printable
 
     sys.stdout.write(printable(text))
     sys.stdout.flush()

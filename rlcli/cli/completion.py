@@ -85,7 +85,7 @@ def models(incomplete: str) -> Iterable[str]:
 @completer
 def verifiers(incomplete: str) -> Iterable[str]:
     """Names; in an expression, of its last term."""
-    from rlcli.scoring.registry import VERIFIERS
+    from rlcli.rewards.verifier_registry import VERIFIERS
 
     before = incomplete[: max(incomplete.rfind(mark) for mark in " +*(") + 1]
     return [before + name for name in VERIFIERS.names()]

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.redact import printable, printable_json
+from rlcli.support.redact import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

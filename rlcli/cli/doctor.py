@@ -11,7 +11,7 @@ from rlcli.cli import console
 from rlcli.cli.options import Json
 
 if TYPE_CHECKING:
-    from rlcli.doctor import Finding
+    from rlcli.launch.machine_checks import Finding
 
 MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
@@ -37,7 +37,7 @@ def doctor(
       rlcli doctor --json
       rlcli doctor --template Qwen/Qwen3-0.6B
     """
-    from rlcli.doctor import Status, check_template, diagnose
+    from rlcli.launch.machine_checks import Status, check_template, diagnose
 
     with console.stderr().status("checking; this takes half a minute…"):
         findings = check_template(template) if template else diagnose()

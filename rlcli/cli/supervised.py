@@ -10,11 +10,11 @@ from typing import Any, ParamSpec
 
 import typer
 
-from rlcli.attempt import INTERRUPTED, is_supervised
+from rlcli.cli.command_group import command_line
 from rlcli.cli.console import note
-from rlcli.cli.group import command_line
-from rlcli.supervisor.failure import resume_command
-from rlcli.supervisor.supervise import supervise
+from rlcli.cluster.supervisor.failure_record import resume_command
+from rlcli.cluster.supervisor.supervise import supervise
+from rlcli.support.attempt import INTERRUPTED, is_supervised
 
 P = ParamSpec("P")
 Options = Mapping[str, Any]

@@ -1,1 +1,1 @@
-"""Ray: the session, placement, worker groups, dispatch, the watchdog, and the clean-up of stray processes."""
+"""Ray: the session, placement, worker groups, dispatch, the watchdog, the clean-up of stray processes, restarts."""

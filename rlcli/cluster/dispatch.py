@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from rlcli.cluster.process.busy import busy
-from rlcli.cluster.process.memory import measured
-from rlcli.cluster.process.profiling import span
+from rlcli.cluster.process.busy_lanes import busy
+from rlcli.cluster.process.peak_memory import measured
+from rlcli.cluster.process.worker_profile import span
 from rlcli.cluster.watchdog import progress, watched
 
 Send = Literal["broadcast", "scatter", "data", "first"]

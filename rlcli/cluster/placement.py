@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcli.attempt import is_restart
 from rlcli.cluster.process import malloc
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import SetupError
-from rlcli.importing import SAFE_PATH, SET_HERE
-from rlcli.machine.threads import waiting_environment
-from rlcli.redact import SECRET_NAME
+from rlcli.support.attempt import is_restart
+from rlcli.support.importing import SAFE_PATH, SET_HERE
+from rlcli.support.machine.threads import waiting_environment
+from rlcli.support.redact import SECRET_NAME
 
 PLACEMENT_TIMEOUT_S = 120.0
 RETRY_EVERY_S = 2.0

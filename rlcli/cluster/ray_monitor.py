@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from rlcli.attempt import REPORTED, is_supervised
-from rlcli.redact import printable
+from rlcli.support.attempt import REPORTED, is_supervised
+from rlcli.support.redact import printable
 
 OnLost = Callable[[str, str], NoReturn]
 """Receives who died and a message, in a thread while the main one may hang, and ends the process."""

@@ -17,13 +17,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlcli.attempt import group_id
 from rlcli.cluster.placement import Pool, retried
 from rlcli.cluster.ray_monitor import HeadSentinel, OnLost, RayMonitor, leave
 from rlcli.cluster.reaper import Reaper
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
-from rlcli.machine.device import for_rocm, has_gpu, has_nvml, seen_by_torch
+from rlcli.support.attempt import group_id
+from rlcli.support.machine.gpus import for_rocm, has_gpu, has_nvml, seen_by_torch
 
 CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from rlcli.attempt import remove_leftovers
 from rlcli.cluster.process import process_time
+from rlcli.support.attempt import remove_leftovers
 
 if TYPE_CHECKING:
     from psutil import Process

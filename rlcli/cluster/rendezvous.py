@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.files import private_folder
+from rlcli.support.files import private_folder
 
 if TYPE_CHECKING:
     from torch.distributed import Store

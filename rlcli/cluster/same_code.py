@@ -14,7 +14,10 @@ from rlcli.errors import SetupError
 if TYPE_CHECKING:
     from rlcli.cluster.placement import Places
 
-PACKAGES = ("rlcli", "rlcli_data_prep", "rlcli_recipes", "rlcli_verifiers")
+PACKAGES = (
+    *("rlcli", "rlcli_port", "rlcli_sandbox"),  # the packages of ours that workers import
+    *("rlcli_data_prep", "rlcli_recipes", "rlcli_verifiers"),
+)
 TIMEOUT_S = 120.0
 HINT = "install the same rlcli on all machines, for example from one image (docs/clusters.md)"
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlcli.cluster import errors
+from rlcli.cluster import worker_errors
 from rlcli.cluster.dispatch import Dispatch, Shared, add_up, dispatch_of, one_each, per_rank
 from rlcli.cluster.watchdog import START_S, Note, StallDetector, bound, read_note
 from rlcli.errors import RlcliError, RunFailed
@@ -57,7 +57,7 @@ class WorkerGroup:
         self._notes = [logs / f"{name}-{rank}.stack" for rank in range(len(self._actors))]
         self._stall_s = stall_s
         self._unseen_s = max(START_S, stall_s or 0.0)
-        self._oom_kills = errors.kernel_oom_kills()
+        self._oom_kills = worker_errors.kernel_oom_kills()
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -199,19 +199,19 @@ class WorkerGroup:
                 raise error.cause from None
             raise self._failed(name, rank, error.cause) from error
         except ray.exceptions.RayError as error:  # for example an object that was lost with its machine
-            parts = f"worker {rank} failed in {name}: {type(error).__name__}: {errors.last_line(error)}"
+            parts = f"worker {rank} failed in {name}: {type(error).__name__}: {worker_errors.last_line(error)}"
             raise RunFailed(parts, retry=True, who=f"worker {rank}") from error
 
     def _failed(self, name: str, rank: int, cause: BaseException) -> RunFailed:
-        if errors.ran_out_of_memory(cause):
-            return errors.out_of_memory(rank, name, cause)
-        lost = errors.lost_a_peer(cause)
+        if worker_errors.ran_out_of_memory(cause):
+            return worker_errors.out_of_memory(rank, name, cause)
+        lost = worker_errors.lost_a_peer(cause)
         for other, death in self._deaths(LOST_PEER_GRACE_S if lost else DEATH_GRACE_S):
             return self._died(name, other, death)
         return RunFailed(
             f"worker {rank} failed in {name}: {type(cause).__name__}: {str(cause).strip()}",
             f"its log is {self._log(rank)}",
-            retry=lost or errors.lost_a_gpu(cause),
+            retry=lost or worker_errors.lost_a_gpu(cause),
             who=f"worker {rank}",
         )
 
@@ -237,8 +237,8 @@ class WorkerGroup:
                 yield rank, death
 
     def _died(self, name: str, rank: int, death: Exception) -> RunFailed:
-        oom_kills = errors.kernel_oom_kills() - self._oom_kills
-        return errors.died(rank, name, death, self._log(rank), self._tail(rank), oom_kills)
+        oom_kills = worker_errors.kernel_oom_kills() - self._oom_kills
+        return worker_errors.died(rank, name, death, self._log(rank), self._tail(rank), oom_kills)
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"{self._name}-{rank}.log"

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.config.load import Resolved, resolve, to_toml
 from rlcli.errors import ConfigError
-from rlcli.reading import read_text
+from rlcli.support.reading import read_text
 
 ROUNDING = "from here on results agree to rounding, not bitwise"
 ALLOWED: Mapping[str, str] = {

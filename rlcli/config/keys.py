@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -11,11 +12,15 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from rlcli.config.alternatives import UNSET
-from rlcli.config.importing.counterparts import counterparts
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
+from rlcli.registry import Registry
 
 TABLE = "a table of numbers"
+
+
+FOREIGN_KEYS: Registry[Callable[[str], list[str]]] = Registry("translation of keys", "rlcli.foreign_keys")
+"""Functions from the name of another framework's key to the keys of ours that set the same, from entry points."""
 
 
 class RenamedKey(FutureWarning):
@@ -143,6 +148,11 @@ def unknown_key(name: str, origin: str = "") -> ConfigError:
     close = close or difflib.get_close_matches(name, keys(), n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(close)}?" if close else "list them with: rlcli recipes explain"
     return ConfigError(f"no key is called '{name}'{where}", hint)
+
+
+def counterparts(name: str) -> list[str]:
+    """Keys that set what the key `name` of another framework sets."""
+    return [key for framework in FOREIGN_KEYS.names() for key in FOREIGN_KEYS.get(framework)(name)]
 
 
 def _key(name: str, schema: dict[str, Any]) -> Key:

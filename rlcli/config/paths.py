@@ -22,7 +22,7 @@ PATHS = (
     "verifier.name",
     "rollout.servers_folder",
 )
-"""Keys whose texts are paths, or may be. (A verifier's expression: its files, see `rlcli.scoring.expression`.)"""
+"""Keys whose texts are paths, or may be. (A verifier's expression: its files, see `rlcli.rewards.expression`.)"""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from rlcli.config.alternatives import replaced_by
 from rlcli.errors import ConfigError, RlcliError, UnknownName
-from rlcli.reading import parse_toml, read_text
 from rlcli.registry import Registry, near
+from rlcli.support.reading import parse_toml, read_text
 
 PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
 

@@ -721,6 +721,11 @@ class RunConfig(Section):
         added = self.environment.context_tokens if self.environment.name else 0
         return self.data.max_prompt_tokens + self.rollout.max_response_tokens + added
 
+    def longest_sample(self, longest_prompt: int | None) -> int:
+        """Tokens of the longest sample with prompts of at most `longest_prompt` tokens; None: as long as allowed."""
+        allowed = self.data.max_prompt_tokens
+        return self.max_length - allowed + min(allowed if longest_prompt is None else longest_prompt, allowed)
+
     @property
     def longest(self) -> str:
         """The keys whose sum `max_length` is, for messages."""

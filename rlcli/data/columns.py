@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from rlcli.scoring.processes.worker import OVERRAN
+from rlcli.rewards.processes.scoring_worker import OVERRAN
 from rlcli.types import UNVERIFIED, Outcome, Sample, Verdict
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
-from rlcli.data.routes import continued, padded, unknown
+from rlcli.data.expert_routes import continued, padded, unknown
 from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class Trajectory:
     each with a prompt of its own: tokens see those before them in their branch alone.
 
     tokens: int32 `[T]`. spans: consecutive, from 0 to T. log_probs: float32 `[D]`, the engine's, of the D drawn tokens
-    in their order. stop_reason: why it ended; None if it has not. routes: of the first tokens, as far as they are
-    known and wanted (`rlcli.data.routes`). pictures: those of all its spans, in the order of their tokens, as the model
-    sees them (`ImageRule.prepared`).
+    in their order. stop_reason: why it ended; None if it has not. routes: of the first tokens, as far as they are known
+    and wanted (`rlcli.data.expert_routes`). pictures: those of all its spans, in the order of their tokens, as the
+    model sees them (`ImageRule.prepared`).
 
     The policy draws two tokens, a tool answers with one, and the policy draws the last one with newer weights:
 

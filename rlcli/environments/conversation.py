@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.calls import Parsed, parse
 from rlcli.environments.environment import Message, Opening, Reply
-from rlcli.environments.pictures import placed
-from rlcli.environments.turns import TurnTemplate
-from rlcli.images.rule import ImageRule
+from rlcli.environments.message_images import placed
+from rlcli.environments.tool_calls import Parsed, parse
+from rlcli.environments.turn_tokens import TurnTemplate
+from rlcli.images.image_rule import ImageRule
 from rlcli.types import IMAGE, Ended
 
 if TYPE_CHECKING:

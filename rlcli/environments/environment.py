@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlcli.environments.pictures import with_pictures
-from rlcli.images.rows import BadImage
+from rlcli.environments.message_images import with_pictures
+from rlcli.images.row_images import BadImage
 from rlcli.registry import Registry
 
 if TYPE_CHECKING:

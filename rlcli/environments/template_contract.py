@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rlcli.environments.turns import Messages, TurnTemplate
+from rlcli.environments.turn_tokens import Messages, TurnTemplate
 from rlcli.errors import ModelError
 
 Message = dict[str, Any]

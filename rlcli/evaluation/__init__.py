@@ -1,1 +1,1 @@
-"""Statistics of evaluations: pass@k, intervals and comparisons."""
+"""Evaluations: the folder of their samples, statistics, intervals and comparisons."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.data.columns import OUTCOMES, Samples
-from rlcli.rollout.call import GREEDY
+from rlcli.rollout.rollout_call import GREEDY
 from rlcli.types import Outcome
 
 if TYPE_CHECKING:

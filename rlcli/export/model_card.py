@@ -15,10 +15,10 @@ from rlcli.config.load import to_toml
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.provenance import recorded
 from rlcli.evaluation.statistics import Estimate, shown_estimate
-from rlcli.export.source import Origin
-from rlcli.export.types import Export, shown
-from rlcli.runs.measure import MEAN
-from rlcli.runs.records import evaluations_of
+from rlcli.export.checkpoint_source import Origin
+from rlcli.export.export_types import Export, shown
+from rlcli.runs.record_files import evaluations_of
+from rlcli.runs.run_measure import MEAN
 
 PRIVATE = (*PATHS, "cluster.address", "verifier.sandbox")
 """Settings that hold paths or addresses of the training machine."""

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rlcli.config.recipes import flatten
 from rlcli.export.model_card import WHOLE_PATH
-from rlcli.reading import CONFIG_BYTES, LINES_BYTES, parse_json, read_text
-from rlcli.redact import redacted
-from rlcli.runs.environment import environment_of
 from rlcli.runs.folder import EVENTS, INPUTS, LOCK, SOURCES, check_records
 from rlcli.runs.listing import config_of
+from rlcli.runs.software_record import environment_of
+from rlcli.support.reading import CONFIG_BYTES, LINES_BYTES, parse_json, read_text
+from rlcli.support.redact import redacted
 
 ENVIRONMENT = "environment.json"
 REWRITTEN = {"config.toml": CONFIG_BYTES, ENVIRONMENT: CONFIG_BYTES, EVENTS: LINES_BYTES}

@@ -7,7 +7,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from rlcli.images.rows import BadImage
+from rlcli.images.row_images import BadImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image

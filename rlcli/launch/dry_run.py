@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rlcli.data.prompts.table import JoinedPrompts, PromptTable
+from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable
 from rlcli.errors import DataError
-from rlcli.launch.planning.summary import setting_of_run
-from rlcli.launch.preflight import Prepared
-from rlcli.planner.asynchrony.advice import advice
-from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.scoring.trial import Answers, asks_server, check_answers
+from rlcli.launch.planner import planner
+from rlcli.launch.prepared_run import Prepared
+from rlcli.rewards.processes.scoring_pool import ScoringPool
+from rlcli.rewards.trial import Answers, asks_server, check_answers
 from rlcli.types import Prompt
 
 
 def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: bool = True) -> None:
     """Raise an `RlcliError` for what would fail, or could not be learned from, after the start of the run. verifies:
     whether verifiers may run."""
-    from rlcli.model.io.facts import check_lora, check_weights
+    from rlcli.model.io.model_checks import check_lora, check_weights
 
     config = prepared.config
-    if (plan := setting_of_run(prepared)) and (asynchrony := advice(plan)):
-        on_note(f"{asynchrony.told} (simulated; responses {asynchrony.lengths})")
+    if advice := planner().advice(prepared):
+        on_note(advice)
     if config.lora.rank:
         check_lora(config.model.path, config.lora.targets)
     models = (config.model.path, config.critic.path, *(one.path for one in config.teacher.held))

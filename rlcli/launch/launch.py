@@ -12,18 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcli import attempt
-from rlcli.cluster.background import in_background
 from rlcli.cluster.placement import Pool, reserve, start_group
-from rlcli.cluster.process import startup
+from rlcli.cluster.process import startup_times
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, policy_pool
 from rlcli.cluster.same_code import check_same_code
+from rlcli.cluster.supervisor.failure_record import exit_when_cluster_lost, noting_failure
+from rlcli.cluster.supervisor.stop_signals import StopOnSignal, ignoring_signals
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
-from rlcli.launch.inputs import (
+from rlcli.launch.input_files import (
     Input,
     InputCheck,
     InputRecord,
@@ -33,32 +33,32 @@ from rlcli.launch.inputs import (
     local_inputs,
     recorded_inputs,
 )
-from rlcli.launch.outcome import outcome_of
-from rlcli.launch.planning.summary import setting_of_run
-from rlcli.launch.preflight import Prepared
+from rlcli.launch.planner import planner
+from rlcli.launch.prepared_run import Prepared
 from rlcli.launch.prewarm import EarlyStart
 from rlcli.launch.resume import Resumption
+from rlcli.launch.run_outcome import outcome_of
 from rlcli.launch.startup_report import StartReport
-from rlcli.orchestrator.prefetch import GONE_S
 from rlcli.rollout.engine import shared_memory_prefix
+from rlcli.rollout.model_servers.server_actors import Serving, serving
+from rlcli.rollout.scheduler.prefetch import GONE_S
 from rlcli.runs.checkpoint import Checkpoint
+from rlcli.runs.curve_marks import INPUTS_CHANGED, INPUTS_UNRECORDED, marks_of
 from rlcli.runs.folder import RunFolder, events_of
-from rlcli.runs.marks import INPUTS_CHANGED, INPUTS_UNRECORDED, marks_of
-from rlcli.runs.records import RunResult, rewind
-from rlcli.served import ENGINE_KEY
-from rlcli.serving.actors import Serving, serving
-from rlcli.supervisor.failure import exit_when_cluster_lost, noting_failure
-from rlcli.supervisor.signals import StopOnSignal, ignoring_signals
-from rlcli.tracking import Trackers, open_trackers
-from rlcli.tracking.console import View
-from rlcli.tracking.plots import reward_curve_png
-from rlcli.trainer.listener import listener_types
-from rlcli.trainer.profiling import StepProfile, profiled_step
-from rlcli.trainer.trainer import StopRequest, Trainer
-from rlcli.trainer.warnings import FILE_EDITED
-from rlcli.workers.pools import CRITIC, ENGINES, POLICY, TEACHERS, Groups
-from rlcli.workers.spec import WorkerSpec
-from rlcli.workers.worker import Worker
+from rlcli.runs.record_files import RunResult, rewind
+from rlcli.runs.tracking import Trackers, open_trackers
+from rlcli.runs.tracking.plots import reward_curve_png
+from rlcli.runs.tracking.run_console import View
+from rlcli.support import attempt
+from rlcli.support.daemon_thread import in_background
+from rlcli.support.served_models import ENGINE_KEY
+from rlcli.training.listener import listener_types
+from rlcli.training.loop.step_profile import StepProfile, profiled_step
+from rlcli.training.loop.trainer import StopRequest, Trainer
+from rlcli.training.loop.warnings import FILE_EDITED
+from rlcli.training.worker.worker import Worker
+from rlcli.training.worker.worker_pools import CRITIC, ENGINES, POLICY, TEACHERS, Groups
+from rlcli.training.worker.worker_spec import WorkerSpec
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def running_workers(
     with early.session(config, on_lost), _serving(prepared, logs, pools) as servers:
         failed = True
         try:
-            startup.done("ray")
+            startup_times.done("ray")
             wait_s = config.cluster.wait_s
             on_phase("start workers" + (f" (up to {wait_s:.0f} s for machines to join)" if wait_s else ""))
             for own, pool, held in _held(pools, servers, early, wait_s):
@@ -89,10 +89,10 @@ def running_workers(
                 group.join(*group.rendezvous())
                 if train:
                     check_shared(logs, own.name, pool.workers)
-            startup.done("workers")
+            startup_times.done("workers")
             on_phase("load model")
             build(list(started.values()))
-            startup.done("built")
+            startup_times.done("built")
             if servers.addresses:
                 on_phase(f"wait for the server of {', '.join(servers.addresses)}")
                 servers.wait()
@@ -214,7 +214,7 @@ def train_in_folder(
 ) -> dict[str, Any]:
     """Train in the run folder `target`, or continue the run there. Returns what `outcome_of` gives. profile: profile
     one step to a file in the folder."""
-    startup.done("imported")
+    startup_times.done("imported")
     listener_types()  # one that cannot be imported is reported before anything starts
     checkpoint = resumed.checkpoint if resumed else None
     step = checkpoint.step if checkpoint else 0
@@ -271,7 +271,7 @@ def trainer_of(
         view,
         stop,
         listeners=listener_types(),
-        plan=partial(setting_of_run, prepared),
+        plan=partial(planner().setting, prepared),
     )
 
 

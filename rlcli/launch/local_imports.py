@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from rlcli.errors import RlcliError
-from rlcli.reading import read_bytes
+from rlcli.support.reading import read_bytes
 
 MOST_FILES = 200
 """Files of one program; further ones are left out."""

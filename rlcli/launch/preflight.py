@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -13,81 +13,46 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlcli.attempt import is_restart
-from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device, with_origin
+from rlcli.cluster.ray_session import check_local, cluster_address, resolve_device, with_origin
 from rlcli.config.load import Resolved, with_length
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
-from rlcli.data.prompts.cache import OnProgress, tokenized
 from rlcli.data.prompts.overlap import repeated_rows, rows_in
-from rlcli.data.prompts.prompts import TokenizedPrompts, control_token_in, load_tokenizer
-from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
+from rlcli.data.prompts.prompt_table import JoinedPrompts, read_sets, verifiers_of
 from rlcli.data.prompts.template_choice import located
+from rlcli.data.prompts.token_cache import OnProgress, tokenized
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts, control_token_in, load_tokenizer
 from rlcli.errors import ConfigError, DataError, ModelError, RlcliError, SetupError
-from rlcli.evaluation.problems import Problems, check_rows, repeats_note
+from rlcli.evaluation.equal_problems import Problems, check_rows, repeats_note
+from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.evaluation.statistics import ks_of
-from rlcli.evaluation.store import dataset_names
-from rlcli.export.export import RECORD, with_model_folders
-from rlcli.hub import offline_unless_reachable
-from rlcli.images.rule import ImageRule
-from rlcli.launch.engine import check_adapter, check_engine, check_images, check_quantized
-from rlcli.launch.environments import check_environments, numbered_rows
-from rlcli.launch.verifiers import check_rivals, check_verifiers
-from rlcli.machine import processor
-from rlcli.machine.device import NVML, for_rocm, has_nvml
-from rlcli.model.io.config import check_place, expert_count, plain_config
-from rlcli.orchestrator.verifier_failures import part_weights
-from rlcli.reading import read_json
+from rlcli.export.export_folder import RECORD, with_model_folders
+from rlcli.images.image_rule import ImageRule
+from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_quantized
+from rlcli.launch.environment_checks import check_environments, numbered_rows
+from rlcli.launch.planner import planner
+from rlcli.launch.prepared_run import Prepared
+from rlcli.launch.verifier_trial import check_rivals, check_verifiers
+from rlcli.model.io.model_config import check_place, expert_count, plain_config
+from rlcli.rollout.model_servers.models_to_serve import models_of
+from rlcli.rollout.scheduler.verifier_failures import part_weights
 from rlcli.runs.checkpoint import TEMPLATE
-from rlcli.served import ENGINE_KEY, ServedModel
-from rlcli.serving.models import models_of
+from rlcli.support.attempt import is_restart
+from rlcli.support.hub import offline_unless_reachable
+from rlcli.support.machine import processor
+from rlcli.support.machine.gpus import NVML, for_rocm, has_nvml
+from rlcli.support.reading import read_json
+from rlcli.support.served_models import ENGINE_KEY
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
-    from rlcli.model.io.facts import ModelFacts
+    from rlcli.model.io.model_checks import ModelFacts
 
 MOST_LISTED = 5
 ALWAYS_MEASURED = ("pass@1", "mean@1")
 """Measures of every evaluation."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
-    response, tokens. kv_cache_bytes: of one engine; None if vLLM measures it. roles: what the workers of a training run
-    host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty. sandbox: the backend
-    in which verifiers run programs; empty if none does. stop_tokens: id → text of what ends a response. thinking:
-    prompts end within an open <think>. day: the date that the chat template uses as today; None if it uses none.
-    environments: names of those that samples converse with. served: the models that are served for the verifiers →
-    whether they are classifiers. images: how the model sees pictures, if it does; pictures: the most that a prompt
-    has."""
-
-    config: RunConfig
-    device: str
-    dtype: str
-    prompts: TokenizedPrompts
-    held_out: TokenizedPrompts | None
-    verifiers: tuple[str, ...]
-    max_length: int
-    kv_cache_bytes: int | None
-    parameters: int | None
-    roles: frozenset[Role]
-    adapter: str = ""
-    sandbox: str = ""
-    stop_tokens: Mapping[int, str] = field(default_factory=dict)
-    thinking: bool = False
-    day: date | None = None
-    environments: tuple[str, ...] = ()
-    served: Mapping[ServedModel, bool] = field(default_factory=dict)
-    images: ImageRule | None = None
-    pictures: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Per worker on CPUs. With 1, the order of sums, and so every bit, is the same on any number of cores."""
-        return policy_pool(self.config, self.device).threads
 
 
 def prepare(
@@ -107,7 +72,7 @@ def prepare(
     prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). loads_verifiers: False leaves
     their code alone, and so the sandbox open. Raises RlcliError with what is wrong and a hint.
     """
-    from rlcli.model.io.facts import check_model
+    from rlcli.model.io.model_checks import check_model
 
     # Cheapest checks first: those that import torch and transformers, which takes seconds, come last.
     _check_given(config, train)
@@ -428,7 +393,7 @@ def with_cpu_dtype(config: RunConfig, device: str, parameters: Callable[[], int]
         return config
     if config.lora.rank or cluster_address(config.cluster.address):
         return config.changed(model={"dtype": "float32"})
-    from rlcli.machine.precision import cpu_dtype
+    from rlcli.support.machine.precision import cpu_dtype
 
     return config.changed(model={"dtype": cpu_dtype(parameters())})
 
@@ -436,10 +401,8 @@ def with_cpu_dtype(config: RunConfig, device: str, parameters: Callable[[], int]
 def _parameters(path: str) -> int:
     """Parameters of the model by its config.json, in milliseconds; 0 if it cannot be used, which `check_model`
     reports."""
-    from rlcli.planner.shape import read_shape
-
     try:
-        return read_shape(path).parameters
+        return planner().parameters(path)
     except RlcliError:
         return 0
 
@@ -503,7 +466,7 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
     `ModelError` for a critic that cannot be trained; also what `_check_teachers` does."""
     from rlcli.algorithms.build import build_algorithm
     from rlcli.launch.algorithm_rules import check_algorithm
-    from rlcli.model.io.facts import check_model, check_value_model
+    from rlcli.model.io.model_checks import check_model, check_value_model
 
     algorithm = build_algorithm(**config.algorithm.model_dump())
     check_algorithm(config, algorithm)
@@ -544,9 +507,9 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
 def _check_teachers(config: RunConfig, rows: Sequence[Prompt]) -> None:
     """Raise `ModelError` for a teacher that cannot score the policy's tokens, and `ConfigError` for rows without a
     teacher, for a data source that no row has and for what is no URL."""
-    from rlcli.link import checked_url
-    from rlcli.model.io.facts import check_teacher
-    from rlcli.workers.served_teacher import check_served_teacher
+    from rlcli.model.io.model_checks import check_teacher
+    from rlcli.support.json_link import checked_url
+    from rlcli.training.worker.served_teacher import check_served_teacher
 
     models = config.teacher.models
     for path in dict.fromkeys(one.path for one in config.teacher.held):
@@ -673,15 +636,10 @@ def kv_cache_bytes(config: RunConfig, device: str, dtype: str, longest: int) -> 
         return rollout.kv_cache_mb << 20
     if device == "cuda":
         return None
-    from rlcli.planner.engine import workload_cache
-    from rlcli.planner.shape import read_shape
-
-    return workload_cache(config, read_shape(config.model.path), 4 if dtype == "float32" else 2, longest)
+    return planner().kv_cache_bytes(config, 4 if dtype == "float32" else 2, longest)
 
 
 def longest_of(config: RunConfig, *sets: TokenizedPrompts | None) -> int:
     """Tokens of the longest sample that the prompts of these sets allow."""
-    from rlcli.planner.setting import longest_sample
-
     longest = max((int(np.diff(prompts.offsets).max(initial=0)) for prompts in sets if prompts is not None), default=0)
-    return longest_sample(config, longest or None)
+    return config.longest_sample(longest or None)

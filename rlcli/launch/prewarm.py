@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 
-from rlcli.attempt import REFUSED, is_supervised, leave_ray_behind
 from rlcli.cluster.placement import Placed, Pool, place
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, local, policy_pool, ray_session, set_environment
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError
+from rlcli.support.attempt import REFUSED, is_supervised, leave_ray_behind
 
 CLOSE_S = 20.0
 """Maximum time for a cluster to shut down."""
@@ -107,7 +107,7 @@ class EarlyStart:
             with local(workers, lambda what, why: self._on_lost(what, why)):
                 if self._done.is_set():  # Refused or interrupted meanwhile: the caller only waits for the shutdown.
                     return
-                from rlcli.workers.worker import Worker
+                from rlcli.training.worker.worker import Worker
 
                 placed = place(Worker, pool)
                 for actor in placed.actors:

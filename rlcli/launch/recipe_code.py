@@ -10,9 +10,9 @@ from typing import Any
 from rlcli.config.load import FLAGS, to_toml
 from rlcli.config.recipes import load
 from rlcli.errors import ConfigError, RlcliError
-from rlcli.scoring.expression import parse
-from rlcli.scoring.registry import target
-from rlcli.scoring.row_options import row_options
+from rlcli.rewards.expression import parse
+from rlcli.rewards.row_options import row_options
+from rlcli.rewards.verifier_registry import target
 
 _NAME = re.compile(r"[\w-]*")
 _WORDS = re.compile(r"[\w\s-]*")

@@ -12,12 +12,12 @@ from typing import Any
 from rlcli.config.changes import ROUNDING, Change, changes, check_changes, read_run_config, whole_paths
 from rlcli.config.load import Resolved, resolve
 from rlcli.errors import CheckpointError, DataError, RlcliError
-from rlcli.export.export import with_model_folders
-from rlcli.launch.inputs import InputCheck, check_inputs, with_hub_models
+from rlcli.export.export_folder import with_model_folders
+from rlcli.launch.input_files import InputCheck, check_inputs, with_hub_models
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint
-from rlcli.runs.environment import directory_of, environment_of, installed, recorded_day
 from rlcli.runs.folder import RunFolder, check_is_run, check_records, events_of
-from rlcli.runs.records import evaluated_steps
+from rlcli.runs.record_files import evaluated_steps
+from rlcli.runs.software_record import directory_of, environment_of, installed, recorded_day
 
 RUNS = Path("runs")
 LENGTH = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlcli.attempt import is_supervised
-from rlcli.cluster.process import process_time, startup
+from rlcli.cluster.process import process_time, startup_times
 from rlcli.runs.folder import RunFolder
-from rlcli.trainer.listener import Listener
+from rlcli.support.attempt import is_supervised
+from rlcli.training.listener import Listener
 
 if TYPE_CHECKING:
     from rlcli.cluster.worker_group import WorkerGroup
@@ -33,12 +33,12 @@ class StartReport(Listener):
             return
         if not self._generating:
             if name in ("generate", "evaluate"):
-                startup.done("synced")
+                startup_times.done("synced")
                 self._generating = True
         elif name in IDLE:
             self._reported = True
             workers = [moments for group in self._groups for moments in group.startup_moments()]
-            after = timeline(_began(), startup.moments(), workers)
+            after = timeline(_began(), startup_times.moments(), workers)
             self._folder.event("startup", step=step, engine=self._engines.describe_engine(), done_after_s=after)
 
 

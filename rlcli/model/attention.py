@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from rlcli.errors import ModelError
-from rlcli.model.transfers import Move, upload
+from rlcli.model.device_copies import Move, upload
 
 ATTENTION = "rlcli_packed"
 """The attention implementation in a model's config."""
@@ -255,7 +255,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Divided(Protocol):
-    """Ranks that divide a pack's tokens (`rlcli.model.parallel.context`)."""
+    """Ranks that divide a pack's tokens (`rlcli.model.parallel.context_parallel`)."""
 
     def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The result of `attention` for this rank's tokens; it is called with all tokens of the pack, for some heads.

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlcli.model.attention import ATTENTION, Segments
-from rlcli.model.mixture.routes import Replay
-from rlcli.model.names import named_weights, sees, tower
-from rlcli.model.packed import PackedBatch
+from rlcli.model.device_copies import upload
+from rlcli.model.mixture.routing import Replay
+from rlcli.model.packed_batch import PackedBatch
 from rlcli.model.parallel.buckets import buckets
-from rlcli.model.parallel.context import ContextGroup, Run
-from rlcli.model.transfers import upload
+from rlcli.model.parallel.context_parallel import ContextGroup, Run
+from rlcli.model.tensor_names import named_weights, sees, tower
 
 
 class Decoder(nn.Module):
@@ -62,7 +62,7 @@ class Decoder(nn.Module):
 
         Collective: every rank iterates to the end, in step. A tensor may be the parameter itself: copy what must
         outlast the next update. dtype: the dtype to cast to; unset: the model's own. Fixed tensors keep
-        theirs (`rlcli.model.names`).
+        theirs (`rlcli.model.tensor_names`).
         """
         return whole(named_weights(self.lm), dtype or self.dtype)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlcli.model.chunks import BLOCK_LOGITS
+from rlcli.model.logit_chunks import BLOCK_LOGITS
 
 FAR_BELOW = -1e9
 """The logit of what is never drawn. Finite, since 0 · ∞ in the entropy would be NaN."""

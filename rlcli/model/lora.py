@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
-from rlcli.model.mixture.adapters import PARAMETERS, adapters_on_experts, added, pass_through_factors
-from rlcli.model.names import DECODER, base_name, fixed_weights, has_experts, sees
+from rlcli.model.mixture.expert_adapters import PARAMETERS, adapters_on_experts, added, pass_through_factors
 from rlcli.model.parallel.buckets import buckets
+from rlcli.model.tensor_names import DECODER, base_name, fixed_weights, has_experts, sees
 
 EXPERTS = "experts"
 """In `lora.targets`: both matrices of each expert."""

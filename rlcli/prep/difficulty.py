@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcli.data.prompts.parquet_schema import extra_info_column, unpack_extra_info, write_tables
 from rlcli.data.prompts.provenance import recorded, stamped
-from rlcli.data.prompts.schema import extra_info_column, unpack_extra_info, write_tables
 from rlcli.errors import ConfigError, DataError
 
 PASS_RATE = "pass_rate"

@@ -12,11 +12,11 @@ import numpy as np
 
 from rlcli.errors import DataError
 from rlcli.images.decoding import decode
-from rlcli.images.rows import BadImage
-from rlcli.prep import steps
+from rlcli.images.row_images import BadImage
+from rlcli.prep import row_steps
 from rlcli.prep.decontaminate import NGRAM, SHARE
-from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Outcome, Rows
-from rlcli.prep.stored import Row, RowStore, StoredPrompts, StoredRows
+from rlcli.prep.row_steps import EXAMPLES, REPORT_EVERY, OnProgress, Outcome, Rows
+from rlcli.prep.row_store import Row, RowStore, StoredPrompts, StoredRows
 from rlcli.registry import Registry
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 
@@ -107,7 +107,7 @@ def prepare(
                     f"{converter.name}: no row of the {split} split is left ({_described(done, split)})",
                     "relax the filters, or take one split with --split",
                 )
-    if note := steps.repeats(rows):
+    if note := row_steps.repeats(rows):
         done.append(Step("repeats", {split: len(some) for split, some in rows.items()}, note=note))
     return Prepared({split: StoredPrompts(some) for split, some in rows.items()}, done, origins)
 
@@ -122,24 +122,24 @@ def located(where: str, error: Exception) -> DataError:
 def _steps(plan: Plan, on_progress: OnProgress) -> Iterable[tuple[str, Callable[[Rows], Outcome]]]:
     """The steps that the plan asks for, in order."""
     if plan.min_chars is not None or plan.max_chars is not None:
-        yield "length", partial(steps.by_chars, low=plan.min_chars, high=plan.max_chars)
+        yield "length", partial(row_steps.by_chars, low=plan.min_chars, high=plan.max_chars)
     if plan.max_tokens is not None:
         assert plan.tokenizer is not None, "max_tokens without a tokenizer"
-        by_tokens = partial(steps.by_tokens, most=plan.max_tokens, tokenizer=plan.tokenizer)
+        by_tokens = partial(row_steps.by_tokens, most=plan.max_tokens, tokenizer=plan.tokenizer)
         yield "tokens", partial(by_tokens, on_progress=on_progress)
     if plan.dedup:
-        yield "dedup", steps.without_duplicates
+        yield "dedup", row_steps.without_duplicates
     if plan.against:
-        decontaminated = partial(steps.decontaminated, against=plan.against, n=plan.ngram, share=plan.share)
+        decontaminated = partial(row_steps.decontaminated, against=plan.against, n=plan.ngram, share=plan.share)
         yield "decontaminate", partial(decontaminated, on_progress=on_progress)
     if plan.test_size is not None:
-        yield "hold out", partial(steps.held_out, size=plan.test_size, seed=plan.test_seed)
+        yield "hold out", partial(row_steps.held_out, size=plan.test_size, seed=plan.test_seed)
     if plan.shuffle is not None:
-        yield "shuffle", partial(steps.shuffled, seed=plan.shuffle)
+        yield "shuffle", partial(row_steps.shuffled, seed=plan.shuffle)
     if plan.limit is not None:
-        yield "limit", partial(steps.limited, limit=plan.limit)
+        yield "limit", partial(row_steps.limited, limit=plan.limit)
     if plan.check:
-        from rlcli.prep.gold import checked
+        from rlcli.prep.gold_check import checked
 
         yield "check", partial(checked, skip_bad=plan.skip_bad, on_progress=on_progress)
 

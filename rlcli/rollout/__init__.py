@@ -1,1 +1,1 @@
-"""Generation: the engine protocol, vLLM, clients of served models, and sampling."""
+"""Generation: engines, the scheduler that asks them for a step's samples, and the worker's part in it."""

@@ -20,7 +20,7 @@ from rlcli.types import FinishReason
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlcli.images.rule import ImageRule
+    from rlcli.images.image_rule import ImageRule
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.model.weight_check.engine_weights import Verified
 
@@ -67,7 +67,7 @@ class Generation:
     tokens under the distribution that was sampled from: after temperature (at 1 if the response is greedy) and after
     top-p, which gives the tokens that it keeps a higher probability than the model does. finish_reason: None if it was
     aborted. routes: of prompt and response without its last token, with `EngineSpec.routes`, as far as they are known
-    (`rlcli.data.routes`)."""
+    (`rlcli.data.expert_routes`)."""
 
     key: int
     tokens: np.ndarray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlcli.model.chunks import BLOCK_LOGITS
+from rlcli.model.logit_chunks import BLOCK_LOGITS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -121,7 +121,7 @@ class TransformersEngine:
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         import torch
 
-        from rlcli.model.names import named_weights
+        from rlcli.model.tensor_names import named_weights
 
         own = dict(named_weights(self._lm))
         self._received = set()
@@ -139,7 +139,7 @@ class TransformersEngine:
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
         """All tensors are kept as they are sent, so that each is compared by itself, exactly."""
-        from rlcli.model.names import named_weights
+        from rlcli.model.tensor_names import named_weights
         from rlcli.model.weight_check.checksum import Checksums
         from rlcli.model.weight_check.engine_weights import Verified
 
@@ -199,8 +199,8 @@ def _model(spec: EngineSpec) -> Any:
     from torch import nn
     from transformers import AutoModelForCausalLM
 
-    from rlcli.model.io.config import read_config
     from rlcli.model.io.loading import read_model
+    from rlcli.model.io.model_config import read_config
 
     config, dtype = copy.deepcopy(read_config(spec.model)), getattr(torch, spec.dtype)
     if not spec.weights_follow:

@@ -1,1 +1,1 @@
-"""Run folders, checkpoints and step records on disk."""
+"""Run folders on disk: checkpoints, records, and the trackers that metrics go to."""

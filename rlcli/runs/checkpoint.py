@@ -20,8 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 import rlcli
 from rlcli.errors import CheckpointError, RunFailed
-from rlcli.files import described, remove, sync_folder, write_synced
-from rlcli.reading import UnfitFile, parse_json, read_bytes
+from rlcli.support.files import described, remove, sync_folder, write_synced
+from rlcli.support.reading import UnfitFile, parse_json, read_bytes
 
 FORMAT = 1
 """Incremented whenever older code could not read, or would misread, what this code writes."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
-from rlcli.files import (
+from rlcli.runs.software_record import environment
+from rlcli.support.files import (
     closed_folder,
     file_mode,
     folder_mode,
@@ -26,9 +27,8 @@ from rlcli.files import (
     replacing,
     write_synced,
 )
-from rlcli.reading import UnfitFile, check_regular
-from rlcli.redact import redacted
-from rlcli.runs.environment import environment
+from rlcli.support.reading import UnfitFile, check_regular
+from rlcli.support.redact import redacted
 
 LOCK = ".lock"
 """Marks a folder as a run's; held with flock while the run is alive, so it is released however the run ends."""

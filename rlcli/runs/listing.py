@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcli.errors import RlcliError
-from rlcli.reading import read_toml
 from rlcli.runs.folder import LOCK, check_records, events_of
-from rlcli.runs.measure import LOSS, MEAN, REWARD, means_of, measure_of, score_of
-from rlcli.runs.records import evaluations_of, metrics_of
+from rlcli.runs.record_files import evaluations_of, metrics_of
+from rlcli.runs.run_measure import LOSS, MEAN, REWARD, means_of, measure_of, score_of
+from rlcli.support.reading import read_toml
 
 State = Literal["alive", "finished", "stopped", "failed", "killed", "unreadable"]
 ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}

@@ -46,7 +46,7 @@ def page(title: str, opening: str, parts: Iterator[str]) -> str:
 
 
 def commands() -> str:
-    from rlcli.cli.group import COMMANDS, imported
+    from rlcli.cli.command_group import COMMANDS, imported
 
     def parts() -> Iterator[str]:
         yield table(
@@ -117,7 +117,7 @@ KINDS = {
 
 
 def algorithms(recipes: list[dict[str, Any]]) -> str:
-    from rlcli.cli.recipes.choices import MODULES, choices
+    from rlcli.cli.recipes.algorithm_choices import MODULES, choices
 
     def parts() -> Iterator[str]:
         for key, module in MODULES.items():

@@ -20,7 +20,7 @@ def cursor_stands_still(trainer: Any) -> None:
 
 
 def learning_rate_of_zero(trainer: Any) -> None:
-    from rlcli.trainer import trainer as module
+    from rlcli.training.loop import trainer as module
 
     patch(module, "lr_at", lambda *_, **__: 0.0)
 

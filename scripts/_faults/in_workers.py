@@ -53,7 +53,7 @@ def swap_two_tensors(worker: Any) -> None:
 
 def leave_the_head(worker: Any) -> None:
     """The copy of a tied head that the CPU's kernels read stays as it was."""
-    from rlcli.rollout.vllm_hooks import cpu_kernels
+    from rlcli.rollout.vllm.hooks import cpu_kernels
 
     patch(cpu_kernels, "repack", lambda model: None)
 
@@ -106,7 +106,7 @@ def round_one_layer(worker: Any) -> None:
 
 def shift_positions_of_a_percent(worker: Any) -> None:
     """In every hundredth sample that the trainer packs, the response is one position further from its prompt."""
-    from rlcli.workers.roles.batch import TrainBatch
+    from rlcli.training.worker.train_batch import TrainBatch
 
     numbers = itertools.count(90)
 
@@ -123,7 +123,7 @@ def shift_positions_of_a_percent(worker: Any) -> None:
 
 
 def shift_log_probs(worker: Any) -> None:
-    from rlcli.rollout.vllm_engine import VllmEngine
+    from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
     def shifted(*given: Any) -> Any:
         generation = original(*given)
@@ -133,7 +133,7 @@ def shift_log_probs(worker: Any) -> None:
 
 
 def mask_begins_early(worker: Any) -> None:
-    from rlcli.data.shard import SampleShard
+    from rlcli.data.sample_shard import SampleShard
 
     def early(shard: Any, index: int) -> Any:
         row = original(shard, index)
@@ -156,7 +156,7 @@ def reduce_nothing(worker: Any) -> None:
 
 
 def divide_by_own_tokens(worker: Any) -> None:
-    from rlcli.workers.roles.batch import TrainBatch
+    from rlcli.training.worker.train_batch import TrainBatch
 
     def divided(batch: Any, *given: Any) -> None:
         original(batch, *given)
@@ -180,7 +180,7 @@ def multiply_the_loss(worker: Any) -> None:
 
 def flip_advantages(worker: Any) -> None:
     """Where the controller's advantages arrive."""
-    from rlcli.workers.roles.batch import TrainBatch
+    from rlcli.training.worker.train_batch import TrainBatch
 
     def flipped(batch: Any, *given: Any) -> None:
         original(batch, *given)
@@ -192,7 +192,7 @@ def flip_advantages(worker: Any) -> None:
 
 def flip_token_advantages(worker: Any) -> None:
     """Where the loss reads them."""
-    from rlcli.workers.roles.batch import TrainBatch
+    from rlcli.training.worker.train_batch import TrainBatch
 
     def flipped(batch: Any, name: str, column: Any) -> None:
         original(batch, name, -column if name == "advantages" else column)
@@ -215,14 +215,14 @@ def reference_is_policy(worker: Any) -> None:
 
 def one_seed_a_sample(worker: Any) -> None:
     """The seed knows neither the step nor the prompt."""
-    from rlcli.workers.roles import rollout
+    from rlcli.rollout.worker import rollout_role
 
-    patch(rollout, "sample_seed", lambda run, purpose, step, prompt, sample: 1000 * worker.rank + sample + 1)
+    patch(rollout_role, "sample_seed", lambda run, purpose, step, prompt, sample: 1000 * worker.rank + sample + 1)
 
 
 def same_seeds_each_step(worker: Any) -> None:
-    from rlcli.workers.roles import rollout
-    from rlcli.workers.roles.rollout import RolloutRole
+    from rlcli.rollout.worker import rollout_role
+    from rlcli.rollout.worker.rollout_role import RolloutRole
 
     drawn: dict[tuple[int, str, int], int] = {}
 
@@ -230,7 +230,7 @@ def same_seeds_each_step(worker: Any) -> None:
         place = sum(key[0] == step for key in drawn)
         return drawn.setdefault((step, prompt, sample), 1 + place + 10_000 * worker.rank)
 
-    patch(rollout, "sample_seed", seed)
+    patch(rollout_role, "sample_seed", seed)
     assert RolloutRole
 
 

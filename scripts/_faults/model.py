@@ -16,11 +16,12 @@ PROMPTS = 64
 
 def make_quickstart(work: Path) -> None:
     """`work`/sums, and `work`/warm, a link to the warmed-up model, which the cache keeps: 40 s the first time."""
-    from rlcli.data.prompts.schema import write_prompts
-    from rlcli.files import cache_folder
+    from rlcli_quickstart.sum_lessons import Sums
+    from rlcli_quickstart.warm_start import warm_start
+
+    from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
-    from rlcli.quickstart.sums import Sums
-    from rlcli.quickstart.warm_start import warm_start
+    from rlcli.support.files import cache_folder
     from rlcli.types import ConvertOptions
 
     for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(seed=0)).splits.items():
@@ -31,8 +32,8 @@ def make_quickstart(work: Path) -> None:
 def make_model_and_data(work: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from rlcli.data.prompts.schema import write_prompts
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.data.prompts.parquet_schema import write_prompts
+    from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 

@@ -25,16 +25,16 @@ import in_workers
 import patches
 from catalog import FAULTS, LAYOUTS, REAL_FAULTS, REAL_LAYOUTS, SOUND, Fault
 
+from rlcli.cluster.supervisor.stop_signals import StopOnSignal
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.launch import launch
 from rlcli.launch.preflight import prepare
 from rlcli.runs.folder import RunFolder, events_of
-from rlcli.runs.records import metrics_of
-from rlcli.supervisor.signals import StopOnSignal
-from rlcli.tracking import open_trackers
-from rlcli.tracking.console import View
-from rlcli.trainer.trainer import Trainer
+from rlcli.runs.record_files import metrics_of
+from rlcli.runs.tracking import open_trackers
+from rlcli.runs.tracking.run_console import View
+from rlcli.training.loop.trainer import Trainer
 
 SMALL = (
     *("train.minibatches=2", "train.tokens_per_microbatch=256", "train.lr=1e-4", "train.warmup_steps=0"),

@@ -16,13 +16,13 @@ MAX_PROMPT, MAX_RESPONSE = 256, 256
 
 @contextlib.contextmanager
 def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
-    """A rlcli.workers.worker.Worker that trains and generates; it is closed with the block."""
+    """A rlcli.training.worker.worker.Worker that trains and generates; it is closed with the block."""
     model = models.make(check, shape)
     check.progress("starting one worker with its engine", 45)
     from rlcli.cluster.placement import WORKER_ENV
 
     os.environ.update(WORKER_ENV)
-    from rlcli.workers.worker import Worker
+    from rlcli.training.worker.worker import Worker
 
     # The worker sends its process's output to a log of its own; here it stays in the part's.
     ours = (os.dup(1), os.dup(2))
@@ -43,8 +43,8 @@ def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
 def spec(check: Check, model: str, lora_rank: int) -> Any:
     from rlcli.config.schema import RunConfig
     from rlcli.data.prompts.chat_template import stop_tokens
-    from rlcli.data.prompts.prompts import load_tokenizer
-    from rlcli.workers.spec import WorkerSpec
+    from rlcli.data.prompts.tokenized_prompts import load_tokenizer
+    from rlcli.training.worker.worker_spec import WorkerSpec
 
     config = RunConfig.model_validate(
         {

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcli.planner.shape import ModelShape
+from rlcli_planner.model_shape import ModelShape
 
 UPDATE, STEP = 3, 4
 """Forward passes that an update and a whole step are worth."""

@@ -38,7 +38,7 @@ def make(check: Check, name: str) -> str:
     shape = (REHEARSED if check.rehearse else SHAPES)[name]
     folder = check.models / (f"{name}-rehearsed" if check.rehearse else name)
     if check.models.parent == Path(tempfile.gettempdir()):  # by default: another user may have made it
-        from rlcli.files import private_folder
+        from rlcli.support.files import private_folder
 
         private_folder(check.models)
     if not folder.exists():
@@ -61,7 +61,7 @@ def save(folder: Path, shape: dict[str, int], device: str) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from rlcli.model.io.tiny import EOS, PAD, tiny_tokenizer
+    from rlcli.model.io.tiny_model import EOS, PAD, tiny_tokenizer
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     tokens = tiny_tokenizer().get_vocab()
@@ -89,7 +89,7 @@ def tokenizer(size: int) -> Any:
 
     from transformers import Qwen2Tokenizer
 
-    from rlcli.model.io.tiny import CHAT_TEMPLATE, EOS, MARKERS, PAD, UNK, tiny_tokenizer
+    from rlcli.model.io.tiny_model import CHAT_TEMPLATE, EOS, MARKERS, PAD, UNK, tiny_tokenizer
 
     vocabulary = dict(sorted(tiny_tokenizer().get_vocab().items(), key=lambda pair: pair[1]))
     words = (letters for n in (3, 4) for letters in map("".join, itertools.product(string.ascii_letters, repeat=n)))

@@ -51,8 +51,9 @@ def run(check: Check, shape: str, engine: str) -> None:
 
 def check_bytes(check: Check, shape: str, model: str, steps: list[runs.Step]) -> None:
     """Each sync brings every weight once, in the engine's type, and the engine was found to hold each of them."""
-    from rlcli.model.io.config import read_config
-    from rlcli.planner.shape import shape_of
+    from rlcli_planner.model_shape import shape_of
+
+    from rlcli.model.io.model_config import read_config
 
     whole = shape_of(read_config(model)).parameters * (4 if check.rehearse else 2)
     sent = {step["sync/bytes"] for step in steps if "sync/bytes" in step}

@@ -78,18 +78,20 @@ def report(check: Check, shape: str, work: Any, steps: Any, forward: float, peak
 
 
 def shape_of_model(model: str) -> Any:
-    from rlcli.model.io.config import read_config
-    from rlcli.planner.shape import shape_of
+    from rlcli_planner.model_shape import shape_of
+
+    from rlcli.model.io.model_config import read_config
 
     return shape_of(read_config(model))
 
 
 def peak_flops(check: Check) -> tuple[float, str]:
-    """Dense bfloat16 operations a second of this GPU by its name (rlcli.planner.device.TABLE, from data sheets); of the
-    CPU what a matrix product reaches. And the device's name."""
+    """Dense bfloat16 operations a second of this GPU by its name (rlcli_planner.known_devices.TABLE, from data sheets);
+    of the CPU what a matrix product reaches. And the device's name."""
+    from rlcli_planner.known_devices import of_machine
+    from rlcli_planner.machine.machine_rates import machine_rates
+
     from rlcli.cluster.ray_session import worker_threads
-    from rlcli.planner.device import of_machine
-    from rlcli.planner.machine.rates import machine_rates
 
     if check.rehearse:
         rates = machine_rates("cpu", "float32", worker_threads(1), 1)
@@ -99,7 +101,9 @@ def peak_flops(check: Check) -> tuple[float, str]:
     asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", visible())
     name = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     device = of_machine(name, 0.0)
-    check.require(device.has_rates, "the peak of this GPU is known", f"{name}: add it to rlcli/planner/device.py")
+    check.require(
+        device.has_rates, "the peak of this GPU is known", f"{name}: add it to packages/rlcli_planner/known_devices.py"
+    )
     return device.flops or float("nan"), f"{name}, as {device.name}, dense bfloat16"
 
 

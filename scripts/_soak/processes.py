@@ -84,7 +84,7 @@ def _name(process: psutil.Process, supervisor: int) -> str:
         return f"worker {log.stem}" if log.parent.name == "logs" and log.suffix == ".log" else "ray: agents"
     if process.name() in RAY:
         return f"ray: {process.name()}"
-    if "rlcli.scoring" in line:
+    if "rlcli.rewards" in line:
         return "scoring"
     if "rlcli.cli.main" in line:
         return "driver"

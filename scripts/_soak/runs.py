@@ -86,8 +86,8 @@ def _look(supervisor: int, out: Path, soaked: Soaked) -> None:
 
 
 def make_model_and_data(work: Path) -> None:
-    from rlcli.data.prompts.schema import write_prompts
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.data.prompts.parquet_schema import write_prompts
+    from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 

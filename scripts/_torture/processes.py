@@ -33,7 +33,7 @@ def _is(name: str, process: psutil.Process) -> bool:
     if name == "worker":
         return line.startswith("ray::Worker")
     if name == "scoring service":
-        return "rlcli.scoring.service.service" in line
+        return "rlcli.rewards.service.scoring_service" in line
     if name in (
         "fork server",
         "scoring worker",

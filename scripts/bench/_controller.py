@@ -23,11 +23,11 @@ from rlcli.cluster.dispatch import Dispatch, Shared, add_up, per_rank
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.messages import Collected, Progress, PromptTask
+from rlcli.rollout.worker.work_queue import Queue
+from rlcli.training.worker.rank_step_recorder import StepReport
+from rlcli.training.worker.weight_sync.weight_transfer import Synced
+from rlcli.training.worker.worker import Worker
 from rlcli.types import Outcome
-from rlcli.workers.roles.work_queue import Queue
-from rlcli.workers.step_recorder import StepReport
-from rlcli.workers.weights.transfer import Synced
-from rlcli.workers.worker import Worker
 
 ALIKE = sample_table(np.full(5, -1.0), np.full(5, -1.0), np.array([5]), drawn=True)
 """A sample of which engine and trainer find the same log-probs."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+from rlcli_planner.forecast import Forecast
+from rlcli_planner.known_devices import GIB
+from rlcli_planner.launch.memory_auto import planned
 
 from rlcli.errors import SetupError
-from rlcli.launch.planning.memory_auto import planned
-from rlcli.planner.device import GIB
-from rlcli.planner.forecast import Forecast
 
 ENDING_S, SAMPLED_S = 20.0, 0.05
 COMMON = [

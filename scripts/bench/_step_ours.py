@@ -16,8 +16,8 @@ from _step_work import Workload, write_prompts
 from rlcli.config.load import resolve
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
-from rlcli.tracking.console import View
-from rlcli.workers.worker import Worker
+from rlcli.runs.tracking.run_console import View
+from rlcli.training.worker.worker import Worker
 
 PURPOSE = "train"
 
@@ -144,7 +144,7 @@ def run_ours(
     from rlcli.launch import launch
     from rlcli.launch.preflight import prepare
     from rlcli.runs.folder import RunFolder
-    from rlcli.tracking import open_trackers
+    from rlcli.runs.tracking import open_trackers
 
     with tempfile.TemporaryDirectory(prefix="bench-step-") as name:
         folder = Path(name)

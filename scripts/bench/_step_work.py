@@ -70,7 +70,7 @@ def draw_lengths(prompts: int, samples: int, most: int, ragged: bool) -> tuple[t
 
 def make_model(name: str, folder: Path) -> str:
     """The folder of the model `name`: one of TINY or SHAPES is made, anything else is taken as a folder."""
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     if name in TINY:
         hidden, layers, heads, kv_heads = TINY[name]
@@ -93,7 +93,7 @@ def make_model(name: str, folder: Path) -> str:
 def write_prompts(prompts: Sequence[BenchPrompt], folder: Path, equal_share: float) -> None:
     """train.parquet: the prompts twice, first with groups of unequal rewards alone, then with `equal_share` of them
     equal; unshuffled, steps take the two in turn."""
-    from rlcli.prep.write import write_splits
+    from rlcli.prep.split_writer import write_splits
     from rlcli.types import Prompt
 
     def row(number: int) -> Prompt:

@@ -17,7 +17,7 @@ from rlcli.cluster.process import malloc
 from rlcli.cluster.ray_session import ray_session
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import Train
-from rlcli.trainer.engines import Engines
+from rlcli.training.loop.engine_groups import Engines
 
 
 class Trained(Member):

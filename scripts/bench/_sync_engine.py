@@ -22,7 +22,7 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
 
     from rlcli.model.weight_check.checksum import Checksums
     from rlcli.rollout.engine import EngineSpec, Sampling
-    from rlcli.rollout.vllm_engine import VllmEngine
+    from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)

@@ -16,8 +16,8 @@ from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import malloc
 from rlcli.cluster.ray_session import ray_session
 from rlcli.cluster.worker_group import WorkerGroup
-from rlcli.trainer.engines import Engines
-from rlcli.workers.weights.sync import WeightSync
+from rlcli.training.loop.engine_groups import Engines
+from rlcli.training.worker.weight_sync.weight_sync import WeightSync
 
 MIB = 1 << 20
 

@@ -17,10 +17,10 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.evaluation.statistics import interval
 from rlcli.model.optim import lr_at
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.types import Prompt
 
 

@@ -38,8 +38,8 @@ from _quickstart import evaluations, rlcli
 from _step_work import make_model
 from numpy.typing import NDArray
 
-from rlcli.data.samples import sample_files
-from rlcli.tracking.console import View
+from rlcli.data.sample_files import sample_files
+from rlcli.runs.tracking.run_console import View
 from rlcli.types import ConvertOptions
 
 STALENESS = (0, 1, 2, 4)
@@ -108,12 +108,12 @@ def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> Non
     import time
     import zlib
 
-    from rlcli.workers.roles import rollout
+    from rlcli.rollout.worker import rollout_role
 
     engine = worker.engine
     if engine is None or hasattr(engine, "recorded"):
         return
-    params, step, abort, seed_of = engine._params, engine.step, engine.abort, rollout.sample_seed
+    params, step, abort, seed_of = engine._params, engine.step, engine.abort, rollout_role.sample_seed
     engine.recorded, last, added, taken = [], [0.0], [0], [0]
     drawn: dict[int, float] = {}
     begun_at: dict[int, int] = {}
@@ -153,7 +153,7 @@ def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> Non
         begun_at.clear()
         return abort()
 
-    engine._params, engine.step, engine.abort, rollout.sample_seed = bounded, timed, aborted, seeded
+    engine._params, engine.step, engine.abort, rollout_role.sample_seed = bounded, timed, aborted, seeded
 
 
 def recorded(worker: Any) -> list[tuple[int, int, int, float]]:
@@ -219,10 +219,10 @@ class Contest:
     def run(self, groups: Any, own: tuple[str, ...], staleness: int, steps: int = 0) -> float:
         """Train once; the mean seconds of the steps between the filling of the pipeline and its end. steps: all, if
         they are not as many as `steps` says."""
+        from rlcli.cluster.supervisor.stop_signals import StopOnSignal
         from rlcli.launch.launch import trainer_of, worker_spec
         from rlcli.runs.folder import RunFolder
-        from rlcli.supervisor.signals import StopOnSignal
-        from rlcli.tracking import open_trackers
+        from rlcli.runs.tracking import open_trackers
 
         ready, logs = self.prepared(own, staleness, steps or self.steps(staleness)), Path(groups.spec.logs)
         spec = worker_spec(ready, logs, train=True, group_id=groups.spec.group_id)
@@ -277,7 +277,7 @@ class Contest:
 
     def speeds(self, lengths: NDArray[np.int64]) -> Any:
         """What the runs without staleness measured."""
-        from rlcli.planner.asynchrony.simulate import Speeds
+        from rlcli_planner.asynchrony.simulate import Speeds
 
         steps = self.decoding(0)
         known = np.column_stack([np.ones(len(steps)), steps[:, :3]])
@@ -305,7 +305,7 @@ class Contest:
 
 
 def make_data(folder: Path, options: ConvertOptions) -> Path:
-    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
 
     for split, prompts in prepare(converter_named("arithmetic"), options).splits.items():
@@ -344,7 +344,7 @@ def compared(
     lengths: NDArray[np.int64],
 ) -> dict[str, Any]:
     """Each layout's gain over synchronous steps on both devices, measured and predicted."""
-    from rlcli.planner.asynchrony.simulate import Layout, simulate
+    from rlcli_planner.asynchrony.simulate import Layout, simulate
 
     def predicted(name: str, staleness: int, beside: bool) -> float:
         drawn, apart, (alone, slowed) = lengths[: contest.steps(staleness)], name != "shared", speeds[name]
@@ -375,8 +375,8 @@ def compared(
 
 def learns(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Steps and seconds of the quickstart's task until the held-out accuracy is 0.9, for each staleness and seed."""
-    from rlcli.quickstart.sums import Sums
-    from rlcli.quickstart.warm_start import warm_start
+    from rlcli_quickstart.sum_lessons import Sums
+    from rlcli_quickstart.warm_start import warm_start
 
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.seeds):
@@ -400,8 +400,9 @@ def learns(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def simulations(folder: Path) -> dict[str, Any]:
     """The best layout of each staleness, as `rlcli plan` simulates it: lengths and speeds are assumed."""
-    from rlcli.launch.planning.memory_auto import planned
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli_planner.launch.memory_auto import planned
+
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     rows = []
     for name, (sizes, own) in SIMULATED.items():

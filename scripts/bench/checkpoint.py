@@ -24,12 +24,12 @@ from _common import write_json
 from rich.console import Console
 from rich.table import Table
 
-from rlcli.data.samples import sample_row, write_samples
-from rlcli.files import described
-from rlcli.orchestrator.rollout_source import by_rank
+from rlcli.data.sample_files import sample_row, write_samples
+from rlcli.rollout.scheduler.rollout_source import by_rank
 from rlcli.runs.checkpoint import Checkpoints
 from rlcli.runs.folder import RunFolder
-from rlcli.trainer.checkpointer import Checkpointer
+from rlcli.support.files import described
+from rlcli.training.loop.checkpointer import Checkpointer
 from rlcli.types import Outcome, Prompt, Verdict
 
 THREADS = 8

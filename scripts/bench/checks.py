@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", default="", help="write the figures to this file, too")
     options = parser.parse_args()
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     os.environ["OMP_NUM_THREADS"] = "1"
     table = Table("ranks", "tokens", "without, s", "with, s", "checks, ms", "share", box=None, pad_edge=False)
@@ -65,9 +65,9 @@ def measure(rank: int, world: int, port: int, model: str, tokens: int, repeats: 
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.config.schema import RunConfig
-    from rlcli.model.parallel.dims import ParallelDims
-    from rlcli.workers.fsdp import FsdpLoader
-    from rlcli.workers.roles.policy import PolicyRole
+    from rlcli.model.parallel.parallel_dims import ParallelDims
+    from rlcli.training.worker.fsdp_backend import FsdpLoader
+    from rlcli.training.worker.policy_role import PolicyRole
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
@@ -97,13 +97,13 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
 
     from rlcli.data.columns import Samples
     from rlcli.data.messages import Coefficients, Collected
-    from rlcli.data.shard import ShardBuilder
+    from rlcli.data.sample_shard import ShardBuilder
     from rlcli.data.signature import signature, tokens_digest
     from rlcli.data.trajectories import Trajectory
-    from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
-    from rlcli.trainer.checks.invariants import Invariants
+    from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+    from rlcli.training.loop.checks.invariants import Invariants
+    from rlcli.training.worker.train_batch import TrainBatch
     from rlcli.types import Outcome, Sample, Verdict
-    from rlcli.workers.roles.batch import TrainBatch
 
     random, builder, rows = np.random.default_rng(0), ShardBuilder(), []
     for index in range(PROMPTS * SAMPLES):
@@ -148,13 +148,13 @@ def checks() -> bool:
 def unchecked(role: Any, step: Callable[[], float]) -> float:
     """The same without any check."""
     global _checked
-    from rlcli.workers.roles import integrity
+    from rlcli.training.worker import plan_integrity
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(integrity.RowCheck, "check", lambda *_: None))
-        stack.enter_context(patch.object(integrity.ReductionCheck, "check", lambda check: check._found.clear()))
-        stack.enter_context(patch.object(integrity.StepCheck, "before", lambda *_: None))
-        stack.enter_context(patch.object(integrity.StepCheck, "after", lambda *_: {}))
+        stack.enter_context(patch.object(plan_integrity.RowCheck, "check", lambda *_: None))
+        stack.enter_context(patch.object(plan_integrity.ReductionCheck, "check", lambda check: check._found.clear()))
+        stack.enter_context(patch.object(plan_integrity.StepCheck, "before", lambda *_: None))
+        stack.enter_context(patch.object(plan_integrity.StepCheck, "after", lambda *_: {}))
         stack.enter_context(patch.object(role, "_row_sums", lambda *_: ({}, None)))
         stack.enter_context(patch.object(role, "_checks", lambda *_: {}))
         _checked = False

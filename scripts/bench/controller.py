@@ -37,16 +37,16 @@ from rich.table import Table
 
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.orchestrator import rollout_source
-from rlcli.orchestrator.rollout_source import RolloutSource
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
+from rlcli.rollout.scheduler import rollout_source
+from rlcli.rollout.scheduler.rollout_source import RolloutSource
 from rlcli.runs.folder import RunFolder
-from rlcli.tracking import Trackers
-from rlcli.tracking.console import View
-from rlcli.trainer import trainer
-from rlcli.trainer.trainer import Trainer
+from rlcli.runs.tracking import Trackers
+from rlcli.runs.tracking.run_console import View
+from rlcli.training.loop import trainer
+from rlcli.training.loop.trainer import Trainer
+from rlcli.training.worker.worker_pools import Groups
 from rlcli.types import Prompt
-from rlcli.workers.pools import Groups
 
 MEMORY_STEPS = 20
 HOSTS = 4

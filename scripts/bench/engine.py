@@ -46,10 +46,10 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
 
     import torch.distributed as dist
 
-    from rlcli.rollout import vllm_arguments
     from rlcli.rollout.engine import EngineSpec
-    from rlcli.rollout.vllm_engine import VllmEngine
-    from rlcli.rollout.vllm_hooks import cpu_kernels
+    from rlcli.rollout.vllm import vllm_arguments
+    from rlcli.rollout.vllm.hooks import cpu_kernels
+    from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
     ways = {
         AS_IT_IS: (0, nullcontext()),

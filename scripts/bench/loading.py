@@ -40,14 +40,14 @@ from rich.table import Table
 from sync import SIZES, whole_shape
 from torch import Tensor
 
-from rlcli.cluster.process.memory import Process
-from rlcli.files import remove
-from rlcli.model.io.files import WeightFiles
+from rlcli.cluster.process.peak_memory import Process
 from rlcli.model.io.loading import load_policy
-from rlcli.model.io.state import copied, load_state, rng_state, save_state, trained_state
+from rlcli.model.io.model_state import copied, load_state, rng_state, save_state, trained_state
+from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.optim import build_optimizer
-from rlcli.model.parallel.dims import ParallelDims
+from rlcli.model.parallel.parallel_dims import ParallelDims
 from rlcli.runs.checkpoint import Checkpoints, read_checkpoint
+from rlcli.support.files import remove
 
 GIB, BLOCK = 1 << 30, 64 << 20
 LAYOUTS: dict[str, tuple[int, int, bool]] = {

@@ -49,7 +49,7 @@ Way = Callable[[Any, Any, Any], "tuple[Any, Any]"]
 
 
 def ours(hidden: Any, weight: Any, targets: Any) -> tuple[Any, Any]:
-    from rlcli.model.chunks import chunk_tokens
+    from rlcli.model.logit_chunks import chunk_tokens
     from rlcli.model.logprobs import token_log_probs
 
     return token_log_probs(hidden, weight, targets, 1.0, chunk_tokens(len(weight), weight.is_cuda), True)

@@ -91,7 +91,7 @@ def _set(worker: Any, version: int) -> None:
 
 
 def make_data(folder: Path, count: int) -> Path:
-    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
@@ -108,8 +108,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from rlcli.config.load import resolve
     from rlcli.launch.launch import running_workers
     from rlcli.launch.preflight import prepare
-    from rlcli.orchestrator import rollout_source
-    from rlcli.orchestrator.rollout_source import source_of
+    from rlcli.rollout.scheduler import rollout_source
+    from rlcli.rollout.scheduler.rollout_source import source_of
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     flags: dict[str, object] = {

@@ -41,10 +41,10 @@ def child(model: str, setting: str, tokens: int, repeats: int) -> dict[str, floa
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.cluster.process.memory import Device, Process
+    from rlcli.cluster.process.peak_memory import Device, Process
     from rlcli.model.io.loading import load_policy
     from rlcli.model.optim import build_optimizer
-    from rlcli.model.packed import pack
+    from rlcli.model.packed_batch import pack
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with socket.socket() as free:
@@ -110,12 +110,12 @@ def offloaded(policy: Any, optimizer: Any, device: Any) -> dict[str, float]:
 
 def measuring() -> float:
     """Microseconds of one measured phase, beside the block itself."""
-    from rlcli.cluster.process import memory
+    from rlcli.cluster.process import peak_memory
 
-    memory.start("cpu")
+    peak_memory.start("cpu")
     started = time.perf_counter()
     for _ in range(1000):
-        with memory.measured("update"):
+        with peak_memory.measured("update"):
             pass
     return (time.perf_counter() - started) * 1e3
 
@@ -136,7 +136,7 @@ def main() -> None:
         return
     import torch
 
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     settings = ["false", "true", *(['"offload"'] if torch.cuda.is_available() else [])]
     table = Table("gradient_checkpointing", "peak of an update, GiB", "seconds", "besides")

@@ -67,8 +67,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    from rlcli.data.prompts.schema import write_prompts
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.data.prompts.parquet_schema import write_prompts
+    from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 

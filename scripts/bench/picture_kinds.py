@@ -34,14 +34,14 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from rlcli.images.kinds import KINDS, rule_of
-from rlcli.images.rule import ImageRule
+from rlcli.images.families import KINDS, rule_of
+from rlcli.images.image_rule import ImageRule
 from rlcli.model.io.tiny_vision import save_vision_model, vision_model
-from rlcli.model.packed import pack
+from rlcli.model.packed_batch import pack
 from rlcli.model.policy import PolicyModel
 from rlcli.model.weight_check.checksum import Checksums
 from rlcli.rollout.engine import EngineSpec, GenerationRequest, Sampling, finished
-from rlcli.rollout.vllm_engine import VllmEngine
+from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
 SIZES = ((84, 56), (41, 30), (100, 200), (61, 60))
 """Width and height."""

@@ -58,7 +58,7 @@ def make(folder: Path, pictures: int, side: int, kind: str) -> int:
 
 def prep(folder: Path) -> dict[str, Figures]:
     from rlcli.prep.pipeline import Plan, converter_named, prepare
-    from rlcli.prep.write import write_splits
+    from rlcli.prep.split_writer import write_splits
     from rlcli.types import ConvertOptions
 
     columns = {name: name for name in ("prompt", "ground_truth", "images")}
@@ -74,12 +74,12 @@ def start(folder: Path) -> dict[str, Figures]:
     import pyarrow.parquet  # noqa: F401  # imports are no part of what is measured
     from transformers import AutoConfig, AutoTokenizer
 
-    from rlcli.data.prompts.cache import tokenized
-    from rlcli.data.prompts.table import read_prompts
-    from rlcli.data.shard import ShardBuilder
+    from rlcli.data.prompts.prompt_table import read_prompts
+    from rlcli.data.prompts.token_cache import tokenized
+    from rlcli.data.sample_shard import ShardBuilder
     from rlcli.data.trajectories import Trajectory
     from rlcli.images.decoding import decode
-    from rlcli.images.kinds import rule_of
+    from rlcli.images.families import rule_of
 
     model = folder / "model"
     tokenizer, rule = AutoTokenizer.from_pretrained(model), rule_of(str(model), AutoConfig.from_pretrained(model))

@@ -34,7 +34,7 @@ def make(path: Path, rows: int) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from rlcli.data.prompts.schema import row, rows_table
+    from rlcli.data.prompts.parquet_schema import row, rows_table
 
     text, writer = 0, None
     for start in range(0, rows, BATCH):
@@ -70,8 +70,8 @@ def start(path: Path, tokenizer_folder: Path) -> dict[str, Any]:
     import pyarrow.parquet  # noqa: F401  # imports are no part of what is measured
     from transformers import AutoTokenizer
 
-    from rlcli.data.prompts.cache import tokenized
-    from rlcli.data.prompts.table import read_prompts
+    from rlcli.data.prompts.prompt_table import read_prompts
+    from rlcli.data.prompts.token_cache import tokenized
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer("warm")
@@ -111,7 +111,7 @@ def main() -> None:
     if arguments.start:
         print(json.dumps(start(*arguments.start)))
         return
-    from rlcli.model.io.tiny import tiny_tokenizer
+    from rlcli.model.io.tiny_model import tiny_tokenizer
 
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="rlcli-bench-") as folder:

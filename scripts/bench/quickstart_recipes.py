@@ -85,8 +85,8 @@ def _sets(values: Mapping[str, Any]) -> str:
 
 def prepare(seed: int, folder: Path) -> tuple[Path, Path]:
     """Data and warm start of `seed`, as `rlcli quickstart` makes them."""
-    from rlcli.quickstart.sums import Sums
-    from rlcli.quickstart.warm_start import warm_start
+    from rlcli_quickstart.sum_lessons import Sums
+    from rlcli_quickstart.warm_start import warm_start
 
     data = folder / f"data-{seed}"
     if not data.exists():
@@ -160,7 +160,7 @@ def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
 
 
 def _panel(axes: Any, recipe: str, runs: Sequence[dict[str, Any]]) -> None:
-    from rlcli.tracking.plots import BLUE, FAINT, RED
+    from rlcli.runs.tracking.plots import BLUE, FAINT, RED
 
     for one in reversed(runs):  # the first seed on top
         first = one is runs[0]

@@ -103,9 +103,10 @@ def write(run: Path, steps: int, samples: int) -> None:
 
 def answers(run: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Seconds of each answer of a new server; the first includes opening the run."""
-    from rlcli.report.api import Api, as_json
-    from rlcli.report.server import warm_up
-    from rlcli.report.source import RunData
+    from rlcli_inspect.report.page_api import Api, as_json
+    from rlcli_inspect.report.page_server import warm_up
+
+    from rlcli.runs.run_data import RunData
 
     warm_up(Api([]))
     figures = {}
@@ -151,8 +152,9 @@ def browser(run: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 def report(run: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Seconds, size and peak memory of a report."""
-    from rlcli.report.source import RunData
-    from rlcli.report.static import write_report
+    from rlcli_inspect.report.static_report import write_report
+
+    from rlcli.runs.run_data import RunData
 
     started, cpu = time.perf_counter(), time.process_time()
     written = write_report([RunData(run)], run.parent / "report")

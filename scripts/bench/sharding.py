@@ -46,14 +46,14 @@ def slowest(update: Callable[[], None]) -> Callable[[], float]:
 def measured(rank: int, world: int, port: int, path: str, longest: int, repeats: int, out: str) -> None:
     from unittest.mock import patch
 
-    from rlcli.model.parallel import fsdp
+    from rlcli.model.parallel import fsdp_sharding
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     batch = train_batch(workload(32 // world, 8, 32, longest), 8192)
-    with patch.object(fsdp, "WHOLE_BYTES", 1 << 40):
+    with patch.object(fsdp_sharding, "WHOLE_BYTES", 1 << 40):
         whole = role_update(Path(path), batch, world)
-    with patch.object(fsdp, "WHOLE_BYTES", 0):
+    with patch.object(fsdp_sharding, "WHOLE_BYTES", 0):
         layers = role_update(Path(path), batch, world)
     updates = {"whole": whole, "layers": layers, "alone": bare(Path(path), batch)}
     found = interleaved({name: slowest(update) for name, update in updates.items()}, repeats=repeats)
@@ -64,7 +64,7 @@ def measured(rank: int, world: int, port: int, path: str, longest: int, repeats:
 
 
 def measure(model: str, ranks: int, longest: int, repeats: int) -> dict[str, list[float]]:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_model(Path(folder) / "model", **MODELS[model])

@@ -40,7 +40,7 @@ TEXTS = {"repeating": (True, True), "drafted wrong": (True, False), "not repeati
 
 def engine(model: str, tokens: int, concurrent: int, drafts: int) -> Any:
     from rlcli.rollout.engine import EngineSpec
-    from rlcli.rollout.vllm_engine import VllmEngine
+    from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
     sizes = {"max_length": PROMPT_TOKENS + tokens, "max_concurrent": concurrent, "kv_cache_bytes": 256 << 20}
     rest = {"tensor_parallel": 1, "lora_rank": 0, "weights_follow": False, "gpu_memory_utilization": 0.3}

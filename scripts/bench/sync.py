@@ -81,7 +81,7 @@ def sharded(size: str, mesh: Any, dtype: torch.dtype) -> Any:
     """A Qwen2 with random weights, in float32, that computes in `dtype`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from rlcli.model.parallel.fsdp import shard
+    from rlcli.model.parallel.fsdp_sharding import shard
     from rlcli.model.policy import PolicyModel
 
     config = Qwen2Config(**whole_shape(size))

@@ -45,7 +45,7 @@ class NoScorer:
     def submit(self, *asked: Any) -> Any:
         from concurrent.futures import Future
 
-        from rlcli.scoring.service.client import Scored
+        from rlcli.rewards.service.scoring_client import Scored
         from rlcli.types import Outcome, Verdict
 
         done: Future[Scored] = Future()
@@ -57,11 +57,11 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch.distributed as dist
 
     from rlcli.config.schema import RunConfig
-    from rlcli.data.prompts.prompts import load_tokenizer
-    from rlcli.environments.pool import Environments
+    from rlcli.data.prompts.tokenized_prompts import load_tokenizer
+    from rlcli.environments.environment_pool import Environments
     from rlcli.rollout.engine import EngineSpec
-    from rlcli.rollout.vllm_engine import VllmEngine
-    from rlcli.workers.roles.rollout import RolloutRole
+    from rlcli.rollout.vllm.vllm_engine import VllmEngine
+    from rlcli.rollout.worker.rollout_role import RolloutRole
 
     model = make_model(arguments.model, folder / "model")
     (folder / "wait.py").write_text(ENVIRONMENT)
@@ -117,8 +117,8 @@ def _run(role: Any, arguments: argparse.Namespace, turns: list[float]) -> Callab
     import numpy as np
 
     from rlcli.data.messages import PromptTask
-    from rlcli.rollout.call import RolloutCall
     from rlcli.rollout.engine import Sampling
+    from rlcli.rollout.rollout_call import RolloutCall
     from rlcli.types import Prompt
 
     params = role.engine._params

@@ -78,9 +78,9 @@ def train_batch(load: Workload, budget: int) -> Any:
 
     from rlcli.data.messages import MiniWork, StepWork
     from rlcli.data.packer import plan_batches
-    from rlcli.data.shard import ShardBuilder
+    from rlcli.data.sample_shard import ShardBuilder
     from rlcli.data.trajectories import Trajectory
-    from rlcli.workers.roles.batch import TrainBatch
+    from rlcli.training.worker.train_batch import TrainBatch
 
     builder = ShardBuilder()
     for tokens, prompt in load.rows:
@@ -117,9 +117,9 @@ def role_update(
 
     from rlcli.config.schema import RunConfig
     from rlcli.data.messages import Coefficients
-    from rlcli.model.parallel.dims import ParallelDims
-    from rlcli.workers.fsdp import FsdpLoader
-    from rlcli.workers.roles.policy import PolicyRole
+    from rlcli.model.parallel.parallel_dims import ParallelDims
+    from rlcli.training.worker.fsdp_backend import FsdpLoader
+    from rlcli.training.worker.policy_role import PolicyRole
 
     config = RunConfig.model_validate({"model": {"path": str(path), "compile": compiled}})
     device = torch.device("cpu")
@@ -138,7 +138,7 @@ def products(path: Path, batch: Any, dtype: str, clock: Callable[[], float]) -> 
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlcli.model.chunks import chunk_tokens
+    from rlcli.model.logit_chunks import chunk_tokens
 
     config = AutoConfig.from_pretrained(path)
     with init_empty_weights():
@@ -225,9 +225,9 @@ def padded(path: Path, load: Workload, budget: int) -> Callable[[], None]:
 
 @contextmanager
 def not_shared() -> Iterator[None]:
-    from rlcli.model import packed
+    from rlcli.model import packed_batch
 
-    with patch.object(packed, "WORTH_SHARING", 2.0):
+    with patch.object(packed_batch, "WORTH_SHARING", 2.0):
         yield
 
 
@@ -282,7 +282,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     clock = time.process_time if arguments.clock == "cpu" else time.perf_counter

@@ -26,13 +26,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlcli_sandbox import open_sandbox
+
 from rlcli.errors import SetupError
-from rlcli.files import replacing
-from rlcli.sandbox import open_sandbox
-from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.scoring.processes.worker import OVERRAN
-from rlcli.scoring.service.client import ScoringService
-from rlcli.scoring.service.service import Settings
+from rlcli.rewards.processes.scoring_pool import ScoringPool
+from rlcli.rewards.processes.scoring_worker import OVERRAN
+from rlcli.rewards.service.scoring_client import ScoringService
+from rlcli.rewards.service.scoring_service import Settings
+from rlcli.support.files import replacing
 from rlcli.types import Prompt, Verdict, VerifyRequest
 
 FILLER = "We set up the equation and solve it step by step, checking each case. " * 28

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.run import Run
-from rlcli.tracking.plots import running_mean
+from rlcli.runs.tracking.plots import running_mean
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, TRL, FAINT = "#2563a8", "#c2410c", 0.25

@@ -39,17 +39,17 @@ from rlcli.cluster.dispatch import add_up, one_each
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients, MiniWork, StepWork
 from rlcli.data.packer import plan_batches
-from rlcli.data.shard import ShardBuilder
+from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.decoder import whole
-from rlcli.model.io.state import save_state
+from rlcli.model.io.model_state import save_state
 from rlcli.model.lora import is_adapter
-from rlcli.model.parallel import fsdp
-from rlcli.model.parallel.dims import ParallelDims
-from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
-from rlcli.workers.roles.batch import TrainBatch
-from rlcli.workers.roles.critic import CriticRole
-from rlcli.workers.roles.policy import PolicyRole
+from rlcli.model.parallel import fsdp_sharding
+from rlcli.model.parallel.parallel_dims import ParallelDims
+from rlcli.training.worker.critic_role import CriticRole
+from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader
+from rlcli.training.worker.policy_role import PolicyRole
+from rlcli.training.worker.train_batch import TrainBatch
 
 CPU = torch.device("cpu")
 SAVED = ("all, policy", "all, adapter", "all, critic")
@@ -148,7 +148,7 @@ class Training:
             return backend
 
         torch.manual_seed(0)
-        with patch.object(fsdp, "WHOLE_BYTES", fsdp.WHOLE_BYTES if feature.whole else 0):
+        with patch.object(fsdp_sharding, "WHOLE_BYTES", fsdp_sharding.WHOLE_BYTES if feature.whole else 0):
             self.role: Any = PolicyRole(config, CPU, load) if feature.kind == "policy" else CriticRole(config, load)
         self.backend: FsdpBackend = self.role.policy if feature.kind == "policy" else self.role.model
         self.backend.optimizer.register_step_pre_hook(self._keep)

@@ -16,7 +16,7 @@ import torch
 
 from rlcli.algorithms.selection import keep_groups
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts.mixture import cursor_of
+from rlcli.data.prompts.dataset_mixture import cursor_of
 from rlcli.model.optim import lr_at
 from rlcli.types import Outcome, Prompt, Verdict
 

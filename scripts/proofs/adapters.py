@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
 
 ADD = {"a": 2, "b": 3}
 SUM = [{"role": "user", "content": "What is 2+3?"}]

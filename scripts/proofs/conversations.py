@@ -32,7 +32,7 @@ from templates import STOPS, downloaded, families, tokenizer_of
 
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.template_contract import TOOLS
-from rlcli.environments.turns import TurnTemplate
+from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ModelError
 
 ORACLES = {

@@ -26,8 +26,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlcli.environments.conversation import Limits
-from rlcli.environments.gateway.agents import run_agent
-from rlcli.environments.gateway.server import Gateway
+from rlcli.environments.gateway.agent_processes import run_agent
+from rlcli.environments.gateway.gateway_server import Gateway
 from tests.taught_engine import TaughtEngine, is_recorded
 
 ROW = {"id": "sum", "messages": [{"role": "user", "content": "What is 2+3?"}], "ground_truth": "5"}

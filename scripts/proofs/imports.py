@@ -21,14 +21,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlcli.config.importing import files, pythoncode, shell_run
-from rlcli.config.importing.confined import PROCESSES, files_beside, run_confined, text_of
-from rlcli.config.importing.convert import import_file
-from rlcli.config.importing.hydra_values import hydra_value
-from rlcli.config.importing.launches import OVERRIDE, flattened
-from rlcli.config.importing.reading import Unresolved
+from rlcli_port.configs import config_files, parsed_python, shell_run
+from rlcli_port.configs.convert import import_file
+from rlcli_port.configs.hydra_values import hydra_value
+from rlcli_port.configs.key_report import Unresolved
+from rlcli_port.configs.launches import OVERRIDE, flattened
+from rlcli_port.configs.sandboxed_script import PROCESSES, files_beside, run_confined, text_of
+from rlcli_sandbox import open_sandbox
+
 from rlcli.errors import RlcliError
-from rlcli.sandbox import open_sandbox
 
 SHELL = (".sh", ".bash", ".slurm", ".sbatch")
 KINDS = (*SHELL, ".py", ".ipynb", ".yaml", ".yml")
@@ -104,7 +105,7 @@ def truth(path: Path) -> dict[str, Any]:
     if path.suffix in SHELL:
         return keys_of(words_of_bash(path, text))
     if path.suffix == ".py":
-        values, _ = pythoncode.arguments(text, path)
+        values, _ = parsed_python.arguments(text, path)
         return {key: value for key, value in values.items() if not isinstance(value, Unresolved)}
     return {}
 
@@ -112,7 +113,7 @@ def truth(path: Path) -> dict[str, Any]:
 def examine(path: Path, show_keys: bool) -> Counter[str]:
     """The counts of one file that can be imported."""
     counts = Counter({"files": 1})
-    values = files.read(path).values
+    values = config_files.read(path).values
     imported = import_file(path)
     counts["imported"] += 1
     counts["keys"] += len(values)

@@ -28,7 +28,7 @@ from typing import Any
 MOST = {"float64": 1e-6, "float32": 1e-2}
 QUANTITIES = ("loss", "norm", "gradients", "weights")
 KINDS = ("dense", "experts")
-IMPORTED = ("ray", "rlcli.model.io.loading", "rlcli.model.io.state", "torch.distributed.fsdp")
+IMPORTED = ("ray", "rlcli.model.io.loading", "rlcli.model.io.model_state", "torch.distributed.fsdp")
 
 
 def differences(

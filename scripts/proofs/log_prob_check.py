@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlcli.runs.folder import events_of
-from rlcli.runs.records import metrics_of
+from rlcli.runs.record_files import metrics_of
 
 COMMAND = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 PROMPTS, SAMPLES = 8, 4

@@ -31,7 +31,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlcli.quickstart.warm_start import Lessons
+from rlcli_quickstart.warm_start import Lessons
 
 GUESS_WITHIN = 10
 WARM = 4000
@@ -62,7 +62,7 @@ class Item:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        from rlcli.data.prompts.schema import row
+        from rlcli.data.prompts.parquet_schema import row
 
         message = {"role": "user", "content": self.question}
         return row(
@@ -159,13 +159,13 @@ class Demonstrations(Lessons):
         return ["prompt selection", self.name, TASKS[self.name].shares, questions]
 
     def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Any]]]:
-        from rlcli.model.io.tiny import tiny_tokenizer
+        from rlcli.model.io.tiny_model import tiny_tokenizer
 
         tokenizer = tiny_tokenizer()
         return tokenizer, partial(self._batches, tokenizer)
 
     def _batches(self, tokenizer: Any, rng: random.Random, count: int, done: float) -> list[Any]:
-        from rlcli.quickstart.warm_start import IGNORED, padded
+        from rlcli_quickstart.warm_start import IGNORED, padded
 
         task, rows = TASKS[self.name], []
         for one in rng.choices(self.questions, k=count):
@@ -183,10 +183,11 @@ class Demonstrations(Lessons):
 
 def prepared(name: str, folder: Path) -> tuple[Path, Path]:
     """The data of a task and its warmed-up model, which all arms and seeds share."""
-    from rlcli.data.prompts.schema import prompt_row, write_rows
+    from rlcli_quickstart.sum_lessons import Sums
+    from rlcli_quickstart.warm_start import warm_start
+
+    from rlcli.data.prompts.parquet_schema import prompt_row, write_rows
     from rlcli.prep.pipeline import converter_named, prepare
-    from rlcli.quickstart.sums import Sums
-    from rlcli.quickstart.warm_start import warm_start
     from rlcli.types import ConvertOptions
 
     task, data, warm = TASKS[name], folder / f"data-{name}", folder / f"data-{name}-warm"
@@ -218,7 +219,7 @@ def ran(name: str, arm: str, seed: int, folder: Path, more: Sequence[str] = ()) 
         from _selection_loop import Loop
 
         from rlcli.config.load import resolve
-        from rlcli.data.prompts.table import read_prompts
+        from rlcli.data.prompts.prompt_table import read_prompts
 
         torch.set_num_threads(1)
         verify = {"gsm8k": rlcli_verifiers.gsm8k.verify, "reasoning_gym": rlcli_verifiers.reasoning_gym.verify}

@@ -149,8 +149,9 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|", flush=True)
     results = []
     if "words" in arguments.tasks:
-        from rlcli.files import cache_folder
-        from rlcli.quickstart.smollm2 import NAME, real_model
+        from rlcli_quickstart.smollm2 import NAME, real_model
+
+        from rlcli.support.files import cache_folder
 
         real_model(cache_folder() / NAME)
     for task in arguments.tasks:

@@ -29,11 +29,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rlcli_quickstart.smollm2 import NAME, real_model
 
-from rlcli.files import cache_folder
-from rlcli.quickstart.smollm2 import NAME, real_model
 from rlcli.runs.folder import events_of
-from rlcli.runs.records import evaluations_of, metrics_of
+from rlcli.runs.record_files import evaluations_of, metrics_of
+from rlcli.support.files import cache_folder
 
 COMMAND = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 RECIPES = {"lora": "grpo", "dapo": "dapo", "ppo": "ppo", "tool": "grpo"}

@@ -25,12 +25,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlcli_inspect.signals.monitor import REPEATS
+from rlcli_inspect.signals.panel import panel_of, signals_of
+from rlcli_inspect.signals.sample_record import Record
+from rlcli_inspect.signals.sample_rows import read_step
+
 from rlcli.runs.folder import events_of
-from rlcli.runs.records import course_of, metrics_of
-from rlcli.signals.monitor import REPEATS
-from rlcli.signals.panel import panel_of, signals_of
-from rlcli.signals.record import Record
-from rlcli.signals.rows import read_step
+from rlcli.runs.record_files import course_of, metrics_of
 
 RARE = 0.06
 """Share of the demonstrations that show each of the four behaviours."""
@@ -128,23 +129,23 @@ def behaviours(answer: int, rng: random.Random) -> str:
 
 def lessons(data: Path) -> Any:
     """The demonstrations of `behaviours` for the sums in `data`."""
-    from rlcli.quickstart import sums
-    from rlcli.quickstart.warm_start import padded
+    from rlcli_quickstart import sum_lessons
+    from rlcli_quickstart.warm_start import padded
 
     def batches(demonstrations: list[Any], tokenizer: Any, rng: random.Random, count: int, done: float) -> list[Any]:
         rows = [
-            sums._row(drawn.prompt, sums._ids(tokenizer, behaviours(drawn.answer, rng)))
+            sum_lessons._row(drawn.prompt, sum_lessons._ids(tokenizer, behaviours(drawn.answer, rng)))
             for drawn in rng.choices(demonstrations, k=count)
         ]
         return [padded(rows, tokenizer.pad_token_id)]
 
-    class Behaviours(sums.Sums):
+    class Behaviours(sum_lessons.Sums):
         def key(self) -> Any:
             return ["behaviours", RARE, WITHIN, FILLER, super().key()]
 
         def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Any]]]:
             tokenizer, _ = super().prepare(seed)
-            return tokenizer, partial(batches, sums._demonstrations(self.prompts, tokenizer), tokenizer)
+            return tokenizer, partial(batches, sum_lessons._demonstrations(self.prompts, tokenizer), tokenizer)
 
     return Behaviours(data)
 
@@ -173,9 +174,10 @@ def train(name: str, case: Case, folder: Path) -> Path:
 
 def _start(case: Case, folder: Path) -> tuple[Path | None, Path]:
     """The data of a case, and its warmed-up model."""
-    from rlcli.cli.train.quickstart import TASKS, _lessons, _prepare_data
+    from rlcli_quickstart.quickstart_command import TASKS, _lessons, _prepare_data
+    from rlcli_quickstart.warm_start import warm_start
+
     from rlcli.config.load import resolve
-    from rlcli.quickstart.warm_start import warm_start
 
     task: Any = case.task or "sums"
     data = _prepare_data(task, folder / f"data-{task}-{case.seed}", case.seed)

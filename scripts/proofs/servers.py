@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import rlcli
-from rlcli.serving.engines.record import states
+from rlcli.rollout.servers.server_record import states
 
 PROMPTS, SAMPLES = 4, 16
 COMMAND = [sys.executable, "-P", "-m", "rlcli.cli.main"]

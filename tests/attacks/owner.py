@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.types import Verdict, VerifyRequest
 
 POOLED = "code(wall_s=4.0)"

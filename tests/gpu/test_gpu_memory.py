@@ -30,14 +30,14 @@ SIZES = {"hidden": 1024, "layers": 8, "heads": 16, "kv_heads": 16}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", **SIZES)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
@@ -69,7 +69,7 @@ def learning(model: str, checkpointing: Any = False) -> tuple[Any, Any, Any]:
 
     from rlcli.model.io.loading import load_policy
     from rlcli.model.optim import build_optimizer
-    from rlcli.model.packed import pack
+    from rlcli.model.packed_batch import pack
 
     if not dist.is_initialized():
         with socket.socket() as probe:
@@ -96,7 +96,7 @@ def local(tensor: Any) -> Any:
 def bits(policy: Any, optimizer: Any) -> dict[str, Any]:
     import torch
 
-    from rlcli.model.io.state import trained_state
+    from rlcli.model.io.model_state import trained_state
 
     torch.cuda.synchronize()
     state = trained_state({"policy": (policy, optimizer)})
@@ -106,7 +106,7 @@ def bits(policy: Any, optimizer: Any) -> dict[str, Any]:
 def round_trip(model: str) -> dict[str, Any]:
     import torch
 
-    from rlcli.model.io.state import copied, trained_state
+    from rlcli.model.io.model_state import copied, trained_state
     from rlcli.model.parallel.offload import KINDS, Offload
 
     policy, optimizer, backward = learning(model)

@@ -30,7 +30,7 @@ CLOSE = 0.10
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200M parameters, and a vocabulary whose end is hardly ever drawn: responses go on to their limit."""
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     folder = tmp_path_factory.mktemp("model") / "model"
     return make_tiny_model(folder, hidden=1024, layers=12, heads=16, kv_heads=4)
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 

@@ -35,14 +35,14 @@ AGREEMENT = 0.1
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=256, heads=4)
 
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
@@ -123,7 +123,7 @@ def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -
 
 
 def test_an_adapter_on_experts_reaches_the_engine(sums: Path, tmp_path: Path) -> None:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     mixture = make_tiny_model(tmp_path / "mixture", hidden=256, heads=4, experts=8)
     sets = ("--set", "lora.rank=8", "--set", "lora.targets=all-linear,experts")
@@ -185,10 +185,10 @@ def drive(model: str, out: str, lora_rank: str) -> None:
     from rlcli.cluster.placement import WORKER_ENV
     from rlcli.config.schema import RunConfig
     from rlcli.data.prompts.chat_template import stop_tokens
-    from rlcli.data.prompts.prompts import load_tokenizer
+    from rlcli.data.prompts.tokenized_prompts import load_tokenizer
     from rlcli.rollout.engine import GenerationRequest, Sampling, finished
-    from rlcli.workers.spec import WorkerSpec
-    from rlcli.workers.worker import Worker
+    from rlcli.training.worker.worker import Worker
+    from rlcli.training.worker.worker_spec import WorkerSpec
 
     os.environ.update(WORKER_ENV)
     config = RunConfig.model_validate(

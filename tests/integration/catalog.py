@@ -24,16 +24,16 @@ from pathlib import Path
 from harms import SETTINGS, harmed
 
 from rlcli.algorithms.build import build_algorithm
+from rlcli.cluster.supervisor.stop_signals import StopOnSignal
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RunFailed
 from rlcli.launch.launch import running_workers, trainer_of, worker_spec
 from rlcli.launch.preflight import prepare
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.runs.folder import RunFolder
-from rlcli.runs.records import metrics_of
-from rlcli.supervisor.signals import StopOnSignal
-from rlcli.tracking import open_trackers
-from rlcli.tracking.console import View
+from rlcli.runs.record_files import metrics_of
+from rlcli.runs.tracking import open_trackers
+from rlcli.runs.tracking.run_console import View
 
 STEPS = 2
 SMALL = [

@@ -34,7 +34,7 @@ def cli() -> Cli:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with random weights."""
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
@@ -42,7 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The arithmetic dataset, small."""
-    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 

@@ -23,8 +23,8 @@ from rlcli.launch.launch import running_workers
 from rlcli.launch.preflight import prepare
 from rlcli.launch.resume import resumption
 from rlcli.runs.checkpoint import Checkpoints
-from rlcli.tracking.console import View
-from rlcli.workers.pools import Groups
+from rlcli.runs.tracking.run_console import View
+from rlcli.training.worker.worker_pools import Groups
 
 CASE = "grpo,checkpoint.every=1"
 SOME_BYTES = 1 << 20

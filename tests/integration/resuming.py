@@ -23,16 +23,16 @@ from typing import Any
 
 from catalog import sets_for
 
+from rlcli.cluster.supervisor.stop_signals import StopOnSignal
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.launch.launch import engine_spec, running_workers, trainer_of, worker_spec
 from rlcli.launch.preflight import prepare
 from rlcli.launch.resume import resumption
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import RunFolder
-from rlcli.supervisor.signals import StopOnSignal
-from rlcli.tracking import open_trackers
-from rlcli.tracking.console import View
-from rlcli.workers.pools import Groups
+from rlcli.runs.tracking import open_trackers
+from rlcli.runs.tracking.run_console import View
+from rlcli.training.worker.worker_pools import Groups
 
 STEPS, STOP = 4, 2
 MIXED = "data.mix=tokens"

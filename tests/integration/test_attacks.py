@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcli_sandbox import open_sandbox
 
 from rlcli.errors import SetupError
-from rlcli.sandbox import open_sandbox
 from tests.attacks.catalogue import Attack, collect, programs
 from tests.attacks.controls import CONTROLS, Control
 from tests.attacks.harness import Campaign, Report, World

@@ -16,7 +16,7 @@ from catalog import STEPS, sets_for
 from commands import ENVIRONMENT, Cli
 
 from rlcli.config import recipes
-from rlcli.data.samples import sample_files
+from rlcli.data.sample_files import sample_files
 from rlcli.runs.folder import events_of
 
 pytestmark = pytest.mark.timeout(1700)
@@ -267,7 +267,7 @@ def test_neither_ranks_nor_copies_change_anything(
                 assert one[figure] == pytest.approx(two[figure], rel=2e-3, abs=1e-6), (figure, one["step"])
 
 
-@pytest.mark.exhaustive  # tests/unit/workers
+@pytest.mark.exhaustive  # tests/unit/training/worker
 def test_a_critic_in_workers_of_its_own_learns_the_same(
     one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
@@ -278,7 +278,7 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
     )
     apart = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
     assert {path.name for path in (tmp_path / "apart" / "logs").iterdir()} == {"critic-0.log", "rank-0.log"}
-    from rlcli.export.weights import Stored
+    from rlcli.export.exported_weights import Stored
 
     critic = Stored(tmp_path / "apart" / "checkpoints" / "latest" / "critic", "critic.model.")
     (head,) = critic.read([name for name in critic.shapes if name.endswith("score.weight")]).values()
@@ -289,7 +289,7 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
             assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
 
 
-@pytest.mark.exhaustive  # tests/unit/workers/test_teacher.py
+@pytest.mark.exhaustive  # tests/unit/training/worker/test_teacher.py
 def test_a_teacher_in_workers_of_its_own_teaches_the_same(
     one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:

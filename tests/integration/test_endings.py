@@ -22,7 +22,7 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from rlcli.model.io.tiny import tiny_config
+    from rlcli.model.io.tiny_model import tiny_config
 
     folder = tmp_path_factory.mktemp("base") / "model"
     tokenizer = tokenizer_with(CHATML)
@@ -54,7 +54,7 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.data.prompts.schema import row, write_rows
+    from rlcli.data.prompts.parquet_schema import row, write_rows
 
     folder = tmp_path_factory.mktemp("fours")
     asked = [[{"role": "user", "content": question}] for question in ("2+2=", "1+3=", "3+1=")]

@@ -71,7 +71,7 @@ def with_a_wrong_bit(layer: Any, differences: Any) -> list[str]:
     """What the check finds once the packed copy of a layer's matrix has one wrong bit, with its weight as it was."""
     import torch
 
-    from rlcli.model.weight_check.packed import PackedMatrix
+    from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
 
     matrix = layer.cpu_linear
     wrong = matrix.read()
@@ -137,7 +137,7 @@ def main(model: str, out: str, *names: str) -> None:
     """In the spawned process: drive the engines and write what they give."""
     import torch.distributed as dist
 
-    from rlcli.rollout.vllm_hooks import packed_matrices
+    from rlcli.rollout.vllm.hooks import packed_matrices
 
     packed_matrices.MIN_ELEMENTS = 1 << 15  # of this model only matrices of its feed-forward part have as many
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
@@ -277,7 +277,7 @@ def driven(name: str, model: str) -> dict[str, Any]:
 def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
-    from rlcli.rollout.vllm_hooks import cpu_kernels
+    from rlcli.rollout.vllm.hooks import cpu_kernels
 
     return {
         "quantizations": list(QUANTIZATION_METHODS),
@@ -339,13 +339,13 @@ def test_vllm_knows_the_sampling_that_the_model_prefers(vllm: dict[str, Any]) ->
 
 
 def test_vllm_knows_what_quantizations_are_called(vllm: dict[str, Any]) -> None:
-    from rlcli.rollout.vllm_arguments import QUANTIZED
+    from rlcli.rollout.vllm.vllm_arguments import QUANTIZED
 
     assert set(QUANTIZED.values()) <= set(vllm["quantizations"])
 
 
 def test_the_samples_of_a_prompt_share_its_whole_blocks(vllm: dict[str, Any]) -> None:
-    from rlcli.rollout.vllm_arguments import CPU_BLOCK
+    from rlcli.rollout.vllm.vllm_arguments import CPU_BLOCK
 
     assert CPU_BLOCK < LENGTHS[2] < 2 * CPU_BLOCK
     assert vllm["cached"] == [0, CPU_BLOCK]
@@ -379,7 +379,7 @@ def test_an_engine_that_slept_has_the_weights_of_the_next_load(found: dict[str, 
 
 
 def test_a_prompt_is_not_cached_after_a_load(found: dict[str, Any], vllm: dict[str, Any]) -> None:
-    from rlcli.rollout.vllm_arguments import CPU_BLOCK
+    from rlcli.rollout.vllm.vllm_arguments import CPU_BLOCK
 
     checks = found["checks"]
     assert (checks["not cached"], checks["reset"]) == (0, 0)

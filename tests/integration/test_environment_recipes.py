@@ -14,7 +14,7 @@ import pytest
 from commands import ENVIRONMENT, SMALL, Cli
 
 from rlcli.config import recipes
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from tests.chat_templates import HERMES
 from tests.pages import blocks, commands
 

@@ -16,10 +16,10 @@ import torch.multiprocessing as mp
 from test_model_sharded import CPU, ROWS, free_port
 
 from rlcli.cluster.dispatch import add_up, one_each
-from rlcli.model.io.state import save_state
+from rlcli.model.io.model_state import save_state
 from rlcli.model.lora import LoraSpec
-from rlcli.model.names import named_weights
-from rlcli.model.parallel.delta import LastSent, WeightCopy
+from rlcli.model.parallel.weight_delta import LastSent, WeightCopy
+from rlcli.model.tensor_names import named_weights
 from tests.model_fixtures import Row, save_tiny
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
@@ -42,7 +42,7 @@ def loss(_: Any, outputs: Any) -> Any:
 
 
 def micro(own: list[Row]) -> Any:
-    from rlcli.model.packed import dummy, pack
+    from rlcli.model.packed_batch import dummy, pack
 
     return SimpleNamespace(packed=pack(own, CPU) if own else dummy(CPU), empty=not own)
 
@@ -50,8 +50,8 @@ def micro(own: list[Row]) -> Any:
 def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[str, Any]]:
     """By layout and kind of model: what `trained` and `moved` return."""
     from rlcli.config.schema import RunConfig
-    from rlcli.model.parallel.dims import ParallelDims
-    from rlcli.workers.fsdp import FsdpLoader
+    from rlcli.model.parallel.parallel_dims import ParallelDims
+    from rlcli.training.worker.fsdp_backend import FsdpLoader
 
     config = RunConfig.model_validate({"train": {"max_grad_norm": 0.5, "betas": (0.9, 0.99), "weight_decay": 0.1}})
     recomputing = config.changed(model={"gradient_checkpointing": True})
@@ -112,11 +112,11 @@ def weights_of(backend: Any) -> dict[str, torch.Tensor]:
 
 
 def child(rank: int, world: int, port: int, base: str, out: str) -> None:
-    from rlcli.model.parallel import fsdp
+    from rlcli.model.parallel import fsdp_sharding
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    fsdp.WHOLE_BYTES = 0
+    fsdp_sharding.WHOLE_BYTES = 0
     torch.save(divided(rank, world, base, Path(out)), Path(out) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from commands import SMALL, Cli, descendants, start
 
+from rlcli.cluster.supervisor.stop_signals import REPEAT_S
 from rlcli.runs.checkpoint import read_checkpoint
 from rlcli.runs.folder import RunFolder, events_of
-from rlcli.supervisor.signals import REPEAT_S
 
 pytestmark = pytest.mark.timeout(900)
 

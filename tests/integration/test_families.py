@@ -48,8 +48,8 @@ def made(kind: str, settings: dict[str, Any], folder: Path) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlcli.model.io.tiny import save_model, tiny_tokenizer
-    from rlcli.model.names import fixed_weights
+    from rlcli.model.io.tiny_model import save_model, tiny_tokenizer
+    from rlcli.model.tensor_names import fixed_weights
 
     tokenizer = tiny_tokenizer()
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}

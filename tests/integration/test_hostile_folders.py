@@ -13,7 +13,7 @@ import pytest
 import torch
 from commands import ENVIRONMENT, SMALL
 
-from rlcli.files import described
+from rlcli.support.files import described
 from tests.hostile_folder import environment, make, marks
 from tests.hostile_pickles import Runs, code_in_metadata
 

@@ -14,7 +14,7 @@ EXPERTS = 4
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("mixture") / "tiny", hidden=64, heads=2, kv_heads=1, experts=EXPERTS)
 

@@ -52,7 +52,7 @@ def training(
 ) -> Iterator[tuple[float, float]]:
     """Loss and gradient norm, step after step: a sum over all response tokens over one global denominator."""
     from rlcli.model.optim import build_optimizer, clip_grad_norm
-    from rlcli.model.packed import dummy, pack
+    from rlcli.model.packed_batch import dummy, pack
 
     optimizer = build_optimizer(model, lr=lr, betas=(0.9, 0.99), weight_decay=0.1)
     denominator = sum(len(tokens) - prompt for tokens, prompt in ROWS)
@@ -77,14 +77,14 @@ def train(*args: Any) -> list[tuple[float, float]]:
 
 
 def values(model: Any) -> torch.Tensor:
-    from rlcli.model.packed import pack
+    from rlcli.model.packed_batch import pack
 
     with torch.no_grad():
         return model(pack(ROWS, CPU)).values
 
 
 def log_probs(policy: Any, rows: list[Row] = ROWS) -> torch.Tensor:
-    from rlcli.model.packed import pack
+    from rlcli.model.packed_batch import pack
 
     with torch.no_grad():
         return policy(pack(rows, CPU)).log_probs
@@ -97,9 +97,9 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
 def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.export.weights import write_lora, write_model, write_value
+    from rlcli.export.exported_weights import write_lora, write_model, write_value
     from rlcli.model.io.loading import load_policy, load_value
-    from rlcli.model.parallel import fsdp
+    from rlcli.model.parallel import fsdp_sharding
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -122,7 +122,7 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
 
     for number, split in enumerate(SPLITS[world]):
         if number:  # the first is gathered whole, all others layer by layer, as large models are
-            fsdp.WHOLE_BYTES = 0
+            fsdp_sharding.WHOLE_BYTES = 0
         policy = load(gradient_checkpointing=number == 1)
         if number == 0:
             result["loaded"] = weights_of(policy)

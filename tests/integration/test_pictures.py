@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commands import Cli
 
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 
 pytestmark = pytest.mark.timeout(600)
 SHORT = ("--set", "rollout.max_response_tokens=8")

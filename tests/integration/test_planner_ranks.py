@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.exhaustive]  # tests/unit/planner has one process's
+pytestmark = [pytest.mark.timeout(600), pytest.mark.exhaustive]  # tests/unit/packages/planner has one process's
 RANKS = 2
 PROMPT, RESPONSE = 8, 120
 MIB = 1 << 20
@@ -59,17 +59,17 @@ def measured(rank: int, port: int, out: str) -> None:
 
 def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float, float]]:
     """What was done → bytes predicted and measured."""
+    from rlcli_planner import pass_memory
+    from rlcli_planner.known_devices import Device
+    from rlcli_planner.model_shape import shape_of
+    from rlcli_planner.run_setting import setting_of
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlcli.model.packed import pack
+    from rlcli.model.packed_batch import pack
     from rlcli.model.parallel.buckets import buckets
-    from rlcli.model.parallel.fsdp import shard
+    from rlcli.model.parallel.fsdp_sharding import shard
     from rlcli.model.policy import PolicyModel
-    from rlcli.planner import passes
-    from rlcli.planner.device import Device
-    from rlcli.planner.setting import setting_of
-    from rlcli.planner.shape import shape_of
 
     config: Any = AutoConfig.for_model(
         "qwen2",
@@ -102,9 +102,9 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
             parameter.grad = None
 
     predicted = {
-        sync: passes.sending(setting),
-        infer: passes.without_gradient(setting, setting.policy),
-        learn: passes.with_gradient(setting, setting.policy),
+        sync: pass_memory.sending(setting),
+        infer: pass_memory.without_gradient(setting, setting.policy),
+        learn: pass_memory.with_gradient(setting, setting.policy),
     }
     held = resident("VmRSS")
     for work in predicted:  # some of what one pass has gathered stays until the next one

@@ -10,7 +10,7 @@ import pytest
 from commands import Cli
 from test_eval_served import endpoint  # noqa: F401 (a fixture: a model that adds right where the first number is odd)
 
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 
 
 @pytest.mark.long

@@ -20,9 +20,10 @@ SMALL = [
 @pytest.fixture(scope="module")
 def smollm2() -> Path:
     """The model, in the cache where the quickstart looks for it, too."""
-    from rlcli.files import cache_folder
-    from rlcli.planner.shape import read_shape
-    from rlcli.quickstart.smollm2 import NAME, PARAMETERS, real_model
+    from rlcli_planner.model_shape import read_shape
+    from rlcli_quickstart.smollm2 import NAME, PARAMETERS, real_model
+
+    from rlcli.support.files import cache_folder
 
     folder = real_model(cache_folder() / NAME).path
     assert read_shape(str(folder)).parameters == PARAMETERS

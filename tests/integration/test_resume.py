@@ -18,7 +18,7 @@ from commands import ENVIRONMENT, Cli, start
 from resuming import STEPS, STOP, settings
 
 from rlcli.runs.folder import events_of, place_of
-from rlcli.runs.records import judged_of
+from rlcli.runs.record_files import judged_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 

@@ -35,7 +35,7 @@ def actor(tmp_path: Path) -> Iterator[Any]:
 
     class Owner:
         def __init__(self, own: str) -> None:
-            from rlcli.scoring.processes.pool import ScoringPool
+            from rlcli.rewards.processes.scoring_pool import ScoringPool
 
             self.verifier = f"{own}:judge + gsm8k"
             self.pool = ScoringPool(1, 0.5, [self.verifier])

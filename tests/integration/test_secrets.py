@@ -61,8 +61,8 @@ def test_no_secret_reaches_a_folder_an_output_or_a_command_line(tiny: Path, sums
     with process, watching() as lines:
         said = process.communicate(timeout=500)[0]
     assert process.returncode == 0, said
-    assert any("rlcli.tracking.child" in line for line in lines)
-    assert any("rlcli.scoring.service.service" in line for line in lines)
+    assert any("rlcli.runs.tracking.tracker_main" in line for line in lines)
+    assert any("rlcli.rewards.service.scoring_service" in line for line in lines)
     assert len(lines) > 8, "Ray's processes, the workers, what verifies and the trackers"
     assert not [line for line in lines if any(secret in line for secret in SECRETS)]
     assert not [secret for secret in SECRETS if secret in said]

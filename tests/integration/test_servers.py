@@ -23,7 +23,7 @@ PROOF = Path(__file__).parents[2] / "scripts" / "proofs" / "servers.py"
 
 
 def spec_of(model: str, group: str, servers: int) -> Any:
-    from rlcli.model.io.config import read_config
+    from rlcli.model.io.model_config import read_config
     from rlcli.rollout.engine import EngineSpec, ServerSettings
 
     return EngineSpec(
@@ -50,8 +50,8 @@ def main(model: str, out: str) -> None:
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM
 
-    from rlcli.rollout.vllm_engine import VllmEngine
-    from rlcli.serving.engines.engine import ServerEngine
+    from rlcli.rollout.servers.server_engine import ServerEngine
+    from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)

@@ -49,7 +49,7 @@ def driven(model: str, drafts: int) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from rlcli.rollout.engine import EngineSpec, GenerationRequest, Sampling, finished
-    from rlcli.rollout.vllm_engine import VllmEngine
+    from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     sizes = {"max_length": 1024, "max_concurrent": 64, "tensor_parallel": 1, "kv_cache_bytes": 128 << 20}

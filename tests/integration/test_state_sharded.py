@@ -44,7 +44,7 @@ class Learning:
         self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
 
     def step(self) -> float:
-        from rlcli.model.packed import pack
+        from rlcli.model.packed_batch import pack
 
         rows = ROWS[self.rank :: self.world]
         out = self.model(pack(rows, CPU))
@@ -73,7 +73,7 @@ def trained(owners: Owners) -> dict[str, tuple[Any, Any]]:
 
 
 def whole(owners: Owners) -> dict[str, torch.Tensor]:
-    from rlcli.model.io.state import trained_state
+    from rlcli.model.io.model_state import trained_state
 
     state = trained_state(trained(owners))
     return {name: getattr(t, "full_tensor", t.clone)().clone() for name, t in state.items()}
@@ -85,7 +85,7 @@ def steps(owners: Owners, count: int = 2) -> list[float]:
 
 def save_and_go_on(owners: Owners, writer: Any, folder: Path, rank: int) -> dict[str, Any]:
     """What was saved, and how training went on while it was written: collectives of both threads at once."""
-    from rlcli.model.io.state import copied, rng_state, trained_state
+    from rlcli.model.io.model_state import copied, rng_state, trained_state
 
     result: dict[str, Any] = {"saved": whole(owners)}
     torch.manual_seed(100 + rank)
@@ -99,7 +99,7 @@ def save_and_go_on(owners: Owners, writer: Any, folder: Path, rank: int) -> dict
 
 
 def load_and_go_on(kind: str, base: str, mesh: Any, folder: Path) -> dict[str, Any]:
-    from rlcli.model.io.state import load_own, load_state, set_rng_state
+    from rlcli.model.io.model_state import load_own, load_state, set_rng_state
 
     owners = build(kind, base, mesh)
     steps(owners, 1)
@@ -114,8 +114,8 @@ def load_and_go_on(kind: str, base: str, mesh: Any, folder: Path) -> dict[str, A
 
 def fail_on_one(owners: Owners, folder: Path, rank: int) -> list[str]:
     """What each rank is told where the disk of the second is full; after that it has room again."""
-    from rlcli.model.io.state import copied, rng_state, trained_state
-    from rlcli.workers.state_writer import StateWriter
+    from rlcli.model.io.model_state import copied, rng_state, trained_state
+    from rlcli.training.worker.state_writer import StateWriter
 
     writer, told = StateWriter(), []
     for name, size in (("full", 20_000), ("room", resource.RLIM_INFINITY)):
@@ -130,8 +130,8 @@ def fail_on_one(owners: Owners, folder: Path, rank: int) -> list[str]:
 
 def act(rank: int, world: int, port: int, base: str, folder: Path) -> None:
     """What each rank of each group does; what comes of it lies in `shape`-`rank`.pt."""
-    from rlcli.model.parallel.dims import ParallelDims
-    from rlcli.workers.state_writer import StateWriter
+    from rlcli.model.parallel.parallel_dims import ParallelDims
+    from rlcli.training.worker.state_writer import StateWriter
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     writer = StateWriter()
@@ -175,7 +175,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         second.bind(("127.0.0.1", 0))
         ports = (first.getsockname()[1], second.getsockname()[1])
     # Both fork from one process that has imported, which takes longer than all that is tested here.
-    mp.get_context("forkserver").set_forkserver_preload(["rlcli.model.io.loading", "rlcli.model.io.state", __name__])
+    mp.get_context("forkserver").set_forkserver_preload(
+        ["rlcli.model.io.loading", "rlcli.model.io.model_state", __name__]
+    )
     pair = mp.start_processes(act, (2, ports[1], base, out), nprocs=2, join=False, start_method="forkserver")
     act(0, 1, ports[0], base, out)
     while not pair.join():

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from commands import SOON, Cli
 
-from rlcli.runs.records import metrics_of
+from rlcli.runs.record_files import metrics_of
 
-# tests/unit/workers/test_served_teacher.py has its answers.
+# tests/unit/training/worker/test_served_teacher.py has its answers.
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 STEPS = 2
 
 
 def test_a_served_teacher_teaches_as_one_in_the_worker(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
-    from rlcli.model.io.tiny import make_tiny_model
-    from rlcli.served import ServedModel
-    from rlcli.serving.server import ModelServer, ServerPlace
+    from rlcli.model.io.tiny_model import make_tiny_model
+    from rlcli.rollout.model_servers.model_server import ModelServer, ServerPlace
+    from rlcli.support.served_models import ServedModel
 
     folder = make_tiny_model(tmp_path / "teacher", seed=1)
     top = ("algorithm.advantage=one", "algorithm.loss=opd_reverse", "teacher.top_k=4")

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from commands import ENVIRONMENT, SMALL, Cli, start
 
-from rlcli.data.samples import sample_files
+from rlcli.data.sample_files import sample_files
 from rlcli.runs.folder import events_of
-from rlcli.runs.records import timeline_of
+from rlcli.runs.record_files import timeline_of
 
 pytestmark = pytest.mark.timeout(600)
 

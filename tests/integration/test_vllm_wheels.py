@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.rollout.vllm_engine import SUPPORTED
+from rlcli.rollout.vllm.vllm_engine import SUPPORTED
 from tests.model_fixtures import save_tiny
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
@@ -29,7 +29,7 @@ GPUS = {"8.0": "NVIDIA A100-SXM4-80GB", "9.0": "NVIDIA H100 80GB HBM3", "10.0": 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A dense model, a mixture of experts, and one that sees pictures."""
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.model.io.tiny_vision import save_vision_model, vision_model
 
     folder = tmp_path_factory.mktemp("models")

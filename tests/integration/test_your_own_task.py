@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import ENVIRONMENT
 
-from rlcli.runs.records import evaluations_of, metrics_of
+from rlcli.runs.record_files import evaluations_of, metrics_of
 from tests.page_blocks import FILES, write_files
 from tests.pages import DOCS, blocks
 

@@ -14,8 +14,8 @@ def through_update(engine: Any, old: Any, prompts: list[Any], *, keep: bool, lim
     difference of a log-prob from what it should be, before and after; and that of responses that were begun after."""
     import torch
 
-    from rlcli.rollout.drawn import Drawn, InFlight
     from rlcli.rollout.engine import GenerationRequest, Sampling
+    from rlcli.rollout.in_flight import Drawn, InFlight
 
     new = copy.deepcopy(old)
     with torch.no_grad():

@@ -20,11 +20,12 @@ settings.load_profile("busy")
 @pytest.fixture(autouse=True)
 def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """No unit test measures this machine: plans in this process have the rates of a made-up one."""
-    from rlcli.planner.machine import rates
+    from rlcli_planner.machine import machine_rates
+
     from tests.planner_settings import RATES
 
-    monkeypatch.setattr(rates, "measure", lambda *_: RATES)
-    monkeypatch.setattr(rates, "load", lambda *_: RATES)
+    monkeypatch.setattr(machine_rates, "measure", lambda *_: RATES)
+    monkeypatch.setattr(machine_rates, "load", lambda *_: RATES)
 
 
 @pytest.fixture(scope="module")

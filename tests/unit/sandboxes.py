@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from rlcli_sandbox import Exit, Limits, Sandbox, open_sandbox
 
 from rlcli.errors import SetupError
-from rlcli.sandbox import Exit, Limits, Sandbox, open_sandbox
 
 BACKENDS = ["bwrap", "landlock"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("rlcli", "verifiers", "environments", "data_prep", "recipes", "scripts")
+FOLDERS = ("rlcli", "packages", "verifiers", "environments", "data_prep", "recipes", "scripts")
 PAGE = ROOT / "docs" / "security.md"
 
 READERS = re.compile(
@@ -29,11 +29,11 @@ METHODS = re.compile(r"(all_)?gather_object(_list)?|(broadcast|scatter|send|recv
 """Methods of the same kind, by their name alone."""
 
 ALLOWED = {
-    "rlcli/config/importing/files.py": {
+    "packages/rlcli_port/configs/config_files.py": {
         "yaml.load": "with BaseLoader: texts, lists and tables alone",
         "yaml.BaseLoader": "builds no objects",
     },
-    "rlcli/data/prompts/cache.py": {"numpy.load": "of the user's own cache, without pickles"},
+    "rlcli/data/prompts/token_cache.py": {"numpy.load": "of the user's own cache, without pickles"},
     "rlcli/data/prompts/parallel_map.py": {"pickle.load": "between this process and children that it has started"},
     "rlcli/model/io/checkpoint_files.py": {
         "pickle.Unpickler": "finds only DCP's records; the opcodes are checked first",
@@ -42,33 +42,35 @@ ALLOWED = {
         "torch.load": "with weights_only",
     },
     "rlcli/model/io/bin_file.py": {"torch.load": "with weights_only"},
-    "rlcli/prep/stored.py": {"pickle.loads": "from a file without a name that this process has written"},
-    "rlcli/rollout/vllm_engine.py": {
+    "rlcli/prep/row_store.py": {"pickle.loads": "from a file without a name that this process has written"},
+    "rlcli/rollout/vllm/vllm_engine.py": {
         ".all_gather_object": "between the ranks of a run",
         ".broadcast_object": "between the ranks of a run",
     },
-    "rlcli/sandbox/inside.py": {"marshal.loads": "in the sandbox, from its owner"},
-    "rlcli/scoring/processes/fork_server.py": {
+    "packages/rlcli_sandbox/inside.py": {"marshal.loads": "in the sandbox, from its owner"},
+    "rlcli/rewards/processes/fork_server.py": {
         "multiprocessing.connection.Connection": "bytes alone; replies are JSON",
         "multiprocessing.connection.Pipe": "bytes alone; replies are JSON",
     },
-    "rlcli/scoring/processes/fork_server_main.py": {
+    "rlcli/rewards/processes/fork_server_main.py": {
         "multiprocessing.connection.Connection": "bytes alone; replies are JSON",
         "multiprocessing.connection.wait": "reads nothing",
         "pickle.loads": "in a scoring process, from its owner",
     },
-    "rlcli/scoring/service/client.py": {
+    "rlcli/rewards/service/scoring_client.py": {
         "multiprocessing.connection.Connection": "bytes alone",
         "marshal.loads": "from the run's scoring service, by a socket in a private folder",
     },
-    "rlcli/scoring/service/service.py": {
+    "rlcli/rewards/service/scoring_service.py": {
         "multiprocessing.connection.Connection": "bytes alone",
         "multiprocessing.connection.wait": "reads nothing",
         "marshal.loads": "from the run's workers, by a socket in a private folder",
     },
-    "rlcli/scoring/service/sources.py": {"pickle.loads": "in a scoring process, what the run's workers have pickled"},
-    "rlcli/workers/fsdp.py": {".all_gather_object": "between the ranks of a run"},
-    "rlcli/workers/state_writer.py": {"numpy.load": "without pickles"},
+    "rlcli/rewards/service/shared_rows.py": {
+        "pickle.loads": "in a scoring process, what the run's workers have pickled"
+    },
+    "rlcli/training/worker/fsdp_backend.py": {".all_gather_object": "between the ranks of a run"},
+    "rlcli/training/worker/state_writer.py": {"numpy.load": "without pickles"},
     "scripts/bench/_common.py": {"torch.multiprocessing.spawn": "its own processes"},
     "scripts/bench/_controller.py": {"pickle.loads": "measures what the script itself has pickled"},
     "scripts/bench/_step_raw.py": {

@@ -11,6 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "rlcli": ROOT,
+    "packages/rlcli_audit": ROOT / "packages",
+    "packages/rlcli_inspect": ROOT / "packages",
+    "packages/rlcli_planner": ROOT / "packages",
+    "packages/rlcli_port": ROOT / "packages",
+    "packages/rlcli_quickstart": ROOT / "packages",
+    "packages/rlcli_sandbox": ROOT / "packages",
     "verifiers/rlcli_verifiers": ROOT / "verifiers",
     "environments/rlcli_environments": ROOT / "environments",
     "data_prep/rlcli_data_prep": ROOT / "data_prep",

@@ -1,5 +1,5 @@
-"""Every place that reads a file without `rlcli.reading`, with the reason why it may: nobody else writes that file, or
-it was checked before. A new place is refused here until it has one."""
+"""Every place that reads a file without `rlcli.support.reading`, with the reason why it may: nobody else writes that
+file, or it was checked before. A new place is refused here until it has one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("rlcli", "recipes", "verifiers", "environments", "data_prep")
+FOLDERS = ("rlcli", "packages", "recipes", "verifiers", "environments", "data_prep")
 
 PACKAGE = "a file of the package"
 KERNEL = "/proc or /sys"
@@ -21,71 +21,71 @@ RUNNING = "the folder of a run that this command trains, which was checked when 
 CHECKED = "checked by `check_regular`, `is_file` or `check_model_folder` just before, and read in pieces by its library"
 KNOWN = {
     "rlcli/api/command.py": WRITTEN,
-    "rlcli/api/verifier.py": WRITTEN,
-    "rlcli/audit/page.py": PACKAGE,
-    "rlcli/cli/prep/show.py": CHECKED,
-    "rlcli/cluster/errors.py": KERNEL,
-    "rlcli/cluster/process/memory.py": KERNEL,
+    "rlcli/api/function_verifier.py": WRITTEN,
+    "packages/rlcli_audit/audit_page.py": PACKAGE,
+    "rlcli/cli/prep/show_data.py": CHECKED,
+    "rlcli/cluster/worker_errors.py": KERNEL,
+    "rlcli/cluster/process/peak_memory.py": KERNEL,
     "rlcli/cluster/process/process_time.py": KERNEL,
-    "rlcli/cluster/process/profiling.py": WRITTEN,
+    "rlcli/cluster/process/worker_profile.py": WRITTEN,
     "rlcli/cluster/same_code.py": PACKAGE,
     "rlcli/cluster/watchdog.py": RUNNING,
     "rlcli/cluster/worker_group.py": RUNNING,
     "rlcli/config/changes.py": TEXT,
-    "rlcli/config/importing/confined.py": PACKAGE,
-    "rlcli/config/importing/files.py": CHECKED,
-    "rlcli/config/importing/inside_python.py": SANDBOXED,
-    "rlcli/config/importing/inside_shell.py": SANDBOXED,
+    "packages/rlcli_port/configs/sandboxed_script.py": PACKAGE,
+    "packages/rlcli_port/configs/config_files.py": CHECKED,
+    "packages/rlcli_port/configs/inside_python.py": SANDBOXED,
+    "packages/rlcli_port/configs/inside_shell.py": SANDBOXED,
     "rlcli/config/load.py": TEXT,
     "rlcli/config/recipes.py": PACKAGE,
-    "rlcli/data/prompts/cache.py": CACHE,
-    "rlcli/data/prompts/table.py": CHECKED,
-    "rlcli/data/step_pictures.py": CHECKED,
+    "rlcli/data/prompts/token_cache.py": CACHE,
+    "rlcli/data/prompts/prompt_table.py": CHECKED,
+    "rlcli/data/step_images.py": CHECKED,
     "rlcli/data/prompts/parallel_map.py": PROCESS,
-    "rlcli/evaluation/browse.py": CHECKED,
-    "rlcli/evaluation/settings.py": CHECKED,
-    "rlcli/evaluation/store.py": CHECKED,
-    "rlcli/export/verify.py": WRITTEN,
-    "rlcli/files.py": WRITTEN,
-    "rlcli/images/rows.py": CHECKED,
-    "rlcli/launch/inputs.py": CHECKED,
-    "rlcli/launch/planning/measured.py": CHECKED,
-    "rlcli/machine/processor.py": KERNEL,
+    "rlcli/evaluation/sample_browser.py": CHECKED,
+    "rlcli/evaluation/evaluation_settings.py": CHECKED,
+    "rlcli/evaluation/evaluation_folder.py": CHECKED,
+    "rlcli/export/verified_export.py": WRITTEN,
+    "rlcli/support/files.py": WRITTEN,
+    "rlcli/images/row_images.py": CHECKED,
+    "rlcli/launch/input_files.py": CHECKED,
+    "packages/rlcli_planner/launch/measured_lengths.py": CHECKED,
+    "rlcli/support/machine/processor.py": KERNEL,
     "rlcli/model/io/checkpoint_files.py": "files of a checkpoint, whose manifest has been checked",
     "rlcli/model/io/bin_file.py": CHECKED,
-    "rlcli/model/io/facts.py": CHECKED,
+    "rlcli/model/io/model_checks.py": CHECKED,
     "rlcli/model/io/tied_head.py": CHECKED,
-    "rlcli/model/io/files.py": CHECKED,
-    "rlcli/planner/device.py": KERNEL,
+    "rlcli/model/io/weight_files.py": CHECKED,
+    "rlcli/support/machine/free_memory.py": KERNEL,
     "rlcli/prep/difficulty.py": CHECKED,
-    "rlcli/quickstart/smollm2.py": WRITTEN,
-    "rlcli/quickstart/warm_start.py": CACHE,
-    "rlcli/reading.py": "this is the module",
-    "rlcli/report/page.py": PACKAGE,
-    "rlcli/report/source.py": CHECKED,
-    "rlcli/report/static.py": WRITTEN,
+    "packages/rlcli_quickstart/smollm2.py": WRITTEN,
+    "packages/rlcli_quickstart/warm_start.py": CACHE,
+    "rlcli/support/reading.py": "this is the module",
+    "packages/rlcli_inspect/report/page_assembly.py": PACKAGE,
+    "rlcli/runs/run_data.py": CHECKED,
+    "packages/rlcli_inspect/report/static_report.py": WRITTEN,
     "rlcli/runs/lost_engines.py": RUNNING,
-    "rlcli/runs/pictures.py": CHECKED,
-    "rlcli/sandbox/base.py": PACKAGE,
-    "rlcli/sandbox/child.py": KERNEL,
-    "rlcli/sandbox/fusion.py": PACKAGE,
-    "rlcli/sandbox/judge/boot.py": PACKAGE,
-    "rlcli/sandbox/judge/remote.py": PROCESS,
-    "rlcli/sandbox/judge/tester.py": PROCESS,
-    "rlcli/sandbox/members.py": KERNEL,
-    "rlcli/sandbox/orphans.py": KERNEL,
-    "rlcli/sandbox/owned_main.py": KERNEL,
-    "rlcli/scoring/expression.py": TEXT,
-    "rlcli/scoring/processes/cpu_time.py": KERNEL,
-    "rlcli/scoring/processes/fork_server_main.py": KERNEL,
-    "rlcli/scoring/rows.py": "the file or pipe that the command line names, line by line with a bound",
-    "rlcli/serving/engines/extension.py": RUNNING,
-    "rlcli/serving/server_group.py": RUNNING,
-    "rlcli/tracking/samples.py": RUNNING,
-    "rlcli/tracking/tensorboard.py": RUNNING,
-    "rlcli/trainer/checkpointer.py": RUNNING,
-    "rlcli/trainer/profiling.py": WRITTEN,
-    "rlcli/workers/state_writer.py": RUNNING,
+    "rlcli/runs/run_images.py": CHECKED,
+    "packages/rlcli_sandbox/sandbox_base.py": PACKAGE,
+    "packages/rlcli_sandbox/child.py": KERNEL,
+    "packages/rlcli_sandbox/sandbox_fusion.py": PACKAGE,
+    "packages/rlcli_sandbox/judge/boot.py": PACKAGE,
+    "packages/rlcli_sandbox/judge/remote.py": PROCESS,
+    "packages/rlcli_sandbox/judge/tester.py": PROCESS,
+    "packages/rlcli_sandbox/namespace_processes.py": KERNEL,
+    "packages/rlcli_sandbox/orphans.py": KERNEL,
+    "rlcli/support/owned_main.py": KERNEL,
+    "rlcli/rewards/expression.py": TEXT,
+    "rlcli/rewards/processes/cpu_time.py": KERNEL,
+    "rlcli/rewards/processes/fork_server_main.py": KERNEL,
+    "rlcli/rewards/response_files.py": "the file or pipe that the command line names, line by line with a bound",
+    "rlcli/rollout/servers/vllm_extension.py": RUNNING,
+    "rlcli/rollout/model_servers/server_processes.py": RUNNING,
+    "rlcli/runs/tracking/tracked_samples.py": RUNNING,
+    "rlcli/runs/tracking/tensorboard.py": RUNNING,
+    "rlcli/training/loop/checkpointer.py": RUNNING,
+    "rlcli/training/loop/step_profile.py": WRITTEN,
+    "rlcli/training/worker/state_writer.py": RUNNING,
     "verifiers/rlcli_verifiers/judge_limits.py": WRITTEN,
     "environments/rlcli_environments/cells.py": PROCESS,
     "environments/rlcli_environments/python.py": PACKAGE,
@@ -108,7 +108,7 @@ def reads(path: Path) -> Iterator[int]:
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
         owner = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
         if name in ("read_text", "read_bytes"):
-            found = bool(owner)  # `rlcli.reading` has functions of these names
+            found = bool(owner)  # `rlcli.support.reading` has functions of these names
         elif name == "open":
             found = owner not in OTHER_OPENS and _is_for_reading(node)
         else:
@@ -128,7 +128,7 @@ def test_every_place_that_reads_a_file_by_itself_is_known() -> None:
     modules = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     found = {path.relative_to(ROOT).as_posix(): list(reads(path)) for path in modules}
     new = [f"{name}:{lines[0]}" for name, lines in found.items() if lines and name not in KNOWN]
-    assert not new, f"read with rlcli.reading, or say in KNOWN why not: {', '.join(new)}"
+    assert not new, f"read with rlcli.support.reading, or say in KNOWN why not: {', '.join(new)}"
     assert not [name for name in KNOWN if not found.get(name)], "no longer read a file: remove them from KNOWN"
 
 

@@ -12,11 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rlcli"
+PACKAGES = ROOT / "packages"
 PAGE = ROOT / "docs" / "architecture.md"
 LONGEST_TEST_NAME = 70
 MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in PACKAGE.rglob("*.py")
+    ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+    for root, folder in ((ROOT, PACKAGE), (PACKAGES, PACKAGES))
+    for path in folder.rglob("*.py")
 }
 
 
@@ -46,10 +48,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_the_graph_sees_imports_of_every_kind() -> None:
     assert "rlcli.cli.app" in set(imported(MODULES["rlcli.cli.main"]))  # within a function
-    assert "rlcli.model.value" in set(imported(MODULES["rlcli.workers.roles.critic"]))  # annotations
+    assert "rlcli.model.value_model" in set(imported(MODULES["rlcli.training.worker.critic_role"]))  # annotations
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)
 def test_a_folder_states_its_job(folder: Path) -> None:
     job = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     assert job, "the docstring of __init__.py states the package's one job"
@@ -85,7 +87,7 @@ def names_in(path: Path) -> set[str]:
 
 def test_the_page_names_what_exists() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for place in re.findall(r"`(rlcli/[\w/]+(?:\.py)?)`", text):
+    for place in re.findall(r"`((?:rlcli|packages)/[\w/]+(?:\.py)?)`", text):
         assert (ROOT / place).exists(), place
     rows = re.findall(r"^\|.*?`([\w.]+)`.*`(rlcli/[\w/]+\.py)` \|$", text, re.MULTILINE)
     rows += re.findall(r"`([\w.]+)`\s\(`(rlcli/[\w/]+\.py)`\)", text)
@@ -96,7 +98,7 @@ def test_the_page_names_what_exists() -> None:
 
 def test_contributing_names_files_that_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    places = re.findall(r"`((?:rlcli|recipes|verifiers|environments|data_prep|tests|scripts)/[\w/.]+)`", text)
+    places = re.findall(r"`((?:rlcli|packages|recipes|verifiers|environments|data_prep|tests|scripts)/[\w/.]+)`", text)
     assert len(places) >= 20
     assert [place for place in places if not (ROOT / place).exists()] == []
 
@@ -104,11 +106,10 @@ def test_contributing_names_files_that_exist() -> None:
 def test_only_one_module_has_names_of_cuda() -> None:
     names = r"torch\.cuda|cuda:nccl|ProcessGroupNCCL|[A-Z]+_VISIBLE_DEVICES"
     found = [place for place, path in MODULES.items() if re.search(names, path.read_text(encoding="utf-8"))]
-    assert found == ["rlcli.machine.device"]
+    assert found == ["rlcli.support.machine.gpus"]
 
 
 def test_the_page_lists_every_package() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for place in PACKAGE.iterdir():
-        if place.name not in ("__init__.py", "__init__.pyi", "__pycache__", "py.typed"):
-            assert f"`rlcli/{place.name}`" in text
+    parts = {"/".join(path.relative_to(ROOT).parts[:2]) for path in MODULES.values()}
+    assert [part for part in sorted(parts) if f"`{part}`" not in text] == ["rlcli/__init__.py"]

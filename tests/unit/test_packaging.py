@@ -18,7 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "datasets", "pyarrow", "wandb", "math_verify", "matplotlib")
 KINDS = {".py", ".toml", ".html", ".css", ".js", ".LICENSE"}
-PLUGIN_FOLDERS = {
+GROUPS = (
+    *("rlcli.verifiers", "rlcli.environments", "rlcli.data_prep", "rlcli.recipes", "rlcli.commands"),
+    *("rlcli.listeners", "rlcli.planners", "rlcli.reports", "rlcli.sandboxes", "rlcli.doctor_checks"),
+    *("rlcli.foreign_keys", "rlcli.reward_conventions"),
+)
+PACKAGE_FOLDERS = {
+    "rlcli_audit": "packages",
+    "rlcli_inspect": "packages",
+    "rlcli_planner": "packages",
+    "rlcli_port": "packages",
+    "rlcli_quickstart": "packages",
+    "rlcli_sandbox": "packages",
     "rlcli_recipes": "recipes",
     "rlcli_verifiers": "verifiers",
     "rlcli_environments": "environments",
@@ -36,18 +47,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_module_and_recipe_of_the_checkout(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
-    sources = {"rlcli": ROOT / "rlcli"} | {name: ROOT / folder / name for name, folder in PLUGIN_FOLDERS.items()}
+    sources = {"rlcli": ROOT / "rlcli"} | {name: ROOT / folder / name for name, folder in PACKAGE_FOLDERS.items()}
     for package, folder in sources.items():
         files = [path for path in folder.rglob("*") if path.suffix in KINDS or path.name == "py.typed"]
         missing = {f"{package}/{path.relative_to(folder).as_posix()}" for path in files} - packed
         assert not missing
-    assert {"rlcli_recipes/grpo.toml", "rlcli/py.typed", "rlcli/report/pages/main.js"} <= packed
+    assert {"rlcli_recipes/grpo.toml", "rlcli/py.typed", "rlcli_inspect/report/pages/main.js"} <= packed
 
 
-def test_the_wheel_holds_nothing_but_the_five_packages_and_the_licence(wheel: Path) -> None:
+def test_the_wheel_holds_nothing_but_the_packages_and_the_licence(wheel: Path) -> None:
     packed = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in packed}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"rlcli", *PLUGIN_FOLDERS}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"rlcli", *PACKAGE_FOLDERS}
     assert any(name.endswith("licenses/LICENSE") for name in packed)
 
 
@@ -63,7 +74,7 @@ def test_the_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> 
         "from importlib.resources import files\n"
         f"assert rlcli.__file__.startswith({str(tmp_path)!r}), rlcli.__file__\n"
         "assert (files(rlcli_recipes) / 'grpo.toml').is_file()\n"
-        "for group in ('rlcli.verifiers', 'rlcli.environments', 'rlcli.data_prep', 'rlcli.recipes'):\n"
+        f"for group in {GROUPS!r}:\n"
         "    published = entry_points(group=group)\n"
         "    assert published, group\n"
         "    for entry in published:\n"

@@ -17,12 +17,12 @@ from rlcli_verifiers import judge_cache, judge_limits
 from rlcli_verifiers.judge_limits import Limits
 
 import rlcli
-from rlcli import attempt
-from rlcli.data.prompts import cache, image_columns
+from rlcli.data.prompts import image_columns, token_cache
 from rlcli.errors import SetupError
-from rlcli.files import closed_folder, file_mode, folder_mode, private_folder, replacing
-from rlcli.rollout.vllm_hooks.process_state import sockets_in
-from rlcli.scoring.service.service import locked
+from rlcli.rewards.service.scoring_service import locked
+from rlcli.rollout.vllm.hooks.process_state import sockets_in
+from rlcli.support import attempt
+from rlcli.support.files import closed_folder, file_mode, folder_mode, private_folder, replacing
 
 NOBODY = 65534
 
@@ -176,8 +176,10 @@ def test_who_cannot_enter_a_folder_gets_no_permission_in_it(
 def test_caches_with_prompts_pictures_and_verdicts_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "rlcli" / "pictures").mkdir(0o755, parents=True)  # of an older version
-    empty: Any = SimpleNamespace(**dict.fromkeys(cache.ARRAYS, np.zeros(0)), too_long=0, too_long_responses=0, mark="")
-    cache._store(tmp_path / "rlcli" / "prompts" / "key", empty)
+    empty: Any = SimpleNamespace(
+        **dict.fromkeys(token_cache.ARRAYS, np.zeros(0)), too_long=0, too_long_responses=0, mark=""
+    )
+    token_cache._store(tmp_path / "rlcli" / "prompts" / "key", empty)
     image_columns.mapped(lambda: iter([pa.record_batch({"image": [b""]})]))
     judge_cache.Cache().put("key", judge_cache.Graded(1, "so"))
     folders = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "rlcli").iterdir()}
@@ -186,20 +188,20 @@ def test_caches_with_prompts_pictures_and_verdicts_are_closed(tmp_path: Path, mo
 
 SHARED_PLACES = ("/tmp", "/dev/shm", "gettempdir")
 LOOKED_AT = {
-    "rlcli/attempt.py": "remove_shared: only this user's, and no link is followed",
-    "rlcli/cluster/process/memory.py": "the size of all of it",
+    "rlcli/support/attempt.py": "remove_shared: only this user's, and no link is followed",
+    "rlcli/cluster/process/peak_memory.py": "the size of all of it",
     "rlcli/cluster/rendezvous.py": "private_folder",
     "rlcli/cluster/ray_session.py": "mkdtemp, and the free space",
-    "rlcli/doctor.py": "the size of all of it",
+    "rlcli/launch/machine_checks.py": "the size of all of it",
     "rlcli/launch/launch.py": "remove_shared",
-    "rlcli/prep/stored.py": "TemporaryFile, which has no name; the folder is named in an error",
-    "rlcli/rollout/vllm_engine.py": "sockets_in: private_folder; unlinks what it has made",
-    "rlcli/sandbox/bubblewrap.py": "within the sandbox",
-    "rlcli/sandbox/private.py": "mkdtemp; sweep: only this user's, and no link is followed",
-    "rlcli/serving/server.py": "mkdtemp",
-    "rlcli/serving/engines/weights.py": "for private_folder of serving/engines/engine.py",
-    "rlcli/workers/scorer.py": "private_folder, and `locked`, which calls it",
-    "rlcli/workers/weights/sync.py": "TemporaryDirectory",
+    "rlcli/prep/row_store.py": "TemporaryFile, which has no name; the folder is named in an error",
+    "rlcli/rollout/vllm/vllm_engine.py": "sockets_in: private_folder; unlinks what it has made",
+    "packages/rlcli_sandbox/bubblewrap.py": "within the sandbox",
+    "packages/rlcli_sandbox/private_folder.py": "mkdtemp; sweep: only this user's, and no link is followed",
+    "rlcli/rollout/model_servers/model_server.py": "mkdtemp",
+    "rlcli/rollout/servers/weight_folder.py": "for private_folder of server_engine.py",
+    "rlcli/training/worker/worker_scoring.py": "private_folder, and `locked`, which calls it",
+    "rlcli/training/worker/weight_sync/weight_sync.py": "TemporaryDirectory",
     "verifiers/rlcli_verifiers/judge_limits.py": "private_folder",
 }
 """Every file of the packages that names a place which all users share → why that is safe there."""
@@ -208,7 +210,7 @@ LOOKED_AT = {
 def test_every_file_that_names_a_shared_place_is_known() -> None:
     root = Path(rlcli.__file__).parents[1]
     found = set()
-    for package in ("rlcli", "verifiers", "environments", "data_prep"):
+    for package in ("rlcli", "packages", "verifiers", "environments", "data_prep"):
         for file in sorted((root / package).rglob("*.py")):
             names = {
                 text

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Literal
 
+from rlcli_sandbox.judge import open_judge
+from rlcli_sandbox.limits import Limits
+
 from rlcli.errors import SetupError
-from rlcli.sandbox.judge import open_judge
-from rlcli.sandbox.limits import Limits
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers import fences
 from rlcli_verifiers.answers import OPEN_THINK, no_answer

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from rlcli.sandbox.judge import Job
+from rlcli_sandbox.judge import Job
 
 _INT_DIGITS = 4300
 _CALL = re.compile(r"(?<![.\w])([A-Za-z_]\w*)\s*\(")

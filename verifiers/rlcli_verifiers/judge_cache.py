@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from rlcli.files import cache_folder, closed_folder
+from rlcli.support.files import cache_folder, closed_folder
 from rlcli_verifiers.judge_prompt import Graded
 
 MOST = 100_000

@@ -17,7 +17,7 @@ import httpx
 
 from rlcli.errors import EndpointError
 from rlcli.registry import near
-from rlcli.served import KEY, address_of, identity, served_model
+from rlcli.support.served_models import KEY, address_of, identity, served_model
 from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Unparsed, response_format
 

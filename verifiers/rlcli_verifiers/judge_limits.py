@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from rlcli.files import private_folder
+from rlcli.support.files import private_folder
 
 LOOK_S = 0.05
 """Time between two looks for a free slot."""

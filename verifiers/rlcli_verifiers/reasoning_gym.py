@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from rlcli_sandbox.no_eval import without_eval
+
 from rlcli.errors import SetupError
-from rlcli.sandbox.no_eval import without_eval
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, last_box, last_tag, no_answer
 

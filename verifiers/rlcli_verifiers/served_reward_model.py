@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 from rlcli.errors import ConfigError
-from rlcli.served import served_model
+from rlcli.support.served_models import served_model
 from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, classify, served_at
 from rlcli_verifiers.judge_limits import Limits

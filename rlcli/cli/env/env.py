@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rlcli.cli import console
-from rlcli.cli.env.messages import print_message
+from rlcli.cli.command_group import Group
+from rlcli.cli.env.environment_task import EnvironmentName, RowNumber, TaskData, opened
 from rlcli.cli.env.play import play
-from rlcli.cli.env.task import EnvironmentName, RowNumber, TaskData, opened
-from rlcli.cli.group import Group
+from rlcli.cli.env.print_messages import print_message
 from rlcli.cli.options import Json, JsonObject, Sets
 from rlcli.errors import RlcliError
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.env.messages import STYLES, answer, print_end, print_message, print_opening, print_reply
-from rlcli.cli.env.task import EnvironmentName, RowNumber, Task, TaskData, chosen, opened
+from rlcli.cli.env.environment_task import EnvironmentName, RowNumber, Task, TaskData, chosen, opened
+from rlcli.cli.env.print_messages import STYLES, answer, print_end, print_message, print_opening, print_reply
 from rlcli.cli.options import Sets
 from rlcli.errors import ConfigError
 
@@ -51,7 +51,7 @@ def play(
       printf '50\\n75\\n' | rlcli env try guess.py:Guess --set environment.options.high=99
     """
     if model:
-        from rlcli.cli.env.model import play_agent, play_model
+        from rlcli.cli.env.playing_model import play_agent, play_model
 
         config, prompt = chosen(name, data, row, set or [], model=model)
         if config.environment.is_command:

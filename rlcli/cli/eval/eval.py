@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli import completion
+from rlcli.cli.command_group import Group
 from rlcli.cli.console import emit_json
+from rlcli.cli.eval.eval_tables import show_comparison, show_evaluation
 from rlcli.cli.eval.read_keys import refuse_omitted, refuse_unread
-from rlcli.cli.eval.show import show_comparison, show_evaluation
-from rlcli.cli.group import Group
 from rlcli.cli.next_commands import after_evaluation, print_next
 from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, MostChanged, Omit, Seed, Sets, Workers
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
-    from rlcli.launch.evaluation.run import Evaluation, Request
+    from rlcli.launch.evaluation.evaluation_run import Evaluation, Request
 
 RECIPE = "grpo"
 """The source of values that no option sets."""
@@ -151,7 +151,7 @@ def evaluate(
             f"--top-p = {config.evaluation.top_p:g} has no effect at temperature 0, which is greedy",
             "give --temperature, or leave it out",
         )
-    from rlcli.launch.evaluation.run import Request
+    from rlcli.launch.evaluation.evaluation_run import Request
 
     paths, fields = tuple(data or ()), tuple(by or ())
     evaluation = run_evaluation(Request(config, paths, greedy, fields, out, force, tuple(omit or ())), endpoint)
@@ -224,14 +224,14 @@ def sampling_config(
 
 def run_evaluation(request: Request, endpoint: str | None) -> Evaluation:
     """Evaluate the model that `endpoint` serves, or a local one."""
-    from rlcli.extras import TRAINING, require
+    from rlcli.support.extras import TRAINING, require
 
     if endpoint:
         _refuse_for_served(request.config)
     else:
         require(*TRAINING)
-    from rlcli.launch.evaluation.run import evaluate_endpoint, evaluate_model
-    from rlcli.tracking.console import View
+    from rlcli.launch.evaluation.evaluation_run import evaluate_endpoint, evaluate_model
+    from rlcli.runs.tracking.run_console import View
 
     with View() as view:
         view.phase(f"ask {endpoint}" if endpoint else "check model and data")
@@ -255,7 +255,7 @@ def compare(
 
       rlcli eval compare runs/grpo-1/evaluations/step-000000 runs/grpo-1/evaluations/step-000100 --changed 20
     """
-    from rlcli.evaluation.compare import compare as compared
+    from rlcli.evaluation.paired_comparison import compare as compared
 
     found = compared(a, b, changed)
     emit_json(found.as_dict()) if as_json else show_comparison(found)

@@ -14,8 +14,8 @@ from rlcli.errors import ConfigError, DataError, RunFailed
 from rlcli.types import UNVERIFIED
 
 if TYPE_CHECKING:
-    from rlcli.evaluation.report import EvalReport
-    from rlcli.launch.evaluation.run import Evaluation
+    from rlcli.evaluation.evaluation_report import EvalReport
+    from rlcli.launch.evaluation.evaluation_run import Evaluation
     from rlcli.prep.difficulty import Keep
 
 BAR = 40
@@ -80,7 +80,7 @@ def filter_prompts(
     )
     refuse_unread("rlcli prep filter", sets, served=bool(endpoint))
     refuse_omitted(omit, endpoint)
-    from rlcli.launch.evaluation.run import Request
+    from rlcli.launch.evaluation.evaluation_run import Request
 
     evaluation = run_evaluation(Request(config, (str(file),), omit=tuple(omit or ())), endpoint)
     _refuse_crashes(evaluation.overall, config.verifier.max_crash_rate)

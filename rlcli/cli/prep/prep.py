@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.group import Group
+from rlcli.cli.command_group import Group
 from rlcli.cli.next_commands import after_prep, print_next
 from rlcli.cli.prep.filter import filter_prompts
-from rlcli.cli.prep.show import describe_all, show_one
+from rlcli.cli.prep.show_data import describe_all, show_one
 from rlcli.errors import ConfigError
 from rlcli.types import ConvertOptions
 
@@ -244,10 +244,10 @@ def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
 
 def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_format: str, as_json: bool) -> None:
     from rlcli.data.prompts.provenance import provenance
-    from rlcli.hub import offline_unless_reachable
-    from rlcli.images.described import described
+    from rlcli.images.image_descriptions import described
     from rlcli.prep.pipeline import CONVERTERS, converter_named, counts, prepare
-    from rlcli.prep.write import write_splits
+    from rlcli.prep.split_writer import write_splits
+    from rlcli.support.hub import offline_unless_reachable
 
     converter = converter_named(name)
     _refuse_unread(name, converter, options)
@@ -299,8 +299,8 @@ def _refuse_unread(name: str, converter: Converter, options: ConvertOptions) -> 
 
 def _refuse_verifier(verifier: str) -> None:
     """Refuse a verifier that no row may name, with options that no row may set, and unknown names."""
-    from rlcli.scoring.expression import parse
-    from rlcli.scoring.registry import check_row_may_name, target
+    from rlcli.rewards.expression import parse
+    from rlcli.rewards.verifier_registry import check_row_may_name, target
 
     for term in parse(verifier).terms:
         target(term.ref)
@@ -337,8 +337,8 @@ def _report(made: Prepared) -> None:
 
 
 def _show(example: Prompt) -> None:
-    from rlcli.images.described import described, worded_messages
-    from rlcli.redact import printable
+    from rlcli.images.image_descriptions import described, worded_messages
+    from rlcli.support.redact import printable
 
     console.plain("example:")
     for message in worded_messages(example.messages, described(example.images)):

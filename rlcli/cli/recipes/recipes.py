@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.group import Group
+from rlcli.cli.command_group import Group
 from rlcli.cli.options import Json, RecipeName
 from rlcli.errors import ConfigError, RlcliError
-from rlcli.files import replacing
+from rlcli.support.files import replacing
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
@@ -156,7 +156,7 @@ def explain(
       rlcli recipes explain train.lr
       rlcli recipes explain algorithm.loss
     """
-    from rlcli.cli.recipes.choices import choices
+    from rlcli.cli.recipes.algorithm_choices import choices
     from rlcli.config.keys import describe
     from rlcli.config.load import to_toml
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rlcli.cli import console
-from rlcli.cli.group import Group
+from rlcli.cli.command_group import Group
 from rlcli.cli.options import Json, RunName
 
 app = typer.Typer(
@@ -33,8 +33,8 @@ def list_engines(run: RunName, json: Json = False) -> None:
       rlcli engines list runs/gsm8k --json
     """
     from rlcli.launch.resume import find_record
-    from rlcli.redact import printable
-    from rlcli.serving.engines.record import states
+    from rlcli.rollout.servers.server_record import states
+    from rlcli.support.redact import printable
 
     found: list[dict[str, Any]] = states(find_record(run))
     if json:
@@ -62,8 +62,8 @@ def add(run: RunName, url: Url) -> None:
       rlcli engines add grpo-1 http://node7:8000
     """
     from rlcli.launch.resume import find_record
-    from rlcli.link import checked_url
-    from rlcli.serving.engines.record import wish
+    from rlcli.rollout.servers.server_record import wish
+    from rlcli.support.json_link import checked_url
 
     wish(find_record(run), "add", checked_url(url))
     console.plain(f"{url} joins within seconds: rlcli engines list {run}")
@@ -79,7 +79,7 @@ def remove(run: RunName, url: Url) -> None:
     """
     from rlcli.errors import DataError
     from rlcli.launch.resume import find_record
-    from rlcli.serving.engines.record import states, wish
+    from rlcli.rollout.servers.server_record import states, wish
 
     folder = find_record(run)
     known = [one["server"] for state in states(folder) for one in state["servers"] if one["state"] != "gone"]

@@ -13,9 +13,12 @@ from rlcli.cli.console import emit_json, plain, show, table
 from rlcli.cli.next_commands import after_export, print_next
 from rlcli.cli.options import JsonObject, ModelOut
 from rlcli.errors import RlcliError
+from rlcli.registry import Registry
 
 if TYPE_CHECKING:
-    from rlcli.export.types import Export
+    from collections.abc import Callable, Sequence
+
+    from rlcli.export.export_types import Export
 
 Source = Annotated[
     Path, typer.Argument(help="A run's folder, or one of its checkpoints.", autocompletion=completion.runs)
@@ -72,14 +75,14 @@ def export(
 
       rlcli export runs/lora-1/checkpoints/step-000050 --merge --dtype bfloat16 --out merged
     """
-    from rlcli.extras import require
+    from rlcli.support.extras import require
 
     require("torch", "transformers", "peft")
-    from rlcli.export import export as exporting
-    from rlcli.export.source import find_origin
-    from rlcli.export.types import Options
-    from rlcli.hub import check_push, push_folder
-    from rlcli.tracking.console import View
+    from rlcli.export import export_folder as exporting
+    from rlcli.export.checkpoint_source import find_origin
+    from rlcli.export.export_types import Options
+    from rlcli.runs.tracking.run_console import View
+    from rlcli.support.hub import check_push, push_folder
 
     with View() as view:
         view.phase(f"verify {source}")
@@ -109,10 +112,11 @@ def export(
 
 
 def _write_report(run: Path, out: Path) -> None:
-    from rlcli.report.source import RunData
-    from rlcli.report.static import write_report
+    """Write pages about the run, as the entry point `pages` of `rlcli.reports` does."""
+    from rlcli.runs.run_data import RunData
 
-    write_report([RunData(run)], out)
+    reports: Registry[Callable[[Sequence[RunData], Path], object]] = Registry("report", "rlcli.reports")
+    reports.get("pages")([RunData(run)], out)
 
 
 def _print(made: Export, url: str, as_json: bool) -> None:

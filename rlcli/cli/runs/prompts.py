@@ -12,7 +12,7 @@ from rlcli.cli.options import Json, RunName
 from rlcli.errors import DataError
 
 if TYPE_CHECKING:
-    from rlcli.runs.prompts import PromptHistory
+    from rlcli.runs.prompt_history import PromptHistory
 
 SortName = Literal["tokens", "rate", "last", "groups", "step", "id"]
 SORTS: dict[SortName, Callable[[PromptHistory], Any]] = {
@@ -54,7 +54,7 @@ def prompts(
     """
     from rlcli.launch.resume import find_record
     from rlcli.runs.folder import PROMPTS
-    from rlcli.runs.prompts import histories
+    from rlcli.runs.prompt_history import histories
 
     folder = find_record(run)
     every = histories(folder, console.note)
@@ -91,7 +91,7 @@ def _summary(every: Sequence[PromptHistory]) -> str:
 
 
 def _print(found: Sequence[PromptHistory]) -> None:
-    from rlcli.redact import printable
+    from rlcli.support.redact import printable
 
     any_retired = any(one.retired for one in found)
     rows = [

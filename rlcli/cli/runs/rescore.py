@@ -16,8 +16,8 @@ from rlcli.errors import ConfigError, DataError, RlcliError
 
 if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
-    from rlcli.evaluation.rescore import Rescored, Stored
-    from rlcli.scoring.expression import Composition
+    from rlcli.evaluation.rescoring import Rescored, Stored
+    from rlcli.rewards.expression import Composition
     from rlcli.types import Prompt
 
 NewVerifier = Annotated[
@@ -61,11 +61,11 @@ def rescore(
       rlcli rescore gsm8k --verifier last_word.py:verify --step 40 --out rescored.jsonl
     """
     from rlcli.config.changes import read_run_config
-    from rlcli.evaluation.rescore import rescore, try_verifier
+    from rlcli.evaluation.rescoring import rescore, try_verifier
     from rlcli.launch.resume import find_run
-    from rlcli.scoring.expression import parse
-    from rlcli.scoring.rows import writing
-    from rlcli.serving.here import scoring_here
+    from rlcli.rewards.expression import parse
+    from rlcli.rewards.response_files import writing
+    from rlcli.rollout.model_servers.local_servers import scoring_here
 
     folder = find_run(run)
     composition = parse(verifier).located()
@@ -100,7 +100,7 @@ def rescore(
 
 def _kept_at(folder: Path, verifier: str) -> Path:
     """The file of the run for the scores of a verifier."""
-    from rlcli.signals.rows import RESCORED
+    from rlcli.evaluation.rescoring import RESCORED
 
     name = re.sub(r"[^\w.+-]+", "-", verifier).strip("-.")[-80:] or "verifier"
     return folder / RESCORED / f"{name}.jsonl"
@@ -108,7 +108,7 @@ def _kept_at(folder: Path, verifier: str) -> Path:
 
 def _samples(room: Path, steps: set[int], limit: int) -> list[Stored]:
     """The samples in this folder, of these steps. steps: none for all. limit: the first of each step only; 0: all."""
-    from rlcli.evaluation.rescore import steps_of, stored_samples
+    from rlcli.evaluation.rescoring import steps_of, stored_samples
 
     existing = steps_of(room)
     if missing := sorted(steps - set(existing)):
@@ -129,8 +129,8 @@ def _fields(stored: Any, verdict: Any) -> dict[str, Any]:
 def _prompts(config: RunConfig, folder: Path, verifier: str, evaluations: bool) -> tuple[dict[str, Prompt], str]:
     """The run's prompts by id, and why there are none if its data cannot be read."""
     from rlcli.data.prompts.image_columns import IMAGES
-    from rlcli.data.prompts.table import JoinedPrompts, PromptTable, read_sets
-    from rlcli.evaluation.store import dataset_names
+    from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable, read_sets
+    from rlcli.evaluation.evaluation_folder import dataset_names
 
     started = _started_in(folder)
     paths = [str(started / Path(path).expanduser()) for path in _paths(config, evaluations)]
@@ -149,7 +149,7 @@ def _paths(config: RunConfig, evaluations: bool) -> tuple[str, ...]:
 
 
 def _started_in(folder: Path) -> Path:
-    from rlcli.runs.environment import directory_of, environment_of
+    from rlcli.runs.software_record import directory_of, environment_of
 
     return Path(directory_of(environment_of(folder)) or Path.cwd())
 
@@ -158,7 +158,7 @@ def _expressions(
     composition: Composition, samples: Sequence[Stored], prompts: Mapping[str, Prompt], note: str
 ) -> list[str]:
     """The verifiers of these samples. note: why there are no prompts, if so."""
-    from rlcli.launch.verifiers import refuse_rivals
+    from rlcli.launch.verifier_trial import refuse_rivals
 
     ids = dict.fromkeys(one.fields["prompt_id"] for one in samples)
     if composition.names_rows_own and (gone := [key for key in ids if key not in prompts]):
@@ -172,8 +172,8 @@ def _expressions(
 def _thinking(config: RunConfig, folder: Path) -> tuple[bool, str]:
     """Whether the run's prompts opened a <think>, and a note if its chat template is gone."""
     from rlcli.data.prompts import chat_template
-    from rlcli.data.prompts.prompts import load_tokenizer
-    from rlcli.runs.environment import environment_of, recorded_day
+    from rlcli.data.prompts.tokenized_prompts import load_tokenizer
+    from rlcli.runs.software_record import environment_of, recorded_day
 
     start = _started_in(folder)
     model, template = start / config.model.path, start / config.model.chat_template

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.group import Group, add_published
+from rlcli.cli.command_group import Group, add_published
 from rlcli.cli.options import AcceptChanges, Json, JsonResult, RayAddress, RunName, ShowSamples, WholePlan
 from rlcli.cli.runs.prompts import prompts
 from rlcli.cli.runs.samples import samples
-from rlcli.cli.runs.show import show, time_text
+from rlcli.cli.runs.show_run import show, time_text
 from rlcli.cli.runs.watch import watch
 from rlcli.cli.supervised import supervised
 
@@ -103,8 +103,8 @@ def resume(
 
       rlcli runs resume runs/grpo-1 --steps 400
     """
-    from rlcli.cli.train.run import Call, resume_training
-    from rlcli.extras import TRAINING, require
+    from rlcli.cli.train.checked_run import Call, resume_training
+    from rlcli.support.extras import TRAINING, require
 
     require(*TRAINING)
     flags = {"train.steps": steps, "cluster.address": ray_address}

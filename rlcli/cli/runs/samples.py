@@ -50,8 +50,8 @@ def samples(
 
       rlcli runs samples grpo-1 --outcome no_answer --text "####" --json
     """
-    from rlcli.evaluation.browse import Filter, one_of_each_group, wanted_samples
-    from rlcli.evaluation.rescore import steps_of
+    from rlcli.evaluation.rescoring import steps_of
+    from rlcli.evaluation.sample_browser import Filter, one_of_each_group, wanted_samples
     from rlcli.launch.resume import find_record
 
     unknown = sorted(set(outcomes or ()) - {str(one) for one in Outcome})
@@ -79,9 +79,9 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
     """Print samples, each text with its first `most` characters; None: all."""
     from rich.text import Text
 
-    from rlcli.redact import printable
-    from rlcli.tracking.console import SampleText
-    from rlcli.tracking.text.messages import shortened, worded_messages_of
+    from rlcli.runs.tracking.run_console import SampleText
+    from rlcli.runs.tracking.text.message_text import shortened, worded_messages_of
+    from rlcli.support.redact import printable
 
     terminal = console.stdout()
     for row in rows:
@@ -121,6 +121,6 @@ def _headline(row: Mapping[str, Any]) -> str:
 
 def _as_dict(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row for JSON: messages as a list, and the parts of the score as an object."""
-    from rlcli.tracking.text.messages import messages_of
+    from rlcli.runs.tracking.text.message_text import messages_of
 
     return {**row, "messages": list(messages_of(row)), "parts": dict(row["parts"] or ())}

@@ -12,10 +12,10 @@ import typer
 
 from rlcli.cli import console
 from rlcli.cli.options import RunName
-from rlcli.reading import bounded_lines, json_object, opened
+from rlcli.support.reading import bounded_lines, json_object, opened
 
 if TYPE_CHECKING:
-    from rlcli.tracking.console import View
+    from rlcli.runs.tracking.run_console import View
 
 POLL_S = 0.5
 GONE_S = 5.0
@@ -40,9 +40,9 @@ def watch(
 
       rlcli runs watch runs/grpo-1 --json | jq '."reward/mean"'
     """
-    from rlcli.attempt import INTERRUPTED
     from rlcli.launch.resume import find_record
-    from rlcli.tracking.console import View
+    from rlcli.runs.tracking.run_console import View
+    from rlcli.support.attempt import INTERRUPTED
 
     folder = find_record(run)
     try:
@@ -135,10 +135,10 @@ class Follower:
         self._show_place()
 
     def _start(self, lines: list[dict[str, Any]]) -> None:
+        from rlcli.runs.curve_marks import marks_of
         from rlcli.runs.folder import METRICS, events_of
         from rlcli.runs.listing import config_of, number
-        from rlcli.runs.marks import marks_of
-        from rlcli.runs.measure import measure_of
+        from rlcli.runs.run_measure import measure_of
 
         config = config_of(self.folder)
         steps = int(number(config.get("train", {}).get("steps")) or 0)
@@ -159,8 +159,8 @@ class Follower:
             self.view.phase(str(place.get("phase")), max(0.0, time.time() - began) if began else 0.0)
 
     def _note(self, event: Mapping[str, Any]) -> None:
+        from rlcli.runs.curve_marks import INPUTS_CHANGED
         from rlcli.runs.listing import number
-        from rlcli.runs.marks import INPUTS_CHANGED
 
         kind = event.get("event")
         if kind == "warning":

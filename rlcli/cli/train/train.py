@@ -23,7 +23,7 @@ from rlcli.cli.options import (
     one_or_all,
 )
 from rlcli.cli.supervised import supervised
-from rlcli.cli.train.run import Call, resume_training, run_training
+from rlcli.cli.train.checked_run import Call, resume_training, run_training
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def train(
 
       rlcli train --resume runs/grpo-1
     """
-    from rlcli.extras import TRAINING, require
+    from rlcli.support.extras import TRAINING, require
 
     require(*TRAINING)
     flags: dict[str, object] = {
@@ -207,7 +207,9 @@ def _resolved(recipe: str | None, flags: Mapping[str, object], sets: Sequence[st
             "no recipe is given", "name one (rlcli recipes list shows them), or resume a run: --resume runs/NAME"
         )
     if memory:
-        from rlcli.launch.planning.memory_auto import resolve_auto as resolve
-    else:
-        from rlcli.config.load import resolve
+        from rlcli.launch.planner import planner
+
+        return planner().resolve(recipe, flags, sets)
+    from rlcli.config.load import resolve
+
     return resolve(recipe, flags, sets)

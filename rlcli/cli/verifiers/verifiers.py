@@ -8,9 +8,9 @@ from typing import Any
 import typer
 
 from rlcli.cli import console
-from rlcli.cli.group import Group, add_published
+from rlcli.cli.command_group import Group, add_published
 from rlcli.cli.options import Json, VerifierName
-from rlcli.cli.verifiers.run import run_verifier
+from rlcli.cli.verifiers.run_verifiers import run_verifier
 from rlcli.errors import ConfigError, RlcliError, VerifierError
 from rlcli.types import VerifyRequest
 
@@ -39,7 +39,7 @@ def list_verifiers(json: Json = False) -> None:
 
       rlcli verifiers list --json
     """
-    from rlcli.scoring.registry import VERIFIERS
+    from rlcli.rewards.verifier_registry import VERIFIERS
 
     found = [{"name": name, "source": VERIFIERS.origin(name), **_summary(name)} for name in VERIFIERS.names()]
     if json:
@@ -61,7 +61,7 @@ def show_verifier(name: VerifierName, json: Json = False) -> None:
 
       rlcli verifiers show path/to/file.py:function --json
     """
-    from rlcli.scoring.expression import AUTO, parse
+    from rlcli.rewards.expression import AUTO, parse
 
     composition = parse(name).located()
     terms = [_described(term.ref) | {"weight": term.weight} for term in composition.terms if term.ref != AUTO]
@@ -78,7 +78,7 @@ def show_verifier(name: VerifierName, json: Json = False) -> None:
 
 def _summary(name: str) -> dict[str, Any]:
     """The first line of its docstring, or why loading failed: one broken package must not hide the others."""
-    from rlcli.audit.subject import function_of
+    from rlcli.rewards.verifier_modules import function_of
 
     try:
         documentation = inspect.getdoc(function_of(name)) or ""
@@ -89,8 +89,8 @@ def _summary(name: str) -> dict[str, Any]:
 
 def _described(ref: str) -> dict[str, Any]:
     """The full description of one verifier. Raises `RlcliError` if it does not load."""
-    from rlcli.audit.subject import function_of, module_of
-    from rlcli.scoring.registry import VERIFIERS, target
+    from rlcli.rewards.verifier_modules import function_of, module_of
+    from rlcli.rewards.verifier_registry import VERIFIERS, target
 
     function, module = function_of(ref), module_of(ref)
     return {
@@ -107,15 +107,15 @@ def _described(ref: str) -> dict[str, Any]:
 
 def _row_options(ref: str) -> list[str] | None:
     """The options that a row which names the verifier may set; None: no row may name it."""
-    from rlcli.scoring.registry import target
-    from rlcli.scoring.row_options import row_options
+    from rlcli.rewards.row_options import row_options
+    from rlcli.rewards.verifier_registry import target
 
     allowed = None if ":" in ref else row_options(target(ref))
     return None if allowed is None else sorted(allowed)
 
 
 def _options(function: Any) -> list[dict[str, Any]]:
-    from rlcli.scoring.conventions.adapters import is_rubric, options_of
+    from rlcli.rewards.function_adapters import is_rubric, options_of
 
     if is_rubric(function):
         return []

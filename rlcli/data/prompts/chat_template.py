@@ -17,7 +17,7 @@ from typing import Any
 
 from rlcli.data.prompts.template_choice import is_plain
 from rlcli.errors import ConfigError, ModelError
-from rlcli.images.rows import content_parts
+from rlcli.images.row_images import content_parts
 from rlcli.types import Prompt, VerifyRequest
 
 Value = str | bool | int | float

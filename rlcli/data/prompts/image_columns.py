@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from rlcli.files import cache_folder, closed_folder
+from rlcli.support.files import cache_folder, closed_folder
 
 IMAGES = "images"
 

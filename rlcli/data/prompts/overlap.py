@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 
 
 def repeated_rows(prompts: TokenizedPrompts) -> int:

@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from rlcli.errors import SetupError
-from rlcli.importing import python
-from rlcli.redact import without_secrets
+from rlcli.support.importing import python
+from rlcli.support.redact import without_secrets
 
 T = TypeVar("T")
 R = TypeVar("R")

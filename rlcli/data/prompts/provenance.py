@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli import __version__
-from rlcli.files import described
-from rlcli.reading import json_object
+from rlcli.support.files import described
+from rlcli.support.reading import json_object
 
 KEY = b"rlcli_provenance"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ConfigError
-from rlcli.reading import TEMPLATE_BYTES, UnfitFile, read_text
+from rlcli.support.reading import TEMPLATE_BYTES, UnfitFile, read_text
 
 BUILT_IN = {
     "chatml": "{% for message in messages %}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlcli.value_text import value_text
+from rlcli.support.value_text import value_text
 
 VERIFIERS = {
     "openai/gsm8k": "gsm8k",

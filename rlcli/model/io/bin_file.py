@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import ModelError
-from rlcli.model.io.config import first_line
+from rlcli.model.io.model_config import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor

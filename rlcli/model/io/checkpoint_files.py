@@ -28,7 +28,7 @@ from torch.distributed.checkpoint import metadata as records
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from rlcli.errors import CheckpointError, RlcliError
-from rlcli.redact import printable
+from rlcli.support.redact import printable
 
 METADATA = ".metadata"
 RECORDS = (

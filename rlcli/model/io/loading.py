@@ -21,16 +21,16 @@ from transformers.utils import logging
 from rlcli.errors import ModelError, SetupError
 from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
-from rlcli.model.io.config import auto_class, read_config
-from rlcli.model.io.files import WeightFiles
-from rlcli.model.io.frozen import freeze
+from rlcli.model.io.frozen_weights import freeze
+from rlcli.model.io.model_config import auto_class, read_config
+from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
-from rlcli.model.names import named_weights
-from rlcli.model.parallel.context import ContextGroup
-from rlcli.model.parallel.fsdp import fill_from_files, fill_from_rank0, shard
+from rlcli.model.parallel.context_parallel import ContextGroup
+from rlcli.model.parallel.fsdp_sharding import fill_from_files, fill_from_rank0, shard
 from rlcli.model.policy import PolicyModel
-from rlcli.model.value import HEAD, ValueModel, foreign_head, has_head, read_value_config, value_class
-from rlcli.model.weight_check.finite import check_finite
+from rlcli.model.tensor_names import named_weights
+from rlcli.model.value_model import HEAD, ValueModel, foreign_head, has_head, read_value_config, value_class
+from rlcli.model.weight_check.finite_weights import check_finite
 
 Checkpointing = bool | Literal["offload"]
 """Whether activations are recomputed in the backward pass; offload: their inputs are kept in host memory."""

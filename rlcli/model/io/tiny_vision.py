@@ -12,9 +12,9 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
-from rlcli.images.kinds import rule_of
-from rlcli.images.rule import ImageRule
-from rlcli.model.io.tiny import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
+from rlcli.images.families import rule_of
+from rlcli.images.image_rule import ImageRule
+from rlcli.model.io.tiny_model import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
 
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 """Of Qwen's."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from rlcli.model.names import kept_dtype
-from rlcli.model.parallel.dims import BESIDE, EXPERT
+from rlcli.model.parallel.parallel_dims import BESIDE, EXPERT
+from rlcli.model.tensor_names import kept_dtype
 
 Named = tuple[str, Tensor]
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.model.weight_check.checksum import Sent, columns_of, keys, part_checksum, to_host
-from rlcli.model.weight_check.packed import PackedMatrix
+from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
 
 PEFT_PREFIX = "base_model.model."
 DECODER = ("language_model.model.", "model.language_model.")

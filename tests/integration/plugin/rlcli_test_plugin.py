@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rlcli.scoring.golds import WITHOUT_ANSWER
+from rlcli.rewards.gold_verifiers import WITHOUT_ANSWER
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 

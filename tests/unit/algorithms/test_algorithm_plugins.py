@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from rlcli import importing
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.losses import selectors
 from rlcli.algorithms.named import Named, Rules, inputs_of, options_of
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError, RlcliError, UnknownName
+from rlcli.support import importing
 from tests.pages import blocks, commands
 
 PAGE = "your_own_algorithm.md"
@@ -31,7 +31,7 @@ TABLES: list[Named[Any]] = [kind.get.__self__ for kind in KINDS] + [selectors]
 
 @pytest.fixture(autouse=True)
 def trusted(forget_algorithms: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/unit/test_importing.py has what hangs or exits."""
+    """tests/unit/support/test_importing.py has what hangs or exits."""
     monkeypatch.setattr(importing, "_trusted", True)
 
 
@@ -233,7 +233,7 @@ def test_the_command_line_lists_what_a_package_brings(
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The documented command, with a model and data that are here, up to the check of everything."""
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     folder = tmp_path_factory.mktemp("own")
     make_tiny_model(folder / "tiny")

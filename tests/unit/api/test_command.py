@@ -19,7 +19,7 @@ import pytest
 
 from rlcli.api.command import call, settings_words
 from rlcli.config.load import resolve
-from rlcli.data.prompts.schema import write_prompts
+from rlcli.data.prompts.parquet_schema import write_prompts
 from rlcli.errors import ConfigError, DataError, RunFailed
 from rlcli.types import Prompt
 
@@ -45,7 +45,7 @@ def commands() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # another test's process, which has ended
-            if "rlcli.api.child" in child.cmdline():
+            if "rlcli.api.command_child" in child.cmdline():
                 found.append(child)
     return found
 

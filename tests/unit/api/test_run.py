@@ -12,7 +12,7 @@ import pytest
 
 import rlcli
 from rlcli.config.load import dump_toml, resolve
-from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.data.step_files import ADVANTAGES, advantages_table
 from rlcli.errors import RlcliError
 from rlcli.runs.folder import RunFolder

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcli.api.source import source_of
+from rlcli.api.function_source import source_of
 from rlcli.errors import VerifierError
-from rlcli.importing import run_file
+from rlcli.support.importing import run_file
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 BONUS = 0.5

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import rlcli
-from rlcli.api.rows import is_rows, stored_rows
-from rlcli.api.verifier import stored_in_evaluation, stored_in_run
+from rlcli.api.function_verifier import stored_in_evaluation, stored_in_run
+from rlcli.api.stored_rows import is_rows, stored_rows
 from rlcli.cli.eval.eval import evaluate as eval_command
 from rlcli.cli.train.train import train as train_command
 from rlcli.config.load import dump_toml, resolve
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.errors import ConfigError, DataError, RlcliError, VerifierError
+from rlcli.rewards.expression import parse
 from rlcli.runs.folder import RunFolder
-from rlcli.scoring.expression import parse
 from rlcli.types import VerifyRequest
 
 

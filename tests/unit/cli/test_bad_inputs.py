@@ -16,19 +16,20 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from rlcli_planner.model_shape import read_shape
+from rlcli_sandbox.machine_check import check_sandbox
 
 from rlcli.cli.main import main
 from rlcli.cluster.ray_session import check_local
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import read_prompts
-from rlcli.doctor import Status, check_sandbox
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.errors import ConfigError, DataError, ModelError, SetupError, VerifierError
-from rlcli.model.io.facts import check_model
-from rlcli.model.io.tiny import make_tiny_model
-from rlcli.planner.shape import read_shape
+from rlcli.launch.machine_checks import Status
+from rlcli.model.io.model_checks import check_model
+from rlcli.model.io.tiny_model import make_tiny_model
+from rlcli.rewards.expression import parse
+from rlcli.rewards.processes.fork_server import ForkServer
 from rlcli.runs.folder import RunFolder
-from rlcli.scoring.expression import parse
-from rlcli.scoring.processes.fork_server import ForkServer
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *words: str, expect: int = 2) -> str:
@@ -398,8 +399,8 @@ def test_an_import_that_hangs_or_exits_names_the_file(
     code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "sleep" in code:  # what exits does so at once, however busy the machine is
-        monkeypatch.setattr("rlcli.scoring.processes.fork_server.ANSWER_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("rlcli.scoring.processes.fork_server._CLOSE_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("rlcli.rewards.processes.fork_server.ANSWER_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("rlcli.rewards.processes.fork_server._CLOSE_TIMEOUT_S", 0.5)
     (tmp_path / "mine.py").write_text(code)
     with (
         contextlib.closing(ForkServer()) as fork_server,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlcli.cli.app import run
-from rlcli.serving.engines.record import wishes_of
+from rlcli.rollout.servers.server_record import wishes_of
 
 SERVERS = [
     {"server": "http://a:1", "state": "ready", "running": 3, "finished": 12, "lost": 0, "weights": 4, "why": ""},

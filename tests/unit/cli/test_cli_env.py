@@ -15,7 +15,7 @@ import pytest
 
 from rlcli.cli.env import play
 from rlcli.cli.main import main
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from tests.pages import blocks, commands
 
 PAGE = "environments.md"
@@ -81,7 +81,7 @@ def test_the_pages_tools_are_shown_and_called(rlcli: Any, here: Path) -> None:
 def test_the_agents_pages_program_is_answered_by_a_model(
     rlcli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     (tmp_path / "agent.py").write_text(blocks("gateway.md", "python")[0])
     monkeypatch.chdir(tmp_path)
@@ -165,7 +165,7 @@ def test_a_call_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.Monke
 
 
 def test_a_model_plays_within_the_limits(rlcli: Any, tmp_path: Path) -> None:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     model = str(make_tiny_model(tmp_path / "tiny"))
     sets = ["--set", "rollout.max_response_tokens=40", "--set", "rollout.temperature=1.0"]

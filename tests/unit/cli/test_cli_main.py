@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlcli import __version__
-from rlcli.attempt import REPORTED
 from rlcli.cli import app as door
-from rlcli.cli.group import COMMANDS, imported
+from rlcli.cli.command_group import COMMANDS, imported
 from rlcli.errors import ConfigError, RunFailed
-from rlcli.extras import INSTALL, require
+from rlcli.support.attempt import REPORTED
+from rlcli.support.extras import INSTALL, require
 
 PANELS = {
     "Train": ["train", "eval", "chat", "export", "quickstart"],

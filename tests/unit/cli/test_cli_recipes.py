@@ -11,7 +11,7 @@ import pytest
 
 from rlcli.cli import console
 from rlcli.cli.main import main
-from rlcli.cli.recipes import choices
+from rlcli.cli.recipes import algorithm_choices
 from rlcli.config import recipes
 from rlcli.config.keys import keys
 from rlcli.config.load import resolve
@@ -262,7 +262,7 @@ def test_explain_one_number_of_the_options(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_explain_does_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "missing", lambda *modules: list(modules))
+    monkeypatch.setattr(algorithm_choices, "missing", lambda *modules: list(modules))
     for key in ("algorithm.loss", "algorithm.options", "algorithm.options.beta"):
         assert main(["recipes", "explain", key]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 
 FAULTY = Path(__file__).parents[1] / "audited_verifiers.py"
 RIGHT = {"completion": "so\n#### 42", "ground_truth": "42", "id": "é"}

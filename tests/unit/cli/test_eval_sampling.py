@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.cluster.process import startup
+from rlcli.cluster.process import startup_times
 from rlcli.launch.startup_report import StartReport, timeline
 
 LIST_COMMANDS = """
@@ -64,7 +64,7 @@ class Folder:
 
 class Group:
     def startup_moments(self) -> list[dict[str, float]]:
-        return [startup.moments()]
+        return [startup_times.moments()]
 
     def describe_engine(self) -> str:
         return "vLLM 0.32.0, second model runner, with its own draws"
@@ -73,17 +73,17 @@ class Group:
 def test_startup_is_reported_once_after_the_first_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(startup, "_moments", {})
-    monkeypatch.setattr(startup, "_steps", 0)
+    monkeypatch.setattr(startup_times, "_moments", {})
+    monkeypatch.setattr(startup_times, "_steps", 0)
     folder = Folder()
     engines = Group()
     report = StartReport(folder, [engines], engines)  # type: ignore[arg-type, list-item]
-    startup.done("ray")
+    startup_times.done("ray")
     for name in ("sync", "generate"):
         report.phase(name, 1)
-    startup.engine_step()
-    assert "first token" not in startup.moments(), "it is about to be computed"
-    startup.engine_step()
+    startup_times.engine_step()
+    assert "first token" not in startup_times.moments(), "it is about to be computed"
+    startup_times.engine_step()
     for name in ("plan", "update", "wait_for_rollout"):
         report.phase(name, 1)
     assert folder.events == [], "the engines may be generating for step 2"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.importing import SET_HERE, keep_current_folder_out, python, without_safe_path
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
+from rlcli.support.importing import SET_HERE, keep_current_folder_out, python, without_safe_path
 from tests.hostile_folder import environment, make, marks
 
 RLCLI = str(Path(sys.executable).with_name("rlcli"))
@@ -79,7 +79,7 @@ def test_data_plan_and_dry_run(folder: Path) -> None:
 
 
 def test_own_processes_import_nothing_from_it(folder: Path) -> None:
-    for module in ("rlcli.importing", "tests.hostile_folder"):
+    for module in ("rlcli.support.importing", "tests.hostile_folder"):
         command = python(module)
         assert command[1:3] == ["-P", "-c"]
     main = "def main(*arguments):\n    import json, sys\n    print(json.dumps(sys.path))\n"

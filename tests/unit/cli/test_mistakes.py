@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rlcli.config.load import resolve
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError
-from rlcli.launch.derived_plan import derived_plan
 from rlcli.launch.preflight import prepare
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.launch.run_plan import derived_plan
+from rlcli.model.io.tiny_model import make_tiny_model
 
 
 def test_a_base_that_is_missing_is_told_with_the_file_that_names_it(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import typer
+from rlcli_quickstart.quickstart_command import TASKS
 
 from rlcli.cli.next_commands import after_evaluation, after_export, after_prep, after_training, print_next
-from rlcli.cli.train.quickstart import TASKS
-from rlcli.cli.train.run import print_result
+from rlcli.cli.train.checked_run import print_result
 from rlcli.config.load import dump_toml, resolve
 from tests.page_commands import Shown, complaint
 

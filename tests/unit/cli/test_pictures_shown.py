@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.images.described import described
+from rlcli.images.image_descriptions import described
 from tests.picture_runs import drawing, noise, write_data, write_picture_run
 
 SHOWN = "[image 84 x 56]"
@@ -56,8 +56,8 @@ def test_a_report_says_how_many_pictures_are_not_shown(run: Path, capsys: pytest
 
 
 def test_compared_prompts_name_their_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rlcli.data.prompts.table import read_prompts
-    from rlcli.data.samples import sample_row, write_samples
+    from rlcli.data.prompts.prompt_table import read_prompts
+    from rlcli.data.sample_files import sample_row, write_samples
     from rlcli.types import Outcome, Verdict
 
     other = write_picture_run(Path("runs/other"), Path("data"), held_out=Path("data"))

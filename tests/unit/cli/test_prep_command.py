@@ -19,7 +19,7 @@ from rlcli_verifiers.gsm8k import verify
 from typer.testing import CliRunner
 
 from rlcli.cli.prep.prep import app
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.errors import ConfigError, DataError, RlcliError, UnknownName
 from rlcli.prep.pipeline import Plan, prepare
 from rlcli.types import ConvertOptions, Outcome, Prompt, VerifyRequest
@@ -279,8 +279,8 @@ def test_the_steps_come_in_order_and_are_in_the_file(source: Path, tmp_path: Pat
 
 
 def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
-    from rlcli.data.prompts.prompts import load_tokenizer, prompt_lengths
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.data.prompts.tokenized_prompts import load_tokenizer, prompt_lengths
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     model = make_tiny_model(tmp_path / "tiny")
     run("arithmetic", "--difficulty", "3", "--out", tmp_path / "all", "--count", "50", "--test-count", "9")
@@ -295,9 +295,9 @@ def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
 
 
 def test_tokens_of_pictures_are_counted_as_the_model_sees_them(tmp_path: Path) -> None:
-    from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
-    from rlcli.model.io.facts import image_rule
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts, load_tokenizer
+    from rlcli.model.io.model_checks import image_rule
+    from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.model.io.tiny_vision import save_vision_model, vision_model
 
     save_vision_model(vision_model(), seeing := tmp_path / "seeing")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli import console
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.redact import _displayable, printable, printable_json
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.support.redact import _displayable, printable, printable_json
 from tests.readers import ROOT, Result, results_of
 from tests.report_runs import write_run
 
@@ -192,7 +192,8 @@ def test_what_python_prints_by_itself_has_no_codes_but_those_of_live_views() -> 
     assert _displayable(ours) == ours
     assert strange(_displayable(HOSTILE)) == ["\r"]  # of progress bars
     program = (
-        f"from rlcli.redact import redact_output; redact_output(); print({HOSTILE!r}); raise ValueError({HOSTILE!r})"
+        "from rlcli.support.redact import redact_output\n"
+        f"redact_output(); print({HOSTILE!r}); raise ValueError({HOSTILE!r})"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False)
     assert not strange((done.stdout + done.stderr).decode().replace("\r", ""))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.cli.group import COMMANDS, PUBLISHED, imported, published
+from rlcli.cli.command_group import COMMANDS, PUBLISHED, imported, published
 
 PACKAGE = '''
 def greet(name: str = "you") -> None:

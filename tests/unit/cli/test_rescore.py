@@ -11,9 +11,9 @@ import pytest
 
 from rlcli.cli import console
 from rlcli.cli.main import main
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.samples import sample_row, write_samples
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.sample_files import sample_row, write_samples
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.runs.folder import RunFolder
 from rlcli.types import Outcome, Prompt, Verdict
 

@@ -19,8 +19,8 @@ from rlcli.cli.runs import watch as module
 from rlcli.cli.runs.watch import Follower, Tail
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.listing import state_of
-from rlcli.runs.records import rewind
-from rlcli.tracking.console import View
+from rlcli.runs.record_files import rewind
+from rlcli.runs.tracking.run_console import View
 from tests.shown_runs import HOSTILE, make_run, metrics
 
 

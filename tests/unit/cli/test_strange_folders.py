@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.files import described
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.model.io.tiny_model import make_tiny_model
+from rlcli.support.files import described
 from tests.readers import Result, results_of
 from tests.report_runs import write_run
-from tests.unit.test_reading import make_socket, make_sparse
+from tests.unit.support.test_reading import make_socket, make_sparse
 
 TOP = ("config.toml", "environment.json", "metrics.jsonl", "events.jsonl", "timeline.jsonl", "prompts.jsonl")
 EVALUATION, SAMPLES = "evaluations/step-000000.json", "samples/step-000002/rank-0.parquet"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.attempt import remove_shared
 from rlcli.cluster import rendezvous
 from rlcli.cluster.ray_session import CLOSED_ENV, TOKEN_FILE, closed_to_others
 from rlcli.cluster.rendezvous import meeting_place, store_at
 from rlcli.errors import SetupError
+from rlcli.support.attempt import remove_shared
 
 
 def test_a_cluster_starts_on_loopback_with_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

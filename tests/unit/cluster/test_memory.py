@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from rlcli.cluster.dispatch import dispatch
-from rlcli.cluster.process import memory
-from rlcli.cluster.process.memory import GIB, PHASES, Device, Meter, Process, largest
-from rlcli.workers.worker import Worker
+from rlcli.cluster.process import peak_memory
+from rlcli.cluster.process.peak_memory import GIB, PHASES, Device, Meter, Process, largest
+from rlcli.training.worker.worker import Worker
 
 MIB = 1 << 20
 SLACK = 24 * MIB
@@ -22,8 +22,8 @@ SLACK = 24 * MIB
 
 @pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_meter", None)
-    memory.start("cpu")
+    monkeypatch.setattr(peak_memory, "_meter", None)
+    peak_memory.start("cpu")
 
 
 def held(size: int, shared: bool = False) -> mmap.mmap:
@@ -63,21 +63,21 @@ def test_a_phases_peak_counts_memory_freed_before_its_end(measuring: None) -> No
     some.update(512 * MIB)
     some.update(128 * MIB)  # the largest of a phase's calls counts
     some.texts(600 * MIB)  # no phase
-    found = {name: value * GIB for name, value in memory.collect().items()}
+    found = {name: value * GIB for name, value in peak_memory.collect().items()}
     assert found["update_gb"] - found["generate_gb"] == pytest.approx((512 - 64) * MIB, abs=SLACK)
     assert found.keys() == {"generate_gb", "update_gb", "base_gb", "shm_gb"}
 
 
 def test_what_was_told_is_not_told_again_but_for_what_stays(measuring: None) -> None:
     some = Some()
-    with memory.measured("build"):
+    with peak_memory.measured("build"):
         take(256 * MIB)
-    with memory.base():
+    with peak_memory.base():
         pass
     some.update(512 * MIB)
-    first = memory.collect()
+    first = peak_memory.collect()
     some.update(64 * MIB)
-    second = memory.collect()
+    second = peak_memory.collect()
     assert first["update_gb"] - second["update_gb"] == pytest.approx(448 / 1024, abs=SLACK / GIB)
     assert first["build_gb"] == second["build_gb"] > first["base_gb"] == second["base_gb"] > 0
 
@@ -85,33 +85,33 @@ def test_what_was_told_is_not_told_again_but_for_what_stays(measuring: None) -> 
 def test_pages_that_are_shared_are_not_the_phases(measuring: None) -> None:
     some = Some()
     some.update(MIB)
-    without = memory.collect()["update_gb"]
+    without = peak_memory.collect()["update_gb"]
     pages = held(256 * MIB, shared=True)
     some.update(MIB)
-    assert memory.collect()["update_gb"] - without < SLACK / GIB
+    assert peak_memory.collect()["update_gb"] - without < SLACK / GIB
     del pages
 
 
 def test_the_base_grows_by_what_is_imported_later(measuring: None) -> None:
-    with memory.base():
+    with peak_memory.base():
         pass
-    first = memory.collect()["base_gb"]
+    first = peak_memory.collect()["base_gb"]
     weights = held(128 * MIB)  # not within the block
-    with memory.base():
+    with peak_memory.base():
         library = held(64 * MIB)
-    assert memory.collect()["base_gb"] - first == pytest.approx(64 / 1024, abs=SLACK / GIB)
+    assert peak_memory.collect()["base_gb"] - first == pytest.approx(64 / 1024, abs=SLACK / GIB)
     del weights, library
 
 
 def test_without_a_mark_that_can_be_set_back_memory_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    monkeypatch.setattr(memory, "_can_reset", lambda: False)
+    monkeypatch.setattr(peak_memory, "_can_reset", lambda: False)
     gauge = Process()
     gauge.begin()
     before = gauge.peak()
     pages = held(256 * MIB)
-    time.sleep(10 * memory.SAMPLED_EVERY_S)
+    time.sleep(10 * peak_memory.SAMPLED_EVERY_S)
     del pages
     assert gauge.peak() - before == pytest.approx(256 * MIB, abs=SLACK)
     gauge.begin()
@@ -121,8 +121,8 @@ def test_without_a_mark_that_can_be_set_back_memory_is_sampled(monkeypatch: pyte
 def test_a_kernel_that_tells_less_of_a_process_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, clear = tmp_path / "status", tmp_path / "clear_refs"
     status.write_text("Name:\tpython\nVmSize:\t2048 kB\nVmRSS:\t1024 kB\nVmData:\t512 kB\n")
-    monkeypatch.setattr(memory, "_STATUS", status)
-    monkeypatch.setattr(memory, "_CLEAR", clear)
+    monkeypatch.setattr(peak_memory, "_STATUS", status)
+    monkeypatch.setattr(peak_memory, "_CLEAR", clear)
     meter = Meter(Process())
     with meter.base(), meter.phase("update"):
         pass
@@ -130,10 +130,10 @@ def test_a_kernel_that_tells_less_of_a_process_stops_no_run(tmp_path: Path, monk
 
 
 def test_nothing_is_measured_before_the_start_and_within_a_phase_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_meter", None)
-    with memory.measured("update"), memory.base():
-        memory.mark()
-    assert memory.collect() == {}
+    monkeypatch.setattr(peak_memory, "_meter", None)
+    with peak_memory.measured("update"), peak_memory.base():
+        peak_memory.mark()
+    assert peak_memory.collect() == {}
     meter = Meter(Process())
     with meter.phase("sync"), meter.phase("update"):
         meter.mark()

@@ -14,9 +14,9 @@ import torch
 
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
-from rlcli.cluster.process import profiling
-from rlcli.files import filled_path
-from rlcli.trainer.profiling import StepProfile, profiled_step
+from rlcli.cluster.process import worker_profile
+from rlcli.support.files import filled_path
+from rlcli.training.loop.step_profile import StepProfile, profiled_step
 
 
 class Rank:
@@ -26,11 +26,11 @@ class Rank:
         return 1
 
     def start_profile(self) -> None:
-        profiling.start()
+        worker_profile.start()
 
     def stop_profile(self, path: str) -> list[str]:
         try:
-            profiling.stop(Path(filled_path(path, "rank", 0)))
+            worker_profile.stop(Path(filled_path(path, "rank", 0)))
         except OSError as error:
             return [str(error)]
         return [""]
@@ -44,7 +44,7 @@ class Rank:
     @dispatch(collect="stream")
     def rollout(self) -> Iterator[int]:
         for number in range(2):
-            with profiling.span("decode"):
+            with worker_profile.span("decode"):
                 torch.ones(4).softmax(0)
             yield number
 
@@ -121,21 +121,21 @@ def test_what_lies_within_a_phase_does_so_in_the_trace(tmp_path: Path) -> None:
 def test_only_the_longest_events_of_the_first_calls_and_seconds_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiling, "MOST_EVENTS", 4)
+    monkeypatch.setattr(worker_profile, "MOST_EVENTS", 4)
     rank = Rank()
-    profiling.start()
+    worker_profile.start()
     for _ in range(5):
         rank.update(2)
-    profiling.stop(tmp_path / "part.json")
+    worker_profile.stop(tmp_path / "part.json")
     part = json.loads((tmp_path / "part.json").read_text())
     assert [span[0] for span in part["spans"]] == ["update"] * 5
     assert len(part["events"]) == 2 * 4
 
-    monkeypatch.setattr(profiling, "RECORD_S", 0.0)
-    monkeypatch.setattr(profiling, "MOST_EVENTS", 1000)
-    profiling.start()
+    monkeypatch.setattr(worker_profile, "RECORD_S", 0.0)
+    monkeypatch.setattr(worker_profile, "MOST_EVENTS", 1000)
+    worker_profile.start()
     rank.update(50)
-    profiling.stop(tmp_path / "part.json")
+    worker_profile.stop(tmp_path / "part.json")
     part = json.loads((tmp_path / "part.json").read_text())
     assert sum(event["name"] == "aten::mm" for event in part["events"]) < 50
 

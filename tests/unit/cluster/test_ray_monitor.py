@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
-from rlcli.supervisor.failure import exit_when_cluster_lost
+from rlcli.cluster.supervisor.failure_record import exit_when_cluster_lost
 from rlcli.cluster.ray_monitor import RayMonitor
 
 daemon = subprocess.Popen(["sleep", "600"])

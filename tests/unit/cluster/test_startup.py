@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from rlcli.cluster.process.startup import FEW_COLLECTIONS, few_collections
-from rlcli.rollout.vllm_hooks.process_state import uncollected
+from rlcli.cluster.process.startup_times import FEW_COLLECTIONS, few_collections
+from rlcli.rollout.vllm.hooks.process_state import uncollected
 
 
 def test_garbage_is_collected_rarely_until_the_block_ends_however_it_does() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
-from rlcli.cluster.errors import died, lost_a_gpu, lost_a_peer, out_of_memory, ran_out_of_memory
 from rlcli.cluster.watchdog import Frame, Note, StallDetector, read_note
+from rlcli.cluster.worker_errors import died, lost_a_gpu, lost_a_peer, out_of_memory, ran_out_of_memory
 
 STALL_S = 0.5
 

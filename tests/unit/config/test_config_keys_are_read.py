@@ -13,6 +13,7 @@ from rlcli.config.load import resolve
 from rlcli.config.schema import RunConfig
 
 PACKAGE = Path(rlcli.__file__).parent
+PACKAGES = PACKAGE.parent / "packages"
 SECTIONS = set(RunConfig.model_fields)
 """As the code calls them; `async_` is Python's way to write `async`."""
 
@@ -44,7 +45,9 @@ def test_what_counts_as_reading() -> None:
 
 
 def test_every_key_is_read_outside_the_configuration_itself() -> None:
-    files = [file for file in PACKAGE.rglob("*.py") if PACKAGE / "config" not in file.parents]
+    files = [
+        file for file in (*PACKAGE.rglob("*.py"), *PACKAGES.rglob("*.py")) if PACKAGE / "config" not in file.parents
+    ]
     read = set().union(*(keys_read_in(ast.parse(file.read_text())) for file in files))
     # This section goes as a whole, by keyword, to the function that composes an algorithm.
     read |= {f"algorithm.{name}" for name in inspect.signature(build_algorithm).parameters}

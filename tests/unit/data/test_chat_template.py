@@ -12,15 +12,15 @@ import pytest
 from rlcli.cli.main import main
 from rlcli.config.load import dump_toml, resolve
 from rlcli.data.prompts import chat_template
-from rlcli.data.prompts.cache import _key
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.token_cache import _key
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import ConfigError, ModelError
 from rlcli.launch.preflight import prepare
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.runs.checkpoint import Checkpoints
-from rlcli.runs.environment import recorded_day
 from rlcli.runs.folder import RunFolder
+from rlcli.runs.software_record import recorded_day
 from rlcli.types import Prompt
 from tests import chat_templates as of
 from tests.chat_templates import tokenizer_with

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from rlcli.config.schema import Data, Rollout, RunConfig, Train, WeightedPath
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.mixture import MixedCursor, cursor_of
+from rlcli.data.prompts.dataset_mixture import MixedCursor, cursor_of
 from rlcli.data.prompts.pass_rates import DECAY
-from rlcli.data.prompts.selection import REST_STEPS, SHARPNESS, SelectingCursor, difficulty, thompson
-from rlcli.data.prompts.table import JoinedPrompts
+from rlcli.data.prompts.prompt_selection import REST_STEPS, SHARPNESS, SelectingCursor, difficulty, thompson
+from rlcli.data.prompts.prompt_table import JoinedPrompts
 from rlcli.errors import DataError
 from rlcli.types import Prompt
 

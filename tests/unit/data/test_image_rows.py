@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlcli.data.prompts.cache import content_of
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.schema import row, write_prompts
-from rlcli.data.prompts.table import JoinedPrompts, PromptTable, read_prompts
+from rlcli.data.prompts.parquet_schema import row, write_prompts
+from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable, read_prompts
+from rlcli.data.prompts.token_cache import content_of
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import DataError
-from rlcli.images.rows import content_parts, content_text
-from rlcli.model.io.tiny import tiny_tokenizer
+from rlcli.images.row_images import content_parts, content_text
+from rlcli.model.io.tiny_model import tiny_tokenizer
 from rlcli.types import Prompt
 
 A, B = b"\x89PNG one", b"\xff\xd8 two"
@@ -176,7 +176,7 @@ def test_files_of_a_snapshot_in_the_hubs_cache_lie_in_its_blobs(tmp_path: Path) 
 
 
 def test_a_file_of_a_picture_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcli.images.rows.MAX_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr("rlcli.images.row_images.MAX_FILE_BYTES", 1 << 20)
     with (tmp_path / "a.png").open("wb") as file:
         file.truncate((1 << 20) + 1)
     with pytest.raises(DataError, match=r"image 0: .* cannot be read: it has more than 1 MiB"):

@@ -15,12 +15,12 @@ from rlcli.config.load import dump_toml, resolve
 from rlcli.config.schema import Data, RunConfig, Train, WeightedPath
 from rlcli.data.columns import Samples
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.mixture import MixedCursor, cursor_of
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import JoinedPrompts, read_sets, set_of
+from rlcli.data.prompts.dataset_mixture import MixedCursor, cursor_of
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.prompt_table import JoinedPrompts, read_sets, set_of
 from rlcli.errors import ConfigError, DataError, RlcliError
-from rlcli.evaluation.store import dataset_names
-from rlcli.trainer.metrics import set_metrics
+from rlcli.evaluation.evaluation_folder import dataset_names
+from rlcli.training.loop.metrics import set_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 
 SIZES = (50, 7, 20)

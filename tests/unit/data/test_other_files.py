@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.errors import DataError
 
 ROWS = [{"question": f"{n}+1=", "target": str(n + 1), "level": n} for n in range(3)]

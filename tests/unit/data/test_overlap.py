@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlcli.data.prompts.overlap import repeated_rows, rows_in
-from rlcli.data.prompts.prompts import Ragged, TokenizedPrompts
+from rlcli.data.prompts.tokenized_prompts import Ragged, TokenizedPrompts
 from rlcli.types import Prompt
 
 

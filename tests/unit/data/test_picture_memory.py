@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from rlcli.data.prompts import image_columns, prompts, table
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.schema import IMAGE_ROWS, image_column, write_prompts
-from rlcli.data.prompts.table import PromptTable, read_prompts
+from rlcli.data.prompts import image_columns, prompt_table, tokenized_prompts
+from rlcli.data.prompts.parquet_schema import IMAGE_ROWS, image_column, write_prompts
+from rlcli.data.prompts.prompt_table import PromptTable, read_prompts
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import DataError
 from rlcli.images import decoding
-from rlcli.images.kinds import KINDS
+from rlcli.images.families import KINDS
 from rlcli.model.io.tiny_vision import image_rule, vision_config, vision_model, vision_tokenizer
 from rlcli.types import Prompt
 
@@ -48,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(table, "MAPPED_FROM", 0)
+    monkeypatch.setattr(prompt_table, "MAPPED_FROM", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "rlcli" / "pictures"
 
@@ -69,7 +69,7 @@ def test_pictures_are_mapped_from_a_file_that_leaves_nothing(
     mapped, taken = allocated(data)
     assert taken < encoded / 50
     assert list(cache.iterdir()) == [], "the file has no name"
-    monkeypatch.setattr(table, "MAPPED_FROM", 1 << 40)
+    monkeypatch.setattr(prompt_table, "MAPPED_FROM", 1 << 40)
     held, kept = allocated(data)
     assert kept > encoded
     assert list(mapped) == list(held)
@@ -118,16 +118,16 @@ def test_one_picture_at_a_time_is_decoded(data: Path, monkeypatch: pytest.Monkey
     rule = image_rule(config)
     rows = read_prompts(data, "train")
     chunks: list[int] = []
-    encode = prompts._encode_some
+    encode = tokenized_prompts._encode_some
     monkeypatch.setattr(
-        prompts,
+        tokenized_prompts,
         "_encode_some",
         lambda *given: chunks.append(len(given[-1])) or encode(*given),  # type: ignore[func-returns-value]
     )
     found = TokenizedPrompts.tokenize(rows, vision_tokenizer(), 10_000, rule=rule)
     assert len(found) == COUNT
     assert most[0] <= 2
-    assert max(chunks) == prompts.PICTURED_AT_ONCE
+    assert max(chunks) == tokenized_prompts.PICTURED_AT_ONCE
     assert most[1] == 2 * COUNT, "each row is read once to check it, and once to tokenize it"
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcli.data.prompts import cache, parallel_map, prompts
-from rlcli.data.prompts.cache import tokenized
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import PromptTable, read_prompts
+from rlcli.data.prompts import parallel_map, token_cache
+from rlcli.data.prompts import tokenized_prompts as prompts
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.prompt_table import PromptTable, read_prompts
+from rlcli.data.prompts.token_cache import tokenized
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import ModelError, SetupError
-from rlcli.model.io.tiny import tiny_tokenizer
+from rlcli.model.io.tiny_model import tiny_tokenizer
 
 
 @pytest.fixture
@@ -157,13 +158,13 @@ def test_a_file_that_is_replaced_after_it_was_read_is_not_kept(data: Path) -> No
 
 def test_two_at_once_leave_one_whole_entry(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process writes the entry while this one does."""
-    store = cache._store
+    store = token_cache._store
 
     def late(entry: Path, made: TokenizedPrompts) -> None:
         store(entry, made)
         store(entry, made)
 
-    monkeypatch.setattr(cache, "_store", late)
+    monkeypatch.setattr(token_cache, "_store", late)
     plain = TokenizedPrompts.tokenize(read(data), tiny_tokenizer(), 11)
     assert is_same(made_of(read(data)), plain)
     assert [path.name[0] == "." for path in entries(data)] == [False]
@@ -179,7 +180,7 @@ def test_old_entries_and_too_much_of_them_go(data: Path, monkeypatch: pytest.Mon
     made_of(read(data), limit=12)
     (second,) = entries(data)
     assert second != first
-    monkeypatch.setattr(cache, "MOST_BYTES", 2 * size)
+    monkeypatch.setattr(token_cache, "MOST_BYTES", 2 * size)
     os.utime(second, (2e9, 2e9))
     made_of(read(data), limit=13)
     made_of(read(data), limit=14)

@@ -12,11 +12,11 @@ import pytest
 from rlcli_verifiers.gsm8k import verify
 
 from rlcli.data.prompts.chat_template import control_tokens
-from rlcli.data.prompts.prompts import TokenizedPrompts, control_token_in
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.prompt_table import read_prompts
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts, control_token_in
 from rlcli.errors import DataError, ModelError
-from rlcli.model.io.tiny import tiny_tokenizer
+from rlcli.model.io.tiny_model import tiny_tokenizer
 from rlcli.types import Prompt, VerifyRequest
 
 CHAT = [{"content": "What is 6*7?", "role": "user"}]

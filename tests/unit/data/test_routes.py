@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.data.routes import check_routes, continued, padded, route_type
-from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.expert_routes import check_routes, continued, padded, route_type
+from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
-from rlcli.model.packed import pack
-from rlcli.rollout.drawn import Drawn, Part
+from rlcli.model.packed_batch import pack
+from rlcli.rollout.in_flight import Drawn, Part
 
 IDS = np.arange(30, dtype=np.int32)
 UNKNOWN = 255

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.data.columns import Samples
-from rlcli.trainer.metrics import reward_metrics, sample_metrics
+from rlcli.training.loop.metrics import reward_metrics, sample_metrics
 from rlcli.types import Outcome, Sample, Verdict
 
 numbers = st.floats(-1e6, 1e6)

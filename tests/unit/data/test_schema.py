@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlcli.data.prompts.schema import row, write_prompts, write_rows
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.parquet_schema import row, write_prompts, write_rows
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.errors import DataError
 from rlcli.types import Prompt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from rlcli.data.samples import is_conversation, sample_row, write_samples, write_table
+from rlcli.data.sample_files import is_conversation, sample_row, write_samples, write_table
 from rlcli.data.step_files import RecordedSample, TokenValues, advantages_table, tokens_row, tokens_table
 from rlcli.data.trajectories import Trajectory
 from rlcli.types import Outcome, Prompt, Verdict

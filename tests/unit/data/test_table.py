@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.schema import JSON_FIELD, row, write_rows
-from rlcli.data.prompts.table import JoinedPrompts, PromptTable, read_prompts, verifiers_of
+from rlcli.data.prompts.parquet_schema import JSON_FIELD, row, write_rows
+from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable, read_prompts, verifiers_of
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import DataError
-from rlcli.model.io.tiny import tiny_tokenizer
+from rlcli.model.io.tiny_model import tiny_tokenizer
 from rlcli.types import Prompt
 
 

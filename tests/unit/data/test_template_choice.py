@@ -9,13 +9,13 @@ import pytest
 
 from rlcli.config.load import resolve
 from rlcli.data.prompts import chat_template
-from rlcli.data.prompts.prompts import load_tokenizer
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.data.prompts.template_choice import choose_template
+from rlcli.data.prompts.tokenized_prompts import load_tokenizer
 from rlcli.errors import ConfigError, ModelError
-from rlcli.export.source import find_origin
+from rlcli.export.checkpoint_source import find_origin
 from rlcli.launch.preflight import prepare
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.runs.checkpoint import TEMPLATE, Checkpoints
 from rlcli.types import Prompt
 from tests.chat_templates import tokenizer_with
@@ -107,7 +107,7 @@ def test_a_base_model_is_trained_on_with_a_template_and_refused_without(base_mod
 
 def test_a_checkpoint_keeps_the_template_of_a_file(base_model: Path, tmp_path: Path) -> None:
     from rlcli.config.load import dump_toml
-    from rlcli.export.weights import write_tokenizer
+    from rlcli.export.exported_weights import write_tokenizer
 
     flags: dict[str, object] = {"model.path": str(base_model), "data.path": "sums"}
     resolved = resolve("grpo", flags, ["model.chat_template=gone.jinja"])

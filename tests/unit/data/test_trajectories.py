@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PartialRollout, PromptTask
 from rlcli.data.packer import plan_batches
-from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.signature import tokens_digest
-from rlcli.data.step_pictures import read_pictures
+from rlcli.data.step_images import read_pictures
 from rlcli.data.trajectories import Span, Trajectory
-from rlcli.model.packed import pack
-from rlcli.orchestrator.groups import Group, PartialGroup, as_groups, as_plain
-from rlcli.scoring.service.client import Scored
-from rlcli.trainer.metrics import sample_metrics
+from rlcli.model.packed_batch import pack
+from rlcli.rewards.service.scoring_client import Scored
+from rlcli.rollout.scheduler.groups import Group, PartialGroup, as_groups, as_plain
+from rlcli.rollout.worker.conversations import Held
+from rlcli.rollout.worker.pending_samples import Saver, pending
+from rlcli.rollout.worker.rollout_role import started
+from rlcli.training.loop.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict, image_digest
-from rlcli.workers.roles.conversations import Held
-from rlcli.workers.roles.rollout import started
-from rlcli.workers.roles.sample_writer import Saver, pending
 
 SOURCE = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
 

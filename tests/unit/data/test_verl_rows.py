@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rlcli_port.rewards.conventions import verl
 
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.data.prompts.verl_rows import VERIFIERS, verifier_of
 from rlcli.errors import DataError
-from rlcli.scoring.conventions.foreign import verl
-from rlcli.scoring.expression import parse
-from rlcli.scoring.registry import check_row_may_name
+from rlcli.rewards.expression import parse
+from rlcli.rewards.verifier_registry import check_row_may_name
 from rlcli.types import VerifyRequest
 
 TESTS = '{"inputs": ["3\\n"], "outputs": ["6\\n"]}'

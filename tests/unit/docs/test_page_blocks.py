@@ -15,7 +15,7 @@ import pytest
 
 from rlcli.algorithms.named import GROUP as ALGORITHMS
 from rlcli.config.load import resolve
-from rlcli.runs.records import timeline_of
+from rlcli.runs.record_files import timeline_of
 from tests.page_blocks import FILES, LANGUAGES, blocks_of, name_of, unknown_names
 from tests.page_commands import FENCE, PAGES, ROOT
 

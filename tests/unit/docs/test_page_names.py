@@ -10,7 +10,7 @@ import pytest
 
 from rlcli.config.keys import find, sections
 from rlcli.config.recipes import names as recipe_names
-from rlcli.trainer.warnings import NAMES
+from rlcli.training.loop.warnings import NAMES
 from tests.page_commands import FENCE, PAGES, ROOT
 from tests.pages import documented_metrics
 

@@ -25,8 +25,8 @@ from rlcli_environments.search import Search
 
 from rlcli.config.load import resolve
 from rlcli.environments.environment import ENVIRONMENTS, EnvironmentFailed, Reply, opening_of, reply_of
-from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
-from rlcli.environments.pool import spec_of
+from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.environment_pool import spec_of
 from rlcli.errors import DataError
 
 ASK = [{"role": "user", "content": "Go."}]

@@ -10,7 +10,7 @@ import pytest
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation, Limits, Past, shortened, state_of, states_of
 from rlcli.environments.environment import Opening, Reply
-from rlcli.environments.turns import TurnTemplate
+from rlcli.environments.turn_tokens import TurnTemplate
 from tests import chat_templates as of
 from tests.chat_templates import tokenizer_with
 

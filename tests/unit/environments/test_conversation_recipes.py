@@ -11,8 +11,8 @@ import pytest
 from rlcli.config import recipes
 from rlcli.config.load import resolve
 from rlcli.data.prompts.chat_template import stop_tokens
-from rlcli.environments.pool import Environments, name_of
-from rlcli.launch.environments import numbered_rows
+from rlcli.environments.environment_pool import Environments, name_of
+from rlcli.launch.environment_checks import numbered_rows
 from rlcli.types import Prompt
 from tests.chat_templates import HERMES, tokenizer_with
 

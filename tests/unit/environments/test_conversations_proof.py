@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.environments.turns import TurnTemplate
+from rlcli.environments.turn_tokens import TurnTemplate
 from tests.chat_templates import HERMES
 
 PROOFS = Path(__file__).parents[3] / "scripts" / "proofs"

@@ -20,7 +20,7 @@ from sandboxes import BACKENDS, opened
 
 from rlcli.environments.conversation import Conversation, Limits
 from rlcli.environments.environment import Reply, opening_of, reply_of
-from rlcli.environments.turns import TurnTemplate
+from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.types import VerifyRequest
 from tests.chat_templates import CHATML, tokenizer_with
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlcli.environments.conversation import Limits
-from rlcli.environments.gateway.server import Gateway, GatewaySession
+from rlcli.environments.gateway.gateway_server import Gateway, GatewaySession
 from tests.taught_engine import TaughtEngine, is_recorded
 
 LIMITS = Limits(turns=8, turn_tokens=100, drawn_tokens=800, tokens=2000)

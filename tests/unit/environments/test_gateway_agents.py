@@ -18,9 +18,9 @@ import pytest
 
 from rlcli.environments.conversation import Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure
-from rlcli.environments.gateway import agents
-from rlcli.environments.gateway.agents import AgentRun, run_agent
-from rlcli.environments.gateway.server import Gateway
+from rlcli.environments.gateway import agent_processes
+from rlcli.environments.gateway.agent_processes import AgentRun, run_agent
+from rlcli.environments.gateway.gateway_server import Gateway
 from rlcli.errors import SetupError
 from tests.pages import blocks
 from tests.taught_engine import TaughtEngine, is_recorded
@@ -230,7 +230,7 @@ def test_nothing_of_an_agent_is_left_when_its_session_ends(
     engine: TaughtEngine, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str
 ) -> None:
     """Even of one that stops the processes which supervise it."""
-    monkeypatch.setattr(agents, "END_S", 0.3)
+    monkeypatch.setattr(agent_processes, "END_S", 0.3)
     file = tmp_path / "child"
     with pytest.raises(EnvironmentFailed, match="timeout: the agent did not ask for another turn within 2 s"):
         run(engine, agent, do, deadline_s=2, file=str(file))

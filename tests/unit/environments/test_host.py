@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rlcli.environments.environment import Cause, EnvironmentFailed, Failure
-from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
 from rlcli.errors import SetupError, UnknownName
 
 GUESS = """
@@ -235,7 +235,7 @@ def test_ten_megabytes_of_text_are_a_failure_of_their_kind(host: EnvironmentHost
 def test_what_it_prints_is_shown_in_plain_text_and_not_without_end(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcli.environments.host.PRINTED_BYTES", 1000)
+    monkeypatch.setattr("rlcli.environments.environment_host.PRINTED_BYTES", 1000)
     loud = tmp_path / "loud.py"  # what another test's environment prints late has another name
     loud.write_text(file.read_text())
     with EnvironmentHost(EnvironmentSpec(f"{loud}:Guess")) as host:

@@ -18,16 +18,16 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation, Limits, state_of
 from rlcli.environments.environment import EnvironmentFailed, Reply, opening_of, reply_of
-from rlcli.environments.gateway.server import Gateway, GenerationAsk
-from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
-from rlcli.environments.pictures import taken
-from rlcli.environments.pool import Environments, row_of
-from rlcli.environments.turns import TurnTemplate
-from rlcli.images import sight as sight_module
+from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.environment_pool import Environments, row_of
+from rlcli.environments.gateway.gateway_server import Gateway, GenerationAsk
+from rlcli.environments.message_images import taken
+from rlcli.environments.turn_tokens import TurnTemplate
+from rlcli.images import image_processor as sight_module
 from rlcli.images.decoding import size_of
-from rlcli.images.kinds import KINDS
-from rlcli.images.rule import ImageRule
-from rlcli.images.sight import Sight
+from rlcli.images.families import KINDS
+from rlcli.images.image_processor import Sight
+from rlcli.images.image_rule import ImageRule
 from rlcli.model.io.tiny_vision import image_rule, vision_config
 from rlcli.rollout.engine import Generation
 from rlcli.types import Prompt

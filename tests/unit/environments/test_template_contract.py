@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.doctor import check_template
 from rlcli.environments.template_contract import BOUNDARIES, Agreement, check
+from rlcli.launch.machine_checks import check_template
 from tests import chat_templates as of
 from tests.chat_templates import bpe_tokenizer_with
 

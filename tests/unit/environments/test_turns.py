@@ -9,7 +9,7 @@ import pytest
 
 from rlcli.data.prompts import chat_template
 from rlcli.environments.template_contract import TOOLS
-from rlcli.environments.turns import Appended, TurnTemplate
+from rlcli.environments.turn_tokens import Appended, TurnTemplate
 from rlcli.errors import ModelError
 from tests import chat_templates as of
 from tests.chat_templates import bpe_tokenizer_with, tokenizer_with

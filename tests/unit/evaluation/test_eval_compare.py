@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.errors import DataError
-from rlcli.evaluation.compare import compare
-from rlcli.evaluation.store import EvalStore
+from rlcli.evaluation.evaluation_folder import EvalStore
+from rlcli.evaluation.paired_comparison import compare
 from rlcli.types import Outcome, Prompt, Verdict
 
 

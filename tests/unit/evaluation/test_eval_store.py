@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
+from rlcli.data.sample_files import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.errors import ConfigError, DataError, RlcliError
-from rlcli.evaluation import settings as eval_settings
-from rlcli.evaluation.store import EvalStore, dataset_names, read_samples
-from rlcli.launch.evaluation.run import Request, _names
+from rlcli.evaluation import evaluation_settings as eval_settings
+from rlcli.evaluation.evaluation_folder import EvalStore, dataset_names, read_samples
+from rlcli.launch.evaluation.evaluation_run import Request, _names
 from rlcli.types import Outcome, Prompt, Verdict
 
 SETTINGS = {"model": "tiny", "temperature": 1.0}
@@ -191,7 +191,7 @@ def test_a_writer_waits_a_second_between_parts_and_longer_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("rlcli.data.samples.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlcli.data.sample_files.time.monotonic", lambda: now[0])
     folder = tmp_path / "{part} {n}"
     folder.mkdir()
     writer = PartWriter(str(folder / "{part}.parquet"), 0)

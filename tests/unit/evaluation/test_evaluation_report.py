@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rlcli.data.columns import Samples
-from rlcli.evaluation.report import MOST_CATEGORIES, labels_of, report_of
+from rlcli.evaluation.evaluation_report import MOST_CATEGORIES, labels_of, report_of
 from rlcli.evaluation.responses import Responses, joined
-from rlcli.rollout.call import GREEDY
+from rlcli.rollout.rollout_call import GREEDY
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 
 

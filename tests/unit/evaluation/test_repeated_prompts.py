@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.data.columns import Samples
-from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.errors import DataError
-from rlcli.evaluation.compare import compare
-from rlcli.evaluation.problems import Problems, check_rows, repeats_note
-from rlcli.evaluation.report import EvalReport, report_of
+from rlcli.evaluation.equal_problems import Problems, check_rows, repeats_note
+from rlcli.evaluation.evaluation_report import EvalReport, report_of
+from rlcli.evaluation.paired_comparison import compare
 from rlcli.evaluation.responses import Responses
-from rlcli.rollout.call import GREEDY
+from rlcli.rollout.rollout_call import GREEDY
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 
 Table = Sequence[tuple[int, Sequence[float]]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlcli.export.export import model_folder
+from rlcli.export.export_folder import model_folder
 from tests.export_fixtures import log_probs, stored_log_probs
 
 
@@ -38,7 +38,7 @@ def test_a_run_is_exported_once_and_again_when_its_step_is_another(run_of: Any, 
     manifest = json.loads((run / "checkpoints" / "step-000005" / "manifest.json").read_text())
     state = run / "checkpoints" / "step-000005" / "state.json"
     state.write_text(state.read_text().replace('"step": 3', '"step": 5'))
-    from rlcli.files import described
+    from rlcli.support.files import described
 
     manifest["step"], manifest["files"]["state.json"] = 5, described(state)
     (run / "checkpoints" / "step-000005" / "manifest.json").write_text(json.dumps(manifest))
@@ -57,8 +57,8 @@ def test_a_critic_path_takes_the_critic_and_else_the_policy(run_of: Any) -> None
 
 def test_a_new_run_can_begin_from_a_run_and_the_critic_of_another(run_of: Any) -> None:
     from rlcli.config.load import resolve
-    from rlcli.export.export import with_model_folders
-    from rlcli.model.io.facts import check_model, check_value_model
+    from rlcli.export.export_folder import with_model_folders
+    from rlcli.model.io.model_checks import check_model, check_value_model
 
     full, ppo = run_of("full"), run_of("ppo")
     asked = resolve("ppo", {"model.path": str(full), "critic.path": str(ppo / "checkpoints" / "latest")}).config

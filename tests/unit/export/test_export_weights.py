@@ -19,8 +19,8 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file
 
 from rlcli.errors import CheckpointError
-from rlcli.export.export import model_folder
-from rlcli.export.weights import Stored
+from rlcli.export.export_folder import model_folder
+from rlcli.export.exported_weights import Stored
 from tests import chat_templates as templates
 from tests.export_fixtures import LORA, PROBE, export, log_probs, nothing_beside, save_run, stored_log_probs
 from tests.model_fixtures import save_tiny
@@ -80,7 +80,7 @@ def test_other_families_are_exported_under_the_names_of_their_files(
 
 @pytest.mark.long
 def test_the_pipeline_that_the_card_shows_answers(tmp_path: Path) -> None:
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     save_run(tmp_path / "run", make_tiny_model(tmp_path / "base"))
@@ -100,7 +100,7 @@ def test_the_export_ends_a_response_where_the_run_did(
     """A base model's own generation config names the end of a text alone."""
     from transformers import AutoTokenizer, GenerationConfig
 
-    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.model.io.tiny_model import make_tiny_model
 
     base = make_tiny_model(tmp_path / "base")
     eos = AutoTokenizer.from_pretrained(base).eos_token_id
@@ -130,7 +130,7 @@ def test_a_large_model_is_written_as_several_files(
     saved_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = partial(split_torch_state_dict_into_shards, max_shard_size="300KB")
-    monkeypatch.setattr("rlcli.export.weights.split_torch_state_dict_into_shards", small)
+    monkeypatch.setattr("rlcli.export.exported_weights.split_torch_state_dict_into_shards", small)
     out = tmp_path / "out"
     export(saved_runs / "full", "--out", out)
     assert len(list(out.glob("model-*-of-*.safetensors"))) > 2
@@ -226,7 +226,7 @@ def test_an_adapter_on_another_base_is_seen_in_the_log_probs(
             before = path.read_text()
             path.write_text(before.replace(str(base), str(tmp_path / "other")))
         else:
-            from rlcli.files import described
+            from rlcli.support.files import described
 
             manifest = json.loads(path.read_text())
             manifest["files"]["config.toml"] = described(path.with_name("config.toml"))
@@ -302,7 +302,7 @@ def test_weights_that_are_not_finite_fail(
 def test_without_anything_to_compare_with_there_is_no_proof(
     probe: Any, run_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rlcli.files import described
+    from rlcli.support.files import described
 
     run = run_of("full")
     checkpoint = run / "checkpoints" / "step-000005"
@@ -469,7 +469,7 @@ def test_a_full_disk_leaves_nothing_behind(saved_runs: Path, tmp_path: Path) -> 
 def test_paths_are_from_where_the_run_was_started(run_of: Any, saved_runs: Path, tmp_path: Path) -> None:
     run = run_of("full")
     checkpoint = run / "checkpoints" / "step-000005"
-    from rlcli.files import described
+    from rlcli.support.files import described
 
     config = checkpoint / "config.toml"
     config.write_text(config.read_text().replace(f'"{saved_runs}/base"', '"base"'))

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from rlcli.cli.main import main
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.files import described
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.model.io.checkpoint_files import read_metadata
+from rlcli.support.files import described
 from tests.export_fixtures import save_run
 from tests.hostile_pickles import Runs, code_in_metadata, legacy
 from tests.model_fixtures import save_tiny

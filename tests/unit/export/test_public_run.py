@@ -10,10 +10,10 @@ import pytest
 
 from rlcli.config.load import dump_toml, resolve
 from rlcli.export.public_run import public_run
-from rlcli.reading import UnfitFile
 from rlcli.runs.folder import RunFolder, events_of, write_json
 from rlcli.runs.listing import config_of, run_at, state_of
-from rlcli.runs.records import metrics_of
+from rlcli.runs.record_files import metrics_of
+from rlcli.support.reading import UnfitFile
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from rlcli.images.decoding import MAX_PIXELS, decode, size_of
-from rlcli.images.rows import BadImage
+from rlcli.images.row_images import BadImage
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from rlcli.images.described import MOST, described, descriptions, in_words, shared_out, worded_last, worded_messages
+from rlcli.images.image_descriptions import (
+    MOST,
+    described,
+    descriptions,
+    in_words,
+    shared_out,
+    worded_last,
+    worded_messages,
+)
 from tests.picture_runs import drawing
 
 A, B = {"digest": "0" * 32, "width": 8, "height": 4}, {"digest": "1" * 32, "width": 5, "height": 6}

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.images.patches import PatchRule
+from rlcli.images.qwen_patches import PatchRule
 from rlcli.model.io.tiny_vision import processor, vision_model
 
 RULE = PatchRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 18)

@@ -7,7 +7,7 @@ import io
 import pytest
 from PIL import Image, PngImagePlugin
 
-from rlcli.images.rows import BadImage
+from rlcli.images.row_images import BadImage
 from rlcli.images.thumbnails import data_url, thumbnail
 from tests.picture_runs import drawing, noise
 

@@ -10,9 +10,9 @@ from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from rlcli.errors import ModelError
-from rlcli.images.kinds import rule_of
-from rlcli.images.tiles import TileRule
-from rlcli.model.io.config import read_config
+from rlcli.images.families import rule_of
+from rlcli.images.internvl_tiles import TileRule
+from rlcli.model.io.model_config import read_config
 from rlcli.model.io.tiny_vision import TILE, TILE_TOKENS, processor, vision_model
 
 CONFIG = vision_model("internvl").config

@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from rlcli.cli.main import main
 from rlcli.config.load import resolve
 from rlcli.config.rules import without_effect
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import JoinedPrompts, read_prompts
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.prompt_table import JoinedPrompts, read_prompts
 from rlcli.errors import DataError, ModelError, VerifierError
 from rlcli.launch.dry_run import check_not_empty
-from rlcli.model.io.config import read_config
-from rlcli.model.io.facts import check_lora, check_weights
 from rlcli.model.io.loading import read_policy
-from rlcli.model.io.tiny import make_tiny_model
-from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.scoring.trial import check_answers
+from rlcli.model.io.model_checks import check_lora, check_weights
+from rlcli.model.io.model_config import read_config
+from rlcli.model.io.tiny_model import make_tiny_model
+from rlcli.rewards.processes.scoring_pool import ScoringPool
+from rlcli.rewards.trial import check_answers
 
 MINE = """
 def trl(completions, level, **columns):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlcli.launch.evaluation.chat_template import day_of_run, rendered_with, trained_with
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.launch.evaluation.template_check import day_of_run, rendered_with, trained_with
+from rlcli.model.io.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from rlcli.config.load import resolve
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError, DataError
-from rlcli.launch.preflight import Prepared, prepare
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.launch.preflight import prepare
+from rlcli.launch.prepared_run import Prepared
+from rlcli.model.io.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

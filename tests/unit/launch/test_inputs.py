@@ -17,8 +17,8 @@ from rlcli.config.keys import sections
 from rlcli.config.load import dump_toml, resolve
 from rlcli.config.schema import RunConfig
 from rlcli.errors import CheckpointError, ConfigError, DataError
-from rlcli.launch import inputs
-from rlcli.launch.inputs import (
+from rlcli.launch import input_files
+from rlcli.launch.input_files import (
     NOT_READ,
     READ_BY_PATH,
     Input,
@@ -34,8 +34,8 @@ from rlcli.launch.launch import _record_inputs
 from rlcli.launch.local_imports import module_file, with_local_imports
 from rlcli.launch.resume import Resumption, check_data, resumption, with_downloads
 from rlcli.runs.checkpoint import Checkpoints
+from rlcli.runs.curve_marks import marks_of
 from rlcli.runs.folder import RunFolder, events_of
-from rlcli.runs.marks import marks_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "resume.md"
 SETS = [
@@ -94,7 +94,7 @@ def run(project: Path) -> Path:
     resolved = resolve("grpo", {"model.path": "policy", "data.path": "sums", "train.steps": 8}, SETS)
     with RunFolder.create(project / "runs" / "first") as folder:
         folder.write_config(dump_toml(resolved))
-        _record_inputs(folder, inputs.InputCheck(local_inputs(resolved.config)), 0)
+        _record_inputs(folder, input_files.InputCheck(local_inputs(resolved.config)), 0)
         checkpoints = Checkpoints(folder.checkpoints, keep=2)
         (checkpoints.begin(STEP) / "policy").mkdir()
         checkpoints.commit(STEP, {"step": STEP, "data": "abc"}, dump_toml(resolved), {}, {})
@@ -232,7 +232,7 @@ def test_an_accepted_change_is_recorded_and_marks_the_curve(run: Path, project: 
 def test_an_automatic_restart_checks_too_and_records_why_it_ends(
     run: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlcli.cli.train import run as module
+    from rlcli.cli.train import checked_run as module
 
     (project / "mine.py").write_text("def reward(request): return 1.0\n")
     for restart in (False, True):
@@ -298,12 +298,12 @@ def test_an_accepted_template_may_change_the_tokens_of_the_prompts(run: Path, pr
 def test_a_model_of_the_hub_has_its_commit(run: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve("grpo", {"model.path": "org/name", "data.path": "sums", "train.steps": 8}, SETS)
     (run / "config.toml").write_text(dump_toml(config))
-    monkeypatch.setattr(inputs, "hub_commit", lambda place: "a" * 40)
+    monkeypatch.setattr(input_files, "hub_commit", lambda place: "a" * 40)
     assert hub_models(config.config) == (Input("model.path", "0/", "org/name", "a" * 40),)
     files = (*local_inputs(config.config), *hub_models(config.config))
     (run / "inputs.json").write_text(json.dumps(InputRecord(files).as_dict()))
     assert not with_downloads(resume(run), lambda note: None).inputs.changes  # type: ignore[union-attr]
-    monkeypatch.setattr(inputs, "hub_commit", lambda place: "b" * 40)
+    monkeypatch.setattr(input_files, "hub_commit", lambda place: "b" * 40)
     with pytest.raises(ConfigError, match=r"org/name \(model\.path\) has changed: was aaaaaaaaaaaa, is bbbbbbbbbbbb"):
         with_downloads(resume(run), lambda note: None)
     accepted = with_downloads(resume(run, accept=True), lambda note: None)
@@ -378,7 +378,7 @@ def test_copies_are_small_texts_of_the_run_alone(project: Path, run: Path) -> No
     kept = {path.name[13:] for path in (run / "sources").iterdir()}
     code = {"mine.py", "helpers.py", "text.py", "deeper.py", "world.py", "game.py", "loss.py"}
     assert kept == code | {"config.json", "chat_template.jinja", "turns.jinja"}
-    (project / "loss.py").write_bytes(b"#" * (inputs.COPY_BYTES + 1))
+    (project / "loss.py").write_bytes(b"#" * (input_files.COPY_BYTES + 1))
     (project / "corpus.jsonl").write_text("secret")
     config = resolve("grpo", {"model.path": "policy", "data.path": "sums"}, SETS).config
     assert {name[13:] for name in copies(local_inputs(config))} == kept - {"loss.py"}
@@ -387,7 +387,7 @@ def test_copies_are_small_texts_of_the_run_alone(project: Path, run: Path) -> No
 def test_copies_together_have_a_limit(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [Input("algorithm.code", str(n), str(project / "loss.py"), digest_of(project / "loss.py")) for n in (0, 1)]
     assert len(copies(files)) == 1, "one file"
-    monkeypatch.setattr(inputs, "COPIES_BYTES", 1)
+    monkeypatch.setattr(input_files, "COPIES_BYTES", 1)
     assert copies(files) == {}
 
 
@@ -441,7 +441,7 @@ def test_every_key_of_free_text_says_whether_a_file_is_read() -> None:
         for name, schema in kind.model_json_schema()["properties"].items()
         if free_texts(schema)
     }
-    assert found == known, "a new key: add it to READ_BY_PATH or to NOT_READ of rlcli/launch/inputs.py"
+    assert found == known, "a new key: add it to READ_BY_PATH or to NOT_READ of rlcli/launch/input_files.py"
     assert not READ_BY_PATH.keys() & NOT_READ.keys()
 
 

@@ -11,9 +11,9 @@ from rlcli.config.load import resolve
 from rlcli.config.rules import without_effect
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, SetupError
-from rlcli.images.patches import PatchRule
-from rlcli.launch import engine as engine_checks
-from rlcli.launch.engine import check_adapter, check_engine, check_images, check_quantized
+from rlcli.images.qwen_patches import PatchRule
+from rlcli.launch import engine_checks
+from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_quantized
 from rlcli.rollout import engine as engines
 from rlcli.rollout.engine import Colocated, engine_named
 from rlcli.rollout.transformers_engine import TransformersEngine

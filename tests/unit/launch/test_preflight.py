@@ -16,13 +16,13 @@ import pytest
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster import ray_session
 from rlcli.config.load import resolve
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.launch import preflight
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.preflight import check_machine, prepare, with_cpu_dtype
-from rlcli.machine import precision
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
+from rlcli.support.machine import precision
 from tests.model_fixtures import save_tiny
 
 

@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-from rlcli import reading
 from rlcli.config.changes import ALLOWED, SAME_VERIFIERS, Change, changes, origins_in, read_run_config
 from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve, with_length
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PartialRollout
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
-from rlcli.launch.inputs import InputRecord, local_inputs
+from rlcli.launch.input_files import InputRecord, local_inputs
 from rlcli.launch.resume import Resumption, check_data, find_run, resumption, with_length_known
-from rlcli.orchestrator.groups import Group, PartialGroup, as_groups, as_plain
+from rlcli.rollout.scheduler.groups import Group, PartialGroup, as_groups, as_plain
 from rlcli.runs.checkpoint import Checkpoints
 from rlcli.runs.folder import RunFolder
-from rlcli.runs.records import (
+from rlcli.runs.record_files import (
     amend,
     evaluated_steps,
     evaluations_of,
@@ -32,6 +31,7 @@ from rlcli.runs.records import (
     rewind,
     timeline_of,
 )
+from rlcli.support import reading
 from rlcli.types import Outcome, Sample, Verdict
 
 FLAGS: dict[str, object] = {"model.path": "tiny", "data.path": "sums", "train.steps": 8}

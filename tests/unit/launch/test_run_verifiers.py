@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcli_sandbox import open_sandbox
 
 from rlcli.config.load import resolve
 from rlcli.config.schema import VerifierSection
 from rlcli.data.columns import Samples
 from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
 from rlcli.launch.preflight import _note_engine_key
-from rlcli.launch.verifiers import check_rivals, check_verifiers, refuse_rivals
-from rlcli.orchestrator.verifier_failures import Failures, part_weights
-from rlcli.sandbox import open_sandbox
-from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.scoring.processes.worker import OVERRAN
-from rlcli.served import ENGINE_KEY
-from rlcli.trainer.metrics import sample_metrics
+from rlcli.launch.verifier_trial import check_rivals, check_verifiers, refuse_rivals
+from rlcli.rewards.processes.scoring_pool import ScoringPool
+from rlcli.rewards.processes.scoring_worker import OVERRAN
+from rlcli.rollout.scheduler.verifier_failures import Failures, part_weights
+from rlcli.support.served_models import ENGINE_KEY
+from rlcli.training.loop.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
 from tests.judges import KEY, judging
 
@@ -40,7 +40,7 @@ def backend() -> str:
 def test_every_expression_is_loaded_once_without_a_needless_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlcli.scoring.checking.open_sandbox", lambda name: pytest.fail("nobody needs it"))
+    monkeypatch.setattr("rlcli.rewards.verifier_checks.proven", lambda name: pytest.fail("nobody needs it"))
     found = check_verifiers(rows("regex(pattern=x)", "gsm8k + 0.1 * format", "gsm8k + 0.1 * format"), VerifierSection())
     assert found == (("gsm8k + 0.1 * format", "regex(pattern=x)"), "")
 
@@ -94,7 +94,7 @@ def test_a_sandbox_that_cannot_be_had_ends_the_run_at_once(monkeypatch: pytest.M
     def fails(name: str) -> Any:
         raise SetupError(f"{name} is not here", "install it")
 
-    monkeypatch.setattr("rlcli.scoring.checking.open_sandbox", fails)
+    monkeypatch.setattr("rlcli.rewards.verifier_checks.proven", fails)
     with pytest.raises(SetupError, match="bwrap is not here; install it"):
         check_verifiers(rows("code"), VerifierSection(sandbox="bwrap"))
 

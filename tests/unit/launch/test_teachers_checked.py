@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from rlcli.config.load import resolve
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, RlcliError
-from rlcli.launch.derived_plan import derived_plan
-from rlcli.launch.preflight import Prepared, prepare
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.launch.preflight import prepare
+from rlcli.launch.prepared_run import Prepared
+from rlcli.launch.run_plan import derived_plan
+from rlcli.model.io.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

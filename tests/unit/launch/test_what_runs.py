@@ -14,10 +14,10 @@ import pytest
 
 from rlcli.cli.main import main
 from rlcli.config.load import resolve
-from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError
 from rlcli.launch.recipe_code import refuse_code
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny_model import make_tiny_model
 
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 SECRET = "wJalrXUtnFEMI-never-sent"
@@ -277,7 +277,7 @@ def test_a_row_that_chooses_too_much_is_refused_by_every_command(
 
 
 def test_rows_of_a_file_that_name_very_many_verifiers_are_refused(here: Path) -> None:
-    from rlcli.data.prompts.table import MOST_VERIFIERS, read_prompts
+    from rlcli.data.prompts.prompt_table import MOST_VERIFIERS, read_prompts
     from rlcli.errors import DataError
 
     messages = [{"role": "user", "content": "1+1="}]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from rlcli.model.parallel.delta import INDEX, VALUE, LastSent, WeightCopy
+from rlcli.model.parallel.weight_delta import INDEX, VALUE, LastSent, WeightCopy
 from rlcli.model.weight_check.checksum import INTEGERS, Checksums
 
 SHAPES = {"embed": (37, 16), "up": (48, 16), "norm": (16,), "short": (1, 16), "scale": ()}
@@ -130,7 +130,7 @@ def test_changes_that_do_not_fit_what_is_there_are_reported(lost: list[tuple[str
 def on_rank(rank: int, world: int, replicate: int, out: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    from rlcli.model.parallel.dims import ParallelDims
+    from rlcli.model.parallel.parallel_dims import ParallelDims
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=rank, world_size=world)

@@ -16,15 +16,15 @@ from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoConfig
 
 from rlcli.errors import ConfigError, ModelError
-from rlcli.model.io.config import read_config
-from rlcli.model.io.facts import check_model
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.model_checks import check_model
+from rlcli.model.io.model_config import read_config
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.model.lora import LoraSpec, add_lora
-from rlcli.model.mixture.routes import Load, Replay, load_metrics
-from rlcli.model.names import stored, stored_shapes
-from rlcli.model.packed import pack
+from rlcli.model.mixture.routing import Load, Replay, load_metrics
+from rlcli.model.packed_batch import pack
 from rlcli.model.policy import PolicyModel
-from rlcli.model.value import read_value_config
+from rlcli.model.tensor_names import stored, stored_shapes
+from rlcli.model.value_model import read_value_config
 from tests.model_fixtures import EXPERTS, MIXTURES, ragged_rows, save_tiny, tiny_lm
 
 CPU = torch.device("cpu")

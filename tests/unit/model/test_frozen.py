@@ -11,15 +11,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlcli.images.kinds import KINDS
+from rlcli.images.families import KINDS
 from rlcli.model.io.loading import load_policy
-from rlcli.model.io.state import copied, load_state, save_state, trained_state
+from rlcli.model.io.model_state import copied, load_state, save_state, trained_state
 from rlcli.model.io.tiny_vision import save_vision_model
-from rlcli.model.names import named_weights, tower
 from rlcli.model.optim import build_optimizer, clip_grad_norm
-from rlcli.model.packed import PackedBatch, pack
-from rlcli.model.parallel import fsdp
-from rlcli.model.parallel.dims import ParallelDims
+from rlcli.model.packed_batch import PackedBatch, pack
+from rlcli.model.parallel import fsdp_sharding
+from rlcli.model.parallel.parallel_dims import ParallelDims
+from rlcli.model.tensor_names import named_weights, tower
 from tests.vision_fixtures import pictures_for, row_of, seeing
 
 CPU = torch.device("cpu")
@@ -159,7 +159,7 @@ def sharded(rank: int, path: str, rule: Any, folder: str) -> None:
     """Two steps of two ranks, whose model is gathered layer by layer."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    fsdp.WHOLE_BYTES = 0
+    fsdp_sharding.WHOLE_BYTES = 0
     for dtype in (torch.float32, torch.bfloat16):
         own = Learning(path, ParallelDims.of(2, replicate=1).mesh("cpu"), dtype)
         before = own.whole()

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from rlcli.data.prompts.chat_template import render
-from rlcli.data.prompts.prompts import load_tokenizer
+from rlcli.data.prompts.tokenized_prompts import load_tokenizer
 from rlcli.errors import ModelError
-from rlcli.model.io.config import read_config
-from rlcli.model.io.facts import check_model, check_weights
+from rlcli.model.io.model_checks import check_model, check_weights
+from rlcli.model.io.model_config import read_config
 from tests.hostile_pickles import LEGACY, Runs, legacy
 from tests.model_fixtures import save_tiny
 

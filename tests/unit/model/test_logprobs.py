@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlcli.model.chunks import chunk_tokens
+from rlcli.model.logit_chunks import chunk_tokens
 from rlcli.model.logprobs import likeliest_tokens, token_log_probs
 
 

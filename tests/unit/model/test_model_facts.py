@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from rlcli.errors import ModelError
-from rlcli.images.kinds import KINDS as SEEING
+from rlcli.images.families import KINDS as SEEING
 from rlcli.model.io import tied_head
-from rlcli.model.io.config import SUPPORTED, read_config
-from rlcli.model.io.facts import check_model
+from rlcli.model.io.model_checks import check_model
+from rlcli.model.io.model_config import SUPPORTED, read_config
 from rlcli.model.lora import LoraSpec, add_lora
-from rlcli.model.names import named_weights, stored
+from rlcli.model.tensor_names import named_weights, stored
 from tests.model_fixtures import VOCABULARY, save_tiny, save_tokenizer, tiny_config, tiny_lm
 
 

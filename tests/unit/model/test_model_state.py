@@ -15,13 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import CheckpointError, RunFailed
-from rlcli.files import described
-from rlcli.model.io.state import copied, load_own, load_state, rng_state, set_rng_state, trained_state
+from rlcli.model.io.model_state import copied, load_own, load_state, rng_state, set_rng_state, trained_state
 from rlcli.model.lora import LoraSpec
-from rlcli.workers.state_writer import StateWriter, read_waiting, write_waiting
+from rlcli.support.files import described
+from rlcli.training.worker.state_writer import StateWriter, read_waiting, write_waiting
 from tests.hostile_pickles import Runs
 from tests.model_fixtures import save_tiny
 
@@ -187,15 +187,15 @@ class Slow:
     """Lets the writer's thread begin only when it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import rlcli.model.io.state
+        import rlcli.model.io.model_state
 
-        self.go, real = threading.Event(), rlcli.model.io.state.save_state
+        self.go, real = threading.Event(), rlcli.model.io.model_state.save_state
 
         def save_state(*args: Any) -> Any:
             assert self.go.wait(20)
             return real(*args)
 
-        monkeypatch.setattr(rlcli.model.io.state, "save_state", save_state)
+        monkeypatch.setattr(rlcli.model.io.model_state, "save_state", save_state)
 
 
 def test_what_is_learned_after_the_copy_does_not_reach_the_file(
@@ -317,8 +317,8 @@ def test_a_folder_that_cannot_be_written_is_named_and_the_next_save_works(mesh: 
 FULL_DISK = """
 import resource, signal, sys, torch, torch.distributed as dist
 from pathlib import Path
-from rlcli.model.io.state import copied, load_state, rng_state, trained_state
-from rlcli.workers.state_writer import StateWriter
+from rlcli.model.io.model_state import copied, load_state, rng_state, trained_state
+from rlcli.training.worker.state_writer import StateWriter
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -358,12 +358,12 @@ def test_a_full_disk_is_one_line_at_any_byte_and_the_next_save_works(tmp_path: P
 def test_a_failure_that_is_not_the_disks_is_left_to_whoever_can_judge_it(
     mesh: Any, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import rlcli.model.io.state
+    import rlcli.model.io.model_state
 
     def lost(*_: Any) -> None:
         raise dist.DistNetworkError("connection closed by peer")
 
-    monkeypatch.setattr(rlcli.model.io.state, "save_state", lost)
+    monkeypatch.setattr(rlcli.model.io.model_state, "save_state", lost)
     with pytest.raises(dist.DistNetworkError):
         save(build("lora", mesh, base, 0), tmp_path / "policy")
 
@@ -374,9 +374,9 @@ def test_saving_does_not_end_with_what_training_is_told_to_end(tmp_path: Path) -
     program = """
 import threading, time, torch.distributed as dist
 from pathlib import Path
-import rlcli.model.io.state
-from rlcli.workers.state_writer import StateWriter
-rlcli.model.io.state.save_state = lambda *_: time.sleep(600)
+import rlcli.model.io.model_state
+from rlcli.training.worker.state_writer import StateWriter
+rlcli.model.io.model_state.save_state = lambda *_: time.sleep(600)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 StateWriter().start({}, {}, Path("nowhere"))
 """

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlcli.model.io.state import copied, load_state, save_state, trained_state
+from rlcli.model.io.model_state import copied, load_state, save_state, trained_state
 from rlcli.model.lora import LoraSpec
 from rlcli.model.parallel.offload import KINDS, Offload
 
@@ -35,7 +35,7 @@ class Learning:
         self.offload.add("policy", self.model, self.optimizer)
 
     def step(self) -> None:
-        from rlcli.model.packed import pack
+        from rlcli.model.packed_batch import pack
 
         self.offload.to_device("policy", "policy.optimizer")
         tokens = torch.arange(5, 25, dtype=torch.int32).numpy()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlcli.errors import ModelError
 from rlcli.model.attention import Segments, _varlen, packed_attention
-from rlcli.model.io.config import SUPPORTED, WINDOWED
-from rlcli.model.packed import dummy, pack
+from rlcli.model.io.model_config import SUPPORTED, WINDOWED
+from rlcli.model.packed_batch import dummy, pack
 from rlcli.model.policy import PolicyModel
 from tests.model_fixtures import VOCABULARY, Row, padded_log_probs, ragged_rows, tiny_lm
 

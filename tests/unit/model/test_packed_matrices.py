@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from rlcli.model.weight_check.checksum import Checksums, Sent
+from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix, can_pack
 from rlcli.model.weight_check.engine_weights import Layout, Recorder, Verified, compare, weights_of
-from rlcli.model.weight_check.packed import PackedMatrix, can_pack
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this torch has no such kernels")
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rlcli_planner.model_shape import shape_of
 from transformers import AutoConfig
 
-from rlcli.images.kinds import KINDS
-from rlcli.images.patches import PatchRule
-from rlcli.model.io.files import WeightFiles
+from rlcli.images.families import KINDS
+from rlcli.images.qwen_patches import PatchRule
+from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.logprobs import token_log_probs
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
-from rlcli.model.names import named_weights, tower
-from rlcli.model.packed import PackedBatch, dummy, pack
+from rlcli.model.packed_batch import PackedBatch, dummy, pack
 from rlcli.model.policy import PolicyModel
-from rlcli.planner.shape import shape_of
+from rlcli.model.tensor_names import named_weights, tower
 from tests.vision_fixtures import Seen, padded_log_probs, pictures_for, row_of, seeing
 
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlcli.model.device_copies import download, upload
 from rlcli.model.parallel import host_memory
-from rlcli.model.parallel.delta import LastSent, WeightCopy
 from rlcli.model.parallel.host_memory import HostMemory
 from rlcli.model.parallel.offload import KINDS, Offload
-from rlcli.model.transfers import download, upload
-from rlcli.workers.weights.transfer import packed, unpacked
+from rlcli.model.parallel.weight_delta import LastSent, WeightCopy
+from rlcli.training.worker.weight_sync.weight_transfer import packed, unpacked
 from tests.pretend_gpu import DEVICE, OnGpu, PretendGpu
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_many_tensors_go_to_a_gpu_in_one_copy_without_a_wait() -> None:
 
 
 def test_more_than_fits_into_one_copy_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcli.model.transfers.STAGED_BYTES", 40)
+    monkeypatch.setattr("rlcli.model.device_copies.STAGED_BYTES", 40)
     given = tensors()
     with PretendGpu() as gpu:
         found = upload(given, DEVICE)

@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from rlcli.errors import ModelError
-from rlcli.export.weights import write_value
-from rlcli.model.io.config import SUPPORTED
-from rlcli.model.io.facts import check_value_model
+from rlcli.export.exported_weights import write_value
 from rlcli.model.io.loading import load_value
-from rlcli.model.packed import dummy, pack
-from rlcli.model.value import ValueModel
+from rlcli.model.io.model_checks import check_value_model
+from rlcli.model.io.model_config import SUPPORTED
+from rlcli.model.packed_batch import dummy, pack
+from rlcli.model.value_model import ValueModel
 from tests.export_fixtures import stored
 from tests.model_fixtures import VOCABULARY, Row, ragged_rows, save_tiny, save_tokenizer, tiny_config
 

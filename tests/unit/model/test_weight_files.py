@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from rlcli.errors import ModelError
 from rlcli.model.io import loading
-from rlcli.model.io.config import read_config
-from rlcli.model.io.files import WeightFiles
+from rlcli.model.io.model_config import read_config
+from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.lora import LoraSpec
-from rlcli.model.names import fixed_weights
-from rlcli.model.value import read_value_config, value_class
+from rlcli.model.tensor_names import fixed_weights
+from rlcli.model.value_model import read_value_config, value_class
 from tests.model_fixtures import MIXTURES, save_tiny, tiny_lm
 from tests.pretend_gpu import DEVICE, OnGpu, PretendGpu
 
@@ -67,7 +67,7 @@ def test_a_model_holds_what_its_files_do(
 def test_weights_are_on_the_gpu_before_they_are_checked_and_cast(
     mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    import rlcli.model.io.files as files
+    import rlcli.model.io.weight_files as files
 
     tiny_lm(kind).to(torch.bfloat16).save_pretrained(tmp_path)
     checked: set[tuple[torch.device, torch.dtype]] = set()

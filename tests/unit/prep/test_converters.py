@@ -36,9 +36,9 @@ from rlcli_verifiers import countdown as countdown_verifier
 from rlcli_verifiers import gsm8k as gsm8k_verifier
 from rlcli_verifiers import math as math_verifier
 
-from rlcli.data.prompts.schema import prompt_row
+from rlcli.data.prompts.parquet_schema import prompt_row
 from rlcli.errors import ConfigError, DataError, SetupError
-from rlcli.images.rows import BadImage
+from rlcli.images.row_images import BadImage
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow, VerifyRequest
 from tests.shared_data import shared_data
 

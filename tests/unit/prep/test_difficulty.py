@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlcli.data.prompts.parquet_schema import row, write_rows
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.data.prompts.provenance import recorded
-from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError
 from rlcli.prep.difficulty import Keep, histogram, write_kept
 

@@ -18,12 +18,12 @@ from rlcli_data_prep import chartqa, clevr_count, geometry3k, hf, images, jsonl,
 from rlcli_data_prep.sources import from_hub
 from rlcli_verifiers import exact, math, relaxed
 
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.errors import ConfigError, DataError
 from rlcli.images.decoding import decode
-from rlcli.images.rows import BadImage
+from rlcli.images.row_images import BadImage
 from rlcli.prep.pipeline import Plan, prepare
-from rlcli.prep.write import write_splits
+from rlcli.prep.split_writer import write_splits
 from rlcli.types import Converter, ConvertOptions, Prompt, VerifyRequest
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.data.prompts.provenance import provenance
-from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, UnknownName
 from rlcli.prep.pipeline import Plan, Step, prepare
-from rlcli.prep.write import write_splits
+from rlcli.prep.split_writer import write_splits
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 
 
@@ -116,7 +116,7 @@ def test_an_answer_that_takes_for_ever_to_write_holds_up_no_command(
 ) -> None:
     from importlib.metadata import EntryPoint
 
-    from rlcli.scoring.registry import VERIFIERS
+    from rlcli.rewards.verifier_registry import VERIFIERS
 
     (tmp_path / "slow_gold.py").write_text(
         "def verify(request): return 1.0\n"
@@ -125,7 +125,7 @@ def test_an_answer_that_takes_for_ever_to_write_holds_up_no_command(
     monkeypatch.syspath_prepend(str(tmp_path))
     entry = EntryPoint("slow-gold", "slow_gold:verify", VERIFIERS.group)
     monkeypatch.setattr(VERIFIERS, "_published", {**VERIFIERS._published, "slow-gold": entry})
-    monkeypatch.setattr("rlcli.prep.gold.DEADLINE_S", 0.2)
+    monkeypatch.setattr("rlcli.prep.gold_check.DEADLINE_S", 0.2)
     converter = of("slow-gold", train=[("one?", "1"), ("two?", "slow")])
     assert questions(converter, skip_bad=True) == ["one?"]
 

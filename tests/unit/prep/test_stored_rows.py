@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlcli.data.prompts.schema import JSON_FIELD
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.parquet_schema import JSON_FIELD
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.prep.pipeline import Plan, prepare
-from rlcli.prep.stored import Row, RowStore, StoredPrompts, StoredRows
-from rlcli.prep.write import write_splits
+from rlcli.prep.row_store import Row, RowStore, StoredPrompts, StoredRows
+from rlcli.prep.split_writer import write_splits
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 
 
@@ -37,7 +37,7 @@ def many(count: int, **extra: Any) -> Converter:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcli.prep.stored.CHUNK_ROWS", 100)
+    monkeypatch.setattr("rlcli.prep.row_store.CHUNK_ROWS", 100)
 
 
 def stored(count: int) -> StoredRows:
@@ -60,11 +60,11 @@ def test_rows_come_back_in_any_order() -> None:
 
 
 def test_a_chunk_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcli.prep.stored.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("rlcli.prep.row_store.CHUNK_BYTES", 2000)
     chunks = list(stored(20).chunks())
     assert max(map(len, chunks)) <= 4
     assert [row.where for chunk in chunks for row in chunk] == [f"row {number}" for number in range(20)]
-    monkeypatch.setattr("rlcli.prep.stored.CHUNK_BYTES", 1)
+    monkeypatch.setattr("rlcli.prep.row_store.CHUNK_BYTES", 1)
     assert [len(chunk) for chunk in stored(3).chunks()] == [1, 1, 1]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlcli.cli.main import main
-from rlcli.data.prompts.table import read_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.types import Prompt
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from rlcli.rollout.vllm_hooks.borrowed_classes import BorrowedClasses
+from rlcli.rollout.vllm.hooks.borrowed_classes import BorrowedClasses
 
 
 class Compiled:

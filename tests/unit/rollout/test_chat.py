@@ -10,10 +10,10 @@ import pytest
 
 from rlcli.cli.main import main
 from rlcli.errors import RlcliError
-from rlcli.model.io.tiny import make_tiny_model
-from rlcli.redact import printable
-from rlcli.rollout.chat import Chat
+from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.rollout.engine import Sampling, Streaming
+from rlcli.rollout.local_chat import Chat
+from rlcli.support.redact import printable
 from tests.shown_runs import HOSTILE
 
 

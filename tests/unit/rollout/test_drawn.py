@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rlcli.data.trajectories import Trajectory
-from rlcli.rollout.drawn import InFlight
 from rlcli.rollout.engine import Generation, GenerationRequest
+from rlcli.rollout.in_flight import InFlight
 
 
 class Engine:

@@ -10,8 +10,8 @@ import torch
 
 from rlcli.errors import SetupError
 from rlcli.rollout.sampling import SEED, draw_keys, draw_keys_of, gumbel_argmax
-from rlcli.rollout.vllm_hooks import speculation
-from rlcli.rollout.vllm_hooks.speculation import accepted, install, settings
+from rlcli.rollout.vllm.hooks import speculation
+from rlcli.rollout.vllm.hooks.speculation import accepted, install, settings
 
 DRAWS = 40_000
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from rlcli.errors import RunFailed, SetupError
-from rlcli.images.patches import PatchRule
-from rlcli.rollout import vllm_arguments
+from rlcli.images.qwen_patches import PatchRule
 from rlcli.rollout.engine import Described, EngineSpec, Sleep
 from rlcli.rollout.sampling import draws_by_place
-from rlcli.rollout.vllm_engine import VllmEngine, check_head, sleep_level
-from rlcli.rollout.vllm_hooks import expert_kernels, process_state, resident_weights
+from rlcli.rollout.vllm import vllm_arguments
+from rlcli.rollout.vllm.hooks import expert_kernels, process_state, resident_weights
+from rlcli.rollout.vllm.vllm_engine import VllmEngine, check_head, sleep_level
 
 
 def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, max_length: int = 512) -> EngineSpec:

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import CheckpointError, RunFailed
-from rlcli.files import described
 from rlcli.runs.checkpoint import Checkpoints, is_checkpoint, kept_steps, read_checkpoint
+from rlcli.support.files import described
 
 SHARD = "policy/__0_0.distcp"
 

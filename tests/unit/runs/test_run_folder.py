@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
-from rlcli.runs.environment import environment
 from rlcli.runs.folder import (
     LOCK,
     RunFolder,
@@ -30,6 +29,7 @@ from rlcli.runs.folder import (
     place_of,
     write_json,
 )
+from rlcli.runs.software_record import environment
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -344,7 +344,7 @@ def test_an_evaluation_writes_to_any_folder_but_a_runs(tmp_path: Path) -> None:
 
 
 def test_files_get_the_permissions_that_the_umask_allows(tmp_path: Path) -> None:
-    from rlcli.files import by_umask
+    from rlcli.support.files import by_umask
 
     (tmp_path / "inner").mkdir()
     private = tmp_path / "inner" / "model.safetensors"

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcli.config.load import dump_toml, resolve
-from rlcli.data.prompts.schema import IMAGE_ROWS
-from rlcli.runs.pictures import RunPictures, read_pictures
+from rlcli.data.prompts.parquet_schema import IMAGE_ROWS
+from rlcli.runs.run_images import RunPictures, read_pictures
 from rlcli.types import image_digest
 from tests.picture_runs import drawing, write_data
 

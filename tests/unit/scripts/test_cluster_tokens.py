@@ -18,7 +18,11 @@ def files(*folders: str) -> list[Path]:
 
 
 def test_no_script_page_or_program_turns_the_token_off() -> None:
-    off = [path for path in files("scripts", "docs", "rlcli") if TURNED_OFF.search(path.read_text(errors="replace"))]
+    off = [
+        path
+        for path in files("scripts", "docs", "rlcli", "packages")
+        if TURNED_OFF.search(path.read_text(errors="replace"))
+    ]
     assert off == []
     assert TURNED_OFF.search("export RAY_AUTH_MODE=disabled")
     assert TURNED_OFF.search('{"RAY_AUTH_MODE": "disabled"}')

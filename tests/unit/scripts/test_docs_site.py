@@ -13,7 +13,7 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from rlcli.cli.group import COMMANDS
+from rlcli.cli.command_group import COMMANDS
 from rlcli.config.keys import keys
 from rlcli.config.recipes import names as recipe_names
 from scripts._docs import staging
@@ -65,7 +65,7 @@ def test_the_reference_has_every_recipe_and_plugin(site: Path) -> None:
 
 
 def test_the_reference_has_every_algorithm_with_its_formula(site: Path) -> None:
-    from rlcli.cli.recipes.choices import MODULES, choices
+    from rlcli.cli.recipes.algorithm_choices import MODULES, choices
 
     found = anchors(site, "algorithms")
     for key in MODULES:

@@ -250,7 +250,7 @@ def test_a_bare_checkout_is_found_with_its_entry_points(tmp_path: Path) -> None:
 def test_the_oldest_versions_that_the_check_is_for_are_within_the_bounds() -> None:
     from packaging.requirements import Requirement
 
-    from rlcli.rollout.vllm_engine import SUPPORTED
+    from rlcli.rollout.vllm.vllm_engine import SUPPORTED
 
     wanted = {"torch": "2.11.0", "vllm": "0.24.0", "transformers": "5.17.0", "ray": "2.60.0"}
     declared = map(Requirement, metadata.requires("rlcli") or [])
@@ -262,10 +262,9 @@ def test_the_oldest_versions_that_the_check_is_for_are_within_the_bounds() -> No
 def test_operations_are_those_that_torch_counts() -> None:
     """torch counts attention without its mask; the head is run for predicted tokens alone."""
     import torch
+    from rlcli_planner.model_shape import shape_of
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from rlcli.planner.shape import shape_of
 
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
     config = Qwen2Config(**sizes, num_hidden_layers=3, vocab_size=128, attn_implementation="eager")
@@ -280,7 +279,7 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 
 def test_a_shared_prompt_is_counted_once() -> None:
-    from rlcli.planner.shape import Linear, ModelShape
+    from rlcli_planner.model_shape import Linear, ModelShape
 
     shape = ModelShape(
         **{"kind": "qwen2", "layers": 1, "hidden": 4, "intermediate": 4, "heads": 1, "kv_heads": 1, "head_dim": 4},

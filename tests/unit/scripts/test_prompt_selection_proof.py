@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from rlcli.quickstart.sums import Sums
+from rlcli_quickstart.sum_lessons import Sums
 
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "proofs"
 SMALL = (

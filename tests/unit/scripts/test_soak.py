@@ -66,7 +66,7 @@ def test_what_was_there_for_too_few_steps_is_not_judged() -> None:
 
 def test_every_process_below_the_supervisor_is_measured() -> None:
     hold = "import os, sys; held = [os.open('/dev/null', 0) for _ in range({})]; print(flush=True); sys.stdin.read()"
-    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold.format(30)!r}, 'rlcli.scoring'])"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold.format(30)!r}, 'rlcli.rewards'])"
     with subprocess.Popen(
         [sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"HOME": "/"}
     ) as process:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from rlcli_sandbox import open_sandbox
 from rlcli_verifiers import code, fences
 from rlcli_verifiers.code_truth import Scripts, read_truth
 
 from rlcli.errors import SetupError
-from rlcli.sandbox import open_sandbox
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from tests.cpu_limit import cpu_limit
 from tests.shared_data import shared_data

@@ -19,8 +19,8 @@ from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded
 
 from rlcli.errors import RlcliError
-from rlcli.scoring.conventions.calls import run
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.rewards.function_calls import run
+from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from tests.judges import KEY, Handler, Judge, completion, hangs, hangs_up, judging, says
 

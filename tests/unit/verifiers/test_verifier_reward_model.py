@@ -12,8 +12,8 @@ from transformers import Qwen2ForSequenceClassification
 from transformers.models.qwen2 import Qwen2Config
 
 from rlcli.errors import ModelError, VerifierError
-from rlcli.model.io.tiny import make_tiny_model, save_model, tiny_config, tiny_tokenizer
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.model.io.tiny_model import make_tiny_model, save_model, tiny_config, tiny_tokenizer
+from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.types import Outcome, VerifyRequest
 
 QUESTION = ({"role": "user", "content": "What is 6 × 7?"},)

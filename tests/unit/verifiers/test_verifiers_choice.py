@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlcli_verifiers import countdown, exact, multiple_choice, regex
 
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 CITIES = {"choices": ["London", "Paris", "Rome", "Oslo"]}

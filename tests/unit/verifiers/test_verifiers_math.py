@@ -22,8 +22,8 @@ from rlcli_verifiers.latex import equal
 from rlcli_verifiers.math import extract, preload, verify
 from rlcli_verifiers.notation import clean, number
 
-from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.scoring.processes.worker import OVERRAN
+from rlcli.rewards.processes.scoring_pool import ScoringPool
+from rlcli.rewards.processes.scoring_worker import OVERRAN
 from rlcli.types import Outcome, VerifyRequest
 from tests.cpu_limit import cpu_limit
 from tests.shared_data import shared_data

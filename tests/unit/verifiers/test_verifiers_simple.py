@@ -14,8 +14,8 @@ from rlcli_verifiers import format, gsm8k
 from typer.testing import CliRunner
 
 from rlcli.cli.verifiers.verifiers import app
-from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.scoring.registry import VERIFIERS
+from rlcli.rewards.processes.scoring_pool import ScoringPool
+from rlcli.rewards.verifier_registry import VERIFIERS
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from tests.cpu_limit import cpu_limit
 from tests.shared_data import shared_data

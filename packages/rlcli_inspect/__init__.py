@@ -1,0 +1,1 @@
+"""Shows what a run did: pages, comparisons, and signals of reward hacking."""

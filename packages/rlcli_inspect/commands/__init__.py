@@ -1,0 +1,1 @@
+"""The commands `report`, `view`, `runs compare` and `runs signals`."""

@@ -1,0 +1,178 @@
+"""Bytes that autograd keeps of a forward pass, counted operation by operation.
+
+With b bytes per number in compute dtype, and w a width, torch keeps for each token of a pack, in a decoder layer,
+
+    norm            4 w (its input in float32) + 4 (its scale), and if its weight is trained b w: what that multiplies
+    linear          b w: its input, once for those that share it; nothing if neither it nor an adapter is trained
+    rotation        nothing: cosines and sines are shared by all layers
+    gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in total
+    experts         for each expert that the token passes through, a gated unit, and if they or adapters on them are
+                    trained its input b w;
+                    b w for the weight of its output; of the router 4 for each expert, and its choice, and if it
+                    computes in float32 while the rest does not, its input in that; of experts that
+                    all tokens pass through, and of layers without others, a gated unit, whose last linear is trained
+                    with all weights alone
+
+and for each place in attention, where a shared prompt is repeated before each of its samples,
+
+    attention       b (query + keys + values + output) + 4 heads (logsumexp)
+
+On CPUs attention is in float32, only keys and values of a shared prompt are repeated, and sequences of similar length
+are padded to the longest of them (by a quarter at most, mostly a few percent: not counted). On GPUs the output is the
+next linear's input, and kept once.
+tests/unit/packages/planner/test_planner_activations.py compares this with what torch keeps, model by model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcli_planner.model_shape import ModelShape
+from rlcli_planner.vision_encoder import tower_bytes
+
+FLOAT = 4
+"""Bytes of a float32."""
+INDEX = 8
+"""Bytes of an int64."""
+ALIGNED = 8
+"""As in `rlcli.model.mixture.expert_adapters`, whose import would load torch."""
+
+
+OLMO = ("olmo2", "olmo3")
+"""Their layers begin without a norm, and rotate in float32."""
+SCALED_IN_FLOAT = ("gemma3_text", *OLMO)
+"""Models whose norms multiply in float32 and cast the result."""
+
+ROUTED_IN_FLOAT = ("glm4_moe",)
+"""Models whose routers copy their input to float32."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A rank's tokens of one pass. tokens: in the pack, shared prompts once. places: in attention, where each sample
+    has its own prompt. responses: the tokens that are scored. images: the tokens that stand for pictures, once for
+    those of a shared prompt."""
+
+    tokens: float
+    places: float
+    responses: float
+    images: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a pass runs. bytes_each: of a number in compute dtype. lora_rank, lora_targets: of the adapter; rank 0: all
+    weights are trained. checkpointing: only each layer's input is kept, and the rest recomputed in the backward pass;
+    offload: that input is in host memory. float_head: logits are computed in float32. frozen: parts of a tower that do
+    not train (`encoder`, `projector`)."""
+
+    bytes_each: int
+    on_cpu: bool
+    lora_rank: int = 0
+    lora_targets: str = "all-linear"
+    checkpointing: bool = False
+    offload: bool = False
+    float_head: bool = False
+    frozen: frozenset[str] = frozenset()
+
+
+def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Bytes kept of one decoder layer."""
+    adapted = {linear.name for linear in shape.adapted(run.lora_targets)} if run.lora_rank else set()
+    inputs = sum(
+        width * run.bytes_each for width, names in _inputs(shape) if not run.lora_rank or not adapted.isdisjoint(names)
+    )
+    factors = run.lora_rank * len(adapted) * run.bytes_each
+    gated = _experts(shape, run) if shape.experts else 3 * run.bytes_each * shape.intermediate
+    gated += run.bytes_each * shape.shared * (3 + (not run.lora_rank))
+    held = _held_factors(shape, run) if run.lora_rank and shape.adapts_experts(run.lora_targets) else 0
+    return held + pack.tokens * (inputs + factors + gated + _norms(shape, run)) + _attention(shape, run, pack)
+
+
+def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
+    """Width of each tensor that is input to linear layers, and their names."""
+    attention = [(shape.hidden, {"q_proj", "k_proj", "v_proj", "qkv_proj"}), (shape.query, {"o_proj"})]
+    if shape.experts:
+        return [*attention, (shape.hidden, {"router"})]
+    return [*attention, (shape.hidden, {"gate_proj", "up_proj", "gate_up_proj"}), (shape.intermediate, {"down_proj"})]
+
+
+def _experts(shape: ModelShape, run: Pass) -> float:
+    """Of one token: what its experts and the router keep. Frozen experts do not keep their input, unless an adapter on
+    them does."""
+    trained, adapted = not run.lora_rank, run.lora_rank > 0 and shape.adapts_experts(run.lora_targets)
+    kept = trained or adapted
+    pair = run.bytes_each * (shape.hidden * (1 + kept) + shape.intermediate * (3 + kept)) + FLOAT + 2 * INDEX
+    pair += 2 * run.bytes_each * _aligned(run.lora_rank) * adapted
+    copied = trained and run.bytes_each < FLOAT and shape.kind in ROUTED_IN_FLOAT
+    return shape.chosen * pair + FLOAT * shape.experts + FLOAT * shape.hidden * copied
+
+
+def _held_factors(shape: ModelShape, run: Pass) -> float:
+    """Copies of the factors of adapters on experts: of the second ones in the order of their experts, and of the first
+    ones if their rank is filled up."""
+    copied = 2 * shape.intermediate + shape.hidden
+    if run.lora_rank % ALIGNED:
+        copied += shape.hidden + shape.intermediate
+    return run.bytes_each * shape.experts * _aligned(run.lora_rank) * copied
+
+
+def _aligned(rank: int) -> int:
+    return -(-rank // ALIGNED) * ALIGNED
+
+
+def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
+    scaled = 0 if run.lora_rank else FLOAT if shape.kind in SCALED_IN_FLOAT else run.bytes_each
+    return FLOAT * width + FLOAT * scales + scaled * width
+
+
+def _norms(shape: ModelShape, run: Pass) -> float:
+    both = shape.layer_norms * _norm(shape, shape.hidden, run)
+    if shape.head_norm == "none":
+        return both
+    scales = (shape.heads, shape.kv_heads) if shape.head_norm == "head" else (1, 1)
+    return both + _norm(shape, shape.query, run, scales[0]) + _norm(shape, shape.key, run, scales[1])
+
+
+def _attention(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    if run.on_cpu:
+        return FLOAT * (pack.places * 2 * shape.key + pack.tokens * (2 * shape.query + shape.heads))
+    is_input = not run.lora_rank or any(linear.name == "o_proj" for linear in shape.adapted(run.lora_targets))
+    kept = run.bytes_each * (shape.query + 2 * shape.key + (0 if is_input else shape.query)) + FLOAT * shape.heads
+    return pack.places * kept
+
+
+def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Bytes kept outside the layers: rotations, the last norm and ids; for a response token the head's input hidden
+    state, its place and target, and the norm and entropy of its softmax. A head in float32 is a copy."""
+    copied = run.float_head and run.bytes_each < FLOAT
+    kept = pack.tokens * (rotation_bytes(shape, run) + _norm(shape, shape.hidden, run))
+    kept += pack.responses * ((FLOAT if copied else run.bytes_each) * shape.hidden + 2 * INDEX + 2 * FLOAT)
+    kept += FLOAT * shape.vocab * shape.hidden if copied else 0
+    if not run.lora_rank:
+        return kept + pack.tokens * INDEX  # ids, for the embedding's gradient
+    # Nothing before the first adapter has a gradient, and so the first norm keeps nothing.
+    return kept - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind not in OLMO else 0)
+
+
+def rotation_bytes(shape: ModelShape, run: Pass) -> float:
+    """Cosines and sines, per token."""
+    return 2 * (FLOAT if shape.kind in OLMO else run.bytes_each) * shape.head_dim
+
+
+def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Bytes kept of a whole forward pass until its backward pass, on the device."""
+    seeing = seeing_bytes(shape, run, pack)
+    if not run.checkpointing:
+        dense = shape.dense_layers * layer_bytes(shape.dense_layer, run, pack) if shape.dense_layers else 0
+        return seeing + shape.expert_layers * layer_bytes(shape, run, pack) + dense + ends_bytes(shape, run, pack)
+    inputs = 0 if run.offload else shape.layers * pack.tokens * run.bytes_each * shape.hidden
+    return seeing + inputs + ends_bytes(shape, run, pack)
+
+
+def seeing_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Bytes kept of a tower's pass. What is kept of its blocks with `offload` stays on the device."""
+    if shape.tower is None or not pack.images:
+        return 0.0
+    patches = pack.images * shape.tower.unit
+    return tower_bytes(shape.tower, run.bytes_each, run.frozen, patches, checkpointing=run.checkpointing)

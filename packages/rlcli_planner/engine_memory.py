@@ -1,0 +1,150 @@
+"""Memory that vLLM holds: weights, KV cache, CUDA graphs and the activations of its forward passes."""
+
+from __future__ import annotations
+
+import math
+
+from rlcli.config.schema import RunConfig
+from rlcli_planner.model_shape import ModelShape
+from rlcli_planner.run_setting import Parts, Setting
+
+CPU_BATCHED_TOKENS = 4096
+GPU_BATCHED_TOKENS = 8192
+"""Maximum tokens of a prefill, as set by `rlcli.rollout.vllm.vllm_arguments`."""
+
+CPU_BLOCK = 32
+"""Tokens of a block of the KV cache on CPUs, as set by `rlcli.rollout.vllm.vllm_arguments`."""
+MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
+"""Bytes of a KV cache on CPUs that is sized to the workload."""
+
+COUNT = 4
+"""Bytes of a count of tokens."""
+
+SAMPLER_COPIES = 3
+"""Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
+
+
+def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
+    """Memory of one rank's engine. idle: awake, but not generating."""
+    parts = {"engine's weights": weights(setting), "KV cache": kv_cache(setting)}
+    if not setting.device.is_cpu:
+        parts |= {"sampler's state": sampler_state(setting), "CUDA graphs": graphs(setting)}
+        working = {} if idle else {"engine's activations": activations(setting)}
+        return parts | working | {"engine's rest": rest(setting)}
+    return parts if idle else parts | {"engine's activations": activations(setting)}
+
+
+def asleep_bytes(setting: Setting) -> Parts:
+    """Memory of the engine while the trainer computes: on CPUs, where it does not sleep, everything. With
+    `rollout.sleep = auto` it releases all that it can, if need be."""
+    if not setting.hosts_engine:
+        return {}
+    if setting.device.is_cpu or setting.config.rollout.sleep == "none":
+        return engine_parts(setting, idle=True)
+    parts = {"CUDA graphs": graphs(setting), "engine's rest": rest(setting)}
+    if setting.config.rollout.sleep == "cache":
+        return parts | {"engine's weights": weights(setting), "sampler's state": sampler_state(setting)}
+    return parts
+
+
+def weights(setting: Setting) -> float:
+    """Weights of one rank. On CPUs vLLM keeps the head twice: plain and in its own layout."""
+    shape, shared = setting.policy, setting.config.rollout.tensor_parallel
+    if setting.device.is_cpu:
+        return setting.bytes_each * (shape.parameters + shape.embedding_parameters) / shared
+    each = 1 if setting.config.rollout.quantization == "fp8" else setting.bytes_each
+    rest = shape.parameters - shape.all_layer_parameters
+    return (each * shape.all_layer_parameters + setting.bytes_each * rest) / shared
+
+
+def sampler_state(setting: Setting) -> float:
+    """What vLLM's second model runner has of each concurrent request for penalties, used or not: how often each token
+    of the vocabulary was drawn, int32, and one bit of whether it is in the prompt. It lies in the memory of the
+    weights, and sleeps with them. Drafts are for the first one, which has none of it."""
+    rollout = setting.config.rollout
+    if setting.device.is_cpu or rollout.speculate:
+        return 0.0
+    return rollout.max_concurrent * setting.policy.vocab * (COUNT + 1 / 8)
+
+
+def reloading(setting: Setting) -> float:
+    """The most that a weight sync takes within vLLM on a GPU: it loads module by module, into new memory, and copies
+    that into the weights once a module is complete. The largest is the embedding, or a layer's experts."""
+    shape = setting.policy
+    if setting.device.is_cpu or not setting.hosts_engine or setting.separate_adapter:
+        return 0.0
+    inner = shape.experts * shape.expert_parameters if shape.experts else 2 * shape.hidden * shape.intermediate
+    return setting.bytes_each * max(shape.embedding_parameters, inner) / setting.config.rollout.tensor_parallel
+
+
+def kv_per_token(setting: Setting) -> float:
+    """KV cache bytes of a token on one rank."""
+    shape, shared = setting.policy, setting.config.rollout.tensor_parallel
+    return shape.kv_bytes_per_token(setting.bytes_each) * max(1 / shared, 1 / shape.kv_heads)
+
+
+def kv_cache(setting: Setting) -> float:
+    """KV cache of one rank: given, or what gpu_memory_utilization leaves besides the rest."""
+    if setting.kv_cache_bytes is not None:
+        return float(setting.kv_cache_bytes)
+    taken = weights(setting) + sampler_state(setting) + activations(setting) + graphs(setting) + rest(setting)
+    return max(setting.config.rollout.gpu_memory_utilization * setting.device.memory - taken, 0.0)
+
+
+def graphs(setting: Setting) -> float:
+    if setting.device.is_cpu or setting.config.rollout.enforce_eager:
+        return 0.0
+    assumed = setting.device.constants
+    return assumed.graphs + assumed.graphs_per_layer * setting.policy.layers
+
+
+def rest(setting: Setting) -> float:
+    """Bytes besides the graphs: buffers and libraries."""
+    return setting.device.constants.engine_rest
+
+
+def activations(setting: Setting) -> float:
+    """The larger of a prefill and of sampling for all concurrent requests."""
+    shape, rollout, each = setting.policy, setting.config.rollout, setting.bytes_each
+    on_cpu = setting.device.is_cpu
+    samples = math.ceil(setting.config.groups_at_once * rollout.samples_per_prompt / setting.engines)
+    asked = min(rollout.max_concurrent, samples)
+    most = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
+    tokens = min(most, asked * setting.prompt_tokens) if on_cpu else most
+    # Gate and up in one, and their product; queries, keys, values; hidden states.
+    prefill = tokens * each * (3 * shape.passed + shape.query + 2 * shape.key + 3 * shape.hidden)
+    rows = (asked if on_cpu else rollout.max_concurrent) * (1 + rollout.speculate)
+    sampling = SAMPLER_COPIES * 4 * rows * shape.vocab
+    return max(prefill / (1 if on_cpu else rollout.tensor_parallel), sampling)
+
+
+def full_responses(setting: Setting) -> float:
+    """How many samples of the length that these prompts allow the KV cache of one engine holds at once."""
+    return kv_cache(setting) / (kv_per_token(setting) * setting.longest)
+
+
+def holds_longest(setting: Setting) -> bool:
+    """Whether the KV cache holds one sample of the length that the configuration allows; else vLLM does not start."""
+    return kv_cache(setting) >= kv_per_token(setting) * setting.max_length
+
+
+def workload_cache(config: RunConfig, shape: ModelShape, bytes_each: int, longest: int) -> int:
+    """Bytes of an engine's KV cache on a CPU that holds all samples of a step at once, up to MAX_KV_CACHE.
+
+    longest: tokens of the longest sample that the run's prompts allow. One of the length that the configuration allows
+    fits in any case.
+    """
+    rollout = config.rollout
+    engines = config.engine_workers // rollout.tensor_parallel
+    samples = max(config.groups_at_once * rollout.samples_per_prompt // engines, 1)
+    a_block = CPU_BLOCK * int(shape.kv_bytes_per_token(bytes_each))
+    blocks = math.ceil((longest + rollout.speculate) / CPU_BLOCK) * min(rollout.max_concurrent, samples)
+    wanted = blocks * a_block * 5 // 4
+    return max(MIN_KV_CACHE, smallest_cache(config, shape, bytes_each), min(MAX_KV_CACHE, wanted))
+
+
+def smallest_cache(config: RunConfig, shape: ModelShape, bytes_each: int) -> int:
+    """Bytes of a KV cache on a CPU that holds one sample of the length that the configuration allows, with a block to
+    spare."""
+    blocks = math.ceil((config.max_length + config.rollout.speculate) / CPU_BLOCK) + 1
+    return blocks * CPU_BLOCK * int(shape.kv_bytes_per_token(bytes_each))

@@ -1,0 +1,34 @@
+"""What an engine releases while the trainer on the same GPUs computes, where the configuration leaves it open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlcli.launch.prepared_run import Prepared
+from rlcli_planner.launch.plan_summary import setting_of_run
+
+SAYS = {
+    "none": "the engine keeps its memory while the trainer computes",
+    "cache": "the engine releases its KV cache while the trainer computes, and keeps its weights",
+    "all": "the engine releases its weights and KV cache while the trainer computes",
+}
+
+
+def with_least_sleep(prepared: Prepared) -> tuple[Prepared, list[tuple[str, str]]]:
+    """With the least `rollout.sleep` with which the run fits, if it is `auto`, and a row for the plan. On CPUs, where
+    no engine sleeps, and where the memory of the GPUs is not known, nothing changes."""
+    from rlcli_planner.fitting.solve import budget, with_least_sleep
+    from rlcli_planner.known_devices import GIB
+    from rlcli_planner.phase_memory import phases
+
+    if prepared.device == "cpu" or prepared.config.rollout.sleep != "auto":
+        return prepared, []
+    setting = setting_of_run(prepared)
+    if setting is None or not setting.hosts_engine:
+        return prepared, []
+    found = with_least_sleep(setting)
+    sleep = found.config.rollout.sleep
+    peak = max(phase.total for phase in phases(found))
+    of = f"{peak / GIB:.1f} of {budget(found) / GIB:.1f} GiB"
+    row = ("engine's sleep", f"rollout.sleep = {sleep}: {SAYS[sleep]} ({of})")
+    return replace(prepared, config=prepared.config.changed(rollout={"sleep": sleep})), [row]

@@ -1,0 +1,62 @@
+"""The device of this machine's workers, and its measured rates."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Literal
+
+from rlcli.cluster.ray_session import cluster_address, policy_pool, resolve_device
+from rlcli.config.schema import RunConfig
+from rlcli.errors import SetupError
+from rlcli.launch.preflight import compute_dtype
+from rlcli.support.machine.gpus import has_nvml, seen_by_torch
+from rlcli_planner.known_devices import Device, cpu, of_machine
+from rlcli_planner.machine import machine_rates
+from rlcli_planner.machine.machine_rates import Rates
+
+
+def rates_of(config: RunConfig, kind: str, measure: Literal["unless known", "again", "never"]) -> Rates | None:
+    """What was measured of this machine for a run's workers, or is measured now; None if they are on others, or if
+    nothing is known. kind: `cpu` or `cuda`."""
+    if cluster_address(config.cluster.address):
+        return None
+    what = _measured_as(config, kind)
+    if measure == "never":
+        return machine_rates.load(*what)
+    return machine_rates.measured_now(*what) if measure == "again" else machine_rates.machine_rates(*what)
+
+
+def rates_are_known(config: RunConfig, kind: str) -> bool:
+    """Whether `rates_of` needs no measurement."""
+    return bool(cluster_address(config.cluster.address)) or machine_rates.load(*_measured_as(config, kind)) is not None
+
+
+def _measured_as(config: RunConfig, kind: str) -> tuple[str, str, int, int]:
+    """Device, dtype, threads of a process, and processes that compute at once."""
+    dtype = compute_dtype(config, kind)
+    if kind != "cpu":
+        return kind, dtype, 1, 1
+    return kind, dtype, policy_pool(config, kind).threads, config.cluster.workers
+
+
+def own_device(config: RunConfig) -> Device:
+    """The device of this machine's workers, without rates. Raises `SetupError` if it is not known."""
+    if resolve_device(config.cluster.device, config.cluster.address) == "cpu":
+        return cpu()
+    if cluster_address(config.cluster.address):
+        raise SetupError(
+            "the run's GPUs are in a cluster, whose GPU memory is not queried",
+            "run rlcli plan … --gpus h100:8, and set the sizes that it prints",
+        )
+    asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    try:
+        output = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        name, _, mebibytes = output.partition("\n")[0].rpartition(",")
+        return of_machine(name.strip(), float(mebibytes) * (1 << 20))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:  # «[N/A]» if the memory is the host's
+        if seen := () if has_nvml() else seen_by_torch():
+            return of_machine(*seen[0])
+        raise SetupError(
+            f"nvidia-smi does not report the memory of this machine's GPU: {error}",
+            "run rlcli plan … --gpus h100:8, or with its size (8x80GB), and set the sizes that it prints",
+        ) from error

@@ -1,0 +1,59 @@
+"""What a plan takes from the data, and the lengths of responses that another run, one like it, has generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcli.data.prompts.prompt_table import pictures_of
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
+from rlcli.data.sample_files import sample_files
+from rlcli.errors import DataError
+from rlcli.support.reading import check_regular
+from rlcli_planner.asynchrony.lengths import Lengths
+from rlcli_planner.run_setting import Shown
+
+STEPS = 20
+"""Newest steps that are read."""
+
+
+def lengths_like(run: Path) -> Lengths:
+    """Of the newest steps of `run`, a folder or a name below runs/. Raises `DataError` if no samples can be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from rlcli.evaluation.rescoring import steps_of
+    from rlcli.launch.resume import find_record
+
+    run = find_record(run)
+    found: dict[tuple[int, int], list[int]] = {}
+    for step in steps_of(run / "samples")[-STEPS:]:
+        for file in sample_files(run / "samples", step):
+            try:
+                check_regular(file)
+                table = pq.read_table(file, columns=["group", "response_tokens"])
+            except (OSError, pa.ArrowException):
+                continue  # one that is being written, or damaged
+            for group, tokens in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
+                if group is not None and tokens is not None:
+                    found.setdefault((step, group), []).append(tokens)
+    most = max((len(group) for group in found.values()), default=0)
+    whole = [group for group in found.values() if len(group) == most]
+    if not whole:
+        raise DataError(f"{run} has no samples whose lengths could be read", "give a run with tracking.save_samples")
+    return Lengths.of(np.array(whole))
+
+
+def of_prompts(prompts: TokenizedPrompts) -> dict[str, Any]:
+    """What the planner takes from the data, as arguments of `setting_of`."""
+    count, pictures = len(prompts), int(pictures_of(prompts.prompts).sum())
+    shown = Shown(prompts.image_tokens / count, pictures / count if prompts.image_tokens else 0.0)
+    given = len(prompts.response_flat) / count if len(prompts.response_flat) else None
+    return {
+        "prompt_tokens": len(prompts.flat) / count,
+        "shown": shown,
+        "longest_prompt": int(np.diff(prompts.offsets).max()),
+        "given_response_tokens": given,
+    }

@@ -1,0 +1,231 @@
+"""Temporary memory of passes through a sharded model: gathered layers, activations, logits, gradients, and the
+optimizer's step.
+
+FSDP2 gathers a small model whole: all of it stays until all its gradients are reduced at once. A larger model is
+gathered layer by layer: what was received from other ranks stays until the next layer arrives, beside the weights built
+from it, so two layers are in memory, and three while the next one is built; on GPUs the next one arrives while one
+computes. One rank on a CPU gathers nothing from others, and in float32 it is not sharded at all; on a GPU one rank in
+16 bits keeps all weights in these during an update. The root (embedding and head) stays from the first use to the end
+of the backward pass. In that pass layer j from the end holds, beside what the layers before it have kept: its own
+gathered weights and their gradients, the float32 copy of the gradients of the layer after it that is being reduced, and
+the reduced gradients of all layers after it.
+"""
+
+from __future__ import annotations
+
+from rlcli.model.logit_chunks import BLOCK_LOGITS, chunk_tokens
+from rlcli_planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes, seeing_bytes
+from rlcli_planner.engine_memory import reloading
+from rlcli_planner.model_shape import ModelShape
+from rlcli_planner.run_setting import Parts, Setting
+from rlcli_planner.vision_encoder import block_bytes, working_bytes
+
+BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 24 << 20
+"""As in `rlcli.model.parallel.buckets` and `rlcli.model.parallel.fsdp_sharding`, whose import would load torch."""
+
+
+def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
+    """A forward pass without gradients: nothing is kept."""
+    pack, each = setting.pack, setting.bytes_each
+    # Of the current layer: gate, its activation, their product; and four hidden states (the input, the embedding, the
+    # residual, the norm's output).
+    working = pack.tokens * each * (3 * shape.passed + 4 * shape.hidden + 2 * shape.head_dim)
+    if setting.config.lora.rank and shape == setting.policy:
+        working += pack.tokens * each * setting.config.lora.rank
+    ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
+    between = pack.tokens * each * 2 * shape.hidden
+    seeing = working_bytes(shape.tower, each, pack.images * shape.tower.unit) if shape.tower is not None else 0.0
+    computing = {"gathered weights": _gathered(setting, shape), "activations": max(working, ending, seeing)}
+    gathering = {"gathered weights": _gathered(setting, shape, while_gathering=True), "activations": between}
+    return max(computing, gathering, key=lambda parts: sum(parts.values()))
+
+
+def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
+    """The peak of a forward and a backward pass."""
+    whole = shape != setting.policy
+    run = setting.passing(trained_whole=whole)
+    trained = _trained_per_layer(setting, shape, run)
+    # A tower's part of the root has its gradients last.
+    seeing = shape.tower.parameters - shape.tower.blocks if shape.tower is not None else 0
+    root = shape.root_parameters - seeing if not run.lora_rank else 0
+    kept = kept_bytes(shape, run, setting.pack)
+    gathered = _gathered_in_update(setting, shape, run)
+    before = FLOAT * _trained(setting, shape, run) / setting.shards * setting.accumulates
+    entering = {
+        "gathered weights": gathered,
+        "activations": kept,
+        "logits": _logits(setting, shape, "forward"),
+        "gradients": before,
+    }
+    leaving = {
+        "gathered weights": gathered,
+        "activations": kept,
+        "logits": _backward_of_head(setting, shape),
+        "gradients": before + FLOAT * root,
+    }
+    below = _undivided if setting.sharded and _gathered_whole(setting, shape) else _layers
+    candidates = [entering, leaving, *below(setting, shape, run, trained, root), *_in_tower(setting, shape, run)]
+    return max(candidates, key=lambda parts: sum(parts.values()))
+
+
+def _in_tower(setting: Setting, shape: ModelShape, run: Pass) -> list[Parts]:
+    """The peak at the beginning of the tower's backward pass, which is the last part: the decoder's gradients are
+    there, and its activations gone."""
+    seeing = seeing_bytes(shape, run, setting.pack)
+    if shape.tower is None or not seeing:
+        return []
+    if run.checkpointing and "encoder" not in run.frozen:
+        seeing += setting.pack.images * shape.tower.unit * block_bytes(shape.tower, run.bytes_each)
+    gradients = FLOAT * _trained(setting, shape, run) / setting.shards
+    gradients += FLOAT * _had(setting, shape, run) * setting.sharded
+    return [
+        {"gathered weights": _gathered_in_update(setting, shape, run), "activations": seeing, "gradients": gradients}
+    ]
+
+
+def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
+    """The same for a model that is gathered whole: within each layer of the backward pass, and when all gradients are
+    concatenated for the reduction; by then nothing else is left."""
+    each = setting.bytes_each
+    own = FLOAT * _trained(setting, shape, run) / setting.shards
+    before = own * setting.accumulates
+    found = [
+        {
+            "gathered weights": _gathered_in_update(setting, shape, run),
+            "activations": activations,
+            "gradients": before + each * (root + done * trained),
+        }
+        for done, activations in enumerate(_left_by_layer(setting, shape, run))
+    ]
+    whole = _trained(setting, shape, run)
+    return [*found, {"gradients": before + FLOAT * whole + max(each * whole, own)}]
+
+
+def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
+    """The peak within each layer of the backward pass, starting at the last layer."""
+    each = setting.bytes_each
+    found = []
+    for done, activations in enumerate(_left_by_layer(setting, shape, run)):
+        reducing = FLOAT * _had(setting, shape, run) if done and setting.sharded else 0
+        # From the second micro-batch on there are gradients of all layers, plus new ones until they are added.
+        there = shape.layers + bool(done and setting.sharded) if setting.accumulates else done
+        reduced = there * FLOAT * trained / setting.shards
+        found.append(
+            {
+                "gathered weights": _gathered_in_update(setting, shape, run),
+                "activations": activations,
+                "gradients": reducing + reduced + each * root + FLOAT * root / setting.shards * setting.accumulates,
+            }
+        )
+    return found
+
+
+def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float]:
+    """Activations and the weight gradients that replace them, at the peak within each layer of the backward pass,
+    starting at the last layer."""
+    tokens, each = setting.pack.tokens, setting.bytes_each
+    whole = layer_bytes(shape, run, setting.pack)
+    # The gradient of a hidden state replaces what the head had kept.
+    ends = tokens * (each * shape.hidden + rotation_bytes(shape, run))
+    inputs = 0.0 if run.offload else tokens * each * shape.hidden
+    # In the backward pass of the gated unit there are two more tensors of its width, and few gradients yet; at the
+    # layer's end all gradients exist, and no kept activations are left.
+    largest = shape.largest_matrix / setting.config.parallel.expert if shape.experts else shape.largest_matrix
+    early = tokens * each * 2 * shape.passed + each * largest * bool(not run.lora_rank)
+    late = each * _had(setting, shape, run) - whole
+    kept = [(left * inputs + whole) if run.checkpointing else left * whole for left in range(shape.layers, 0, -1)]
+    seeing = seeing_bytes(shape, run, setting.pack)
+    return [own + seeing + ends + max(early, late) for own in kept]
+
+
+def stepping(setting: Setting, shape: ModelShape) -> Parts:
+    """The fused optimizer step: only all gradients."""
+    run = setting.passing(trained_whole=shape != setting.policy)
+    return {"gradients": FLOAT * _trained(setting, shape, run) / setting.shards}
+
+
+def sending(setting: Setting) -> Parts:
+    """The weight sync: the gathered buckets, or with one rank the largest copied parameter; and what the engine does
+    with them: on GPUs a module that is loaded anew, on CPUs a layer that is packed, as received, as packed, and its old
+    version."""
+    if setting.separate_adapter:
+        return {"sync": 2 * FLOAT * setting.trained_parameters()}
+    shape, each = setting.policy, setting.bytes_each
+    largest = max(shape.embedding_parameters, 2 * shape.largest_matrix) * each
+    packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.hosts_engine + reloading(setting)
+    if setting.shards == 1:
+        return {"sync": largest + packing}
+    # One bucket is copied out of the gathered data while the next one is in transit, for which gloo has its own memory;
+    # each with its rank's own part.
+    total = shape.parameters * each
+    one = min(max(BUCKET_BYTES, largest), total)
+    other = min(one, total - one)
+    buckets = (2 + 1 / setting.shards) * one + (1 + setting.device.is_cpu + 1 / setting.shards) * other
+    return {"sync": buckets + packing}
+
+
+def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = False) -> float:
+    """The root and the layers that are whole at once, in compute dtype; while_gathering: while one is being built."""
+    if not setting.sharded:
+        return 0.0
+    together = setting.shards > 1 or not setting.device.is_cpu
+    if _gathered_whole(setting, shape):
+        return _whole(setting, shape) * (1 + (setting.shards > 1))
+    at_once = 1 + together + (while_gathering and setting.shards > 1)
+    layer = shape.largest_layer - setting.elsewhere(shape)
+    return setting.bytes_each * (shape.root_parameters + at_once * layer)
+
+
+def _gathered_in_update(setting: Setting, shape: ModelShape, run: Pass) -> float:
+    """The same in passes with a gradient: all of one shard on a GPU (`casts_once` of
+    `rlcli.model.parallel.fsdp_sharding`)."""
+    if setting.sharded and setting.shards == 1 and not setting.device.is_cpu and not run.lora_rank:
+        return max(_whole(setting, shape), _gathered(setting, shape))
+    return _gathered(setting, shape)
+
+
+def _gathered_whole(setting: Setting, shape: ModelShape) -> bool:
+    return _whole(setting, shape) <= WHOLE_BYTES
+
+
+def _whole(setting: Setting, shape: ModelShape) -> float:
+    """A whole model, an adapter included, in compute dtype."""
+    adapter = setting.trained_parameters() if setting.config.lora.rank and shape == setting.policy else 0
+    return setting.bytes_each * (shape.parameters + adapter)
+
+
+LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 10), "backward": (4, 6), "backward with entropy": (8, 10)}
+"""Bytes per logit in the head's loop over chunks (`rlcli.model.logprobs`), in float32 and in bfloat16."""
+
+
+def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
+    """Bytes of a chunk of logits, and of what is computed from them: on CPUs of a part of the chunk at a time."""
+    if shape.value:
+        return 0.0
+    chunk = min(chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses)
+    block = min(chunk, max(1, BLOCK_LOGITS // shape.vocab)) if setting.device.is_cpu else chunk
+    each = LOGIT_BYTES[doing][setting.bytes_each < FLOAT]
+    return (setting.bytes_each * chunk + (each - setting.bytes_each) * block) * shape.vocab
+
+
+def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
+    """Logits, the hidden states' gradient and, for a trained head in bfloat16, the product added to its gradient."""
+    doing = "backward with entropy" if setting.config.algorithm.entropy_coef else "backward"
+    taken = _logits(setting, shape, doing) + setting.bytes_each * setting.pack.responses * shape.hidden
+    half = setting.bytes_each < FLOAT and not setting.config.lora.rank
+    return taken + half * setting.bytes_each * shape.embedding_parameters
+
+
+def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
+    if run.lora_rank:
+        return shape.adapter_parameters(run.lora_rank, run.lora_targets)
+    return shape.parameters - (shape.tower.frozen(run.frozen) if shape.tower is not None else 0)
+
+
+def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:
+    return shape.adapter_layer_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else shape.layer_parameters
+
+
+def _had(setting: Setting, shape: ModelShape, run: Pass) -> float:
+    """Trained parameters of a layer of which a worker has the gradients before they are reduced."""
+    return _trained_per_layer(setting, shape, run) - (0 if run.lora_rank else setting.elsewhere(shape))

@@ -1,0 +1,44 @@
+"""Keys of ours by the names that verl and TRL give to the same, for suggestions when such a name is given."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from rlcli_port.configs import trl_keys, verl_keys
+
+SHORTEST_NAME = 4
+"""Shorter last parts, such as `len`, are too common to be recognised alone. `n` is known by what stands before it."""
+COMMON = ("enable", "name", "path", "type")
+
+
+def counterparts(name: str) -> list[str]:
+    """Keys that set what the key `name` of verl or TRL sets. `name` may lack its first parts, or have others.
+
+    >>> counterparts("train.learning_rate"), counterparts("rollout.n"), counterparts("actor.optim.lr")
+    (['train.lr'], ['rollout.samples_per_prompt'], ['train.lr'])
+    >>> counterparts("train.stepz")
+    []
+    """
+    parts = name.split(".")
+    alike = {theirs: _common_ending(parts, theirs.split(".")) for theirs in _keys()}
+    most = max(alike.values())
+    recognised = len(parts[-1]) >= SHORTEST_NAME and parts[-1] not in COMMON
+    if most == 0 or (most == 1 and not recognised and name not in alike):
+        return []
+    return list(dict.fromkeys(ours for theirs, count in alike.items() if count == most for ours in _keys()[theirs]))
+
+
+@cache
+def _keys() -> dict[str, tuple[str, ...]]:
+    """Their key → ours."""
+    found: dict[str, tuple[str, ...]] = {}
+    for tables in (trl_keys, verl_keys):
+        found |= {theirs: (ours,) for theirs, (ours, _) in tables.DIRECT.items()}
+        found |= tables.COMPUTED
+    return found
+
+
+def _common_ending(parts: list[str], others: list[str]) -> int:
+    """How many last parts are the same."""
+    pairs = zip(reversed(parts), reversed(others), strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(parts), len(others)))

@@ -1,0 +1,1 @@
+"""Reward functions written for other frameworks, called as verifiers."""

@@ -1,0 +1,85 @@
+"""Demonstrations of sums of two numbers: 40% are worked digit by digit, 60% guess the answer without working."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlcli.data.prompts.prompt_table import read_prompts
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
+from rlcli.errors import DataError
+from rlcli.types import Prompt
+from rlcli_quickstart.warm_start import IGNORED, Batch, Lessons, padded
+
+GUESSES = 0.6
+GUESS_WITHIN = 10
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """prompt: token ids with the chat template. worked: token ids of the worked answer. answer: the sum."""
+
+    prompt: list[int]
+    worked: list[int]
+    answer: int
+
+
+class Sums(Lessons):
+    """Lessons from `data`, the output of `rlcli prep arithmetic`. Raises `DataError` if it has no train split."""
+
+    steps = 1000
+
+    def __init__(self, data: str | Path) -> None:
+        self.prompts = read_prompts(data, "train")
+
+    def key(self) -> Any:
+        rows = [(prompt.messages[-1]["content"], _solution(prompt)) for prompt in self.prompts]
+        return ["sums", GUESSES, GUESS_WITHIN, rows]
+
+    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
+        from rlcli.model.io.tiny_model import tiny_tokenizer
+
+        tokenizer = tiny_tokenizer()
+        return tokenizer, partial(_batches, _demonstrations(self.prompts, tokenizer), tokenizer)
+
+
+def _solution(prompt: Prompt) -> str:
+    solution = prompt.extra_info.get("response")
+    if not isinstance(solution, str):
+        raise DataError(f"data: {prompt.id} has no worked solution", "make the data with: rlcli prep arithmetic")
+    return solution
+
+
+def _demonstrations(prompts: Sequence[Prompt], tokenizer: Any) -> list[Demonstration]:
+    tokenized = TokenizedPrompts.tokenize(prompts, tokenizer, max_prompt_tokens=tokenizer.model_max_length)
+    return [
+        Demonstration(tokenized.tokens(i).tolist(), _ids(tokenizer, _solution(prompt)), int(prompt.ground_truth))
+        for i, prompt in enumerate(tokenized.prompts)
+    ]
+
+
+def _ids(tokenizer: Any, answer: str) -> list[int]:
+    ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    return [*ids, tokenizer.eos_token_id]
+
+
+def _batches(
+    demonstrations: list[Demonstration], tokenizer: Any, rng: random.Random, count: int, done: float = 0.0
+) -> list[Batch]:
+    """Guesses and worked answers separately, as their lengths differ by half."""
+    guessed, worked = [], []
+    for drawn in rng.choices(demonstrations, k=count):
+        if rng.random() < GUESSES:
+            off = rng.randint(-GUESS_WITHIN, GUESS_WITHIN)
+            guessed.append(_row(drawn.prompt, _ids(tokenizer, f"#### {max(0, drawn.answer + off)}")))
+        else:
+            worked.append(_row(drawn.prompt, drawn.worked))
+    return [padded(rows, tokenizer.pad_token_id) for rows in (guessed, worked) if rows]
+
+
+def _row(prompt: list[int], response: list[int]) -> tuple[list[int], list[int]]:
+    return prompt + response, [IGNORED] * len(prompt) + response

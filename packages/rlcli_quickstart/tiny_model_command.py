@@ -1,0 +1,81 @@
+"""`rlcli tiny-model`: a tiny model for trials and tests, random or warmed up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlcli.cli import completion, console
+from rlcli.cli.options import JsonObject, ModelOut
+from rlcli.errors import ConfigError
+
+
+def tiny_model(
+    out: ModelOut,
+    warm: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA",
+            help="Train it first on the solutions in this output of rlcli prep arithmetic, for a minute.",
+            autocompletion=completion.datasets,
+        ),
+    ] = None,
+    hidden: Annotated[int, typer.Option(max=8192, help="Hidden size; 32 or more per head, in multiples of 16.")] = 128,
+    layers: Annotated[int, typer.Option(max=128, help="Number of layers.")] = 2,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    kv_heads: Annotated[int, typer.Option(help="Key and value heads.")] = 2,
+    experts: Annotated[
+        int, typer.Option(min=0, max=1024, help="Experts of each layer, of which two are used; 0: none.")
+    ] = 0,
+    tools: Annotated[bool, typer.Option("--tools", help="A chat template with tools, for environments.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the random weights.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that has other files.")] = False,
+    as_json: JsonObject = False,
+) -> None:
+    """Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.
+
+    With --experts it is a Qwen3-MoE. With --tools every environment can be tried on it.
+
+    With --warm it has learned to work sums digit by digit, but mostly guesses: a few
+    steps of reinforcement learning then raise its reward.
+
+    Examples:
+
+      rlcli tiny-model --out tiny
+      rlcli tiny-model --out tiny --hidden 256 --layers 4 --seed 1
+      rlcli tiny-model --out tiny --experts 8
+      rlcli tiny-model --out tiny --tools
+      rlcli tiny-model --out tiny --warm data/arithmetic
+    """
+    if warm and tools:
+        raise ConfigError("--tools: the solutions of --warm call none", "leave one of the two out")
+    from rlcli.model.io.tiny_model import make_tiny_model
+
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
+    facts: dict[str, Any] = {}
+    trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
+    made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
+    how = f"warmed up on {warm} in {facts['seconds']:.0f} s" if warm else "random weights"
+    if as_json:
+        console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})
+    else:
+        kind = f"Qwen3-MoE, {experts} experts" if experts else "Qwen2"
+        console.plain(f"{made}: {kind}, {layers} layers of {hidden}, {how} (seed {seed})")
+
+
+def _warmed_up(data: Path, seed: int, sizes: Mapping[str, int], facts: dict[str, Any]) -> Any:
+    """The model, with how long that took and its loss in `facts`."""
+    from rlcli_quickstart.sum_lessons import Sums
+    from rlcli_quickstart.warm_start import warmed_up
+
+    began = time.monotonic()
+    with console.progress() as update:
+        model, _, loss = warmed_up(
+            Sums(data), seed, on_progress=lambda done, steps: update("warming up", done, steps), sizes=sizes
+        )
+    facts |= {"warm": data, "seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
+    return model

@@ -1,0 +1,102 @@
+"""Tests by calls: the dataset's tests in one sandboxed process, the program in another."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any, Literal, TypedDict, cast
+
+from rlcli_sandbox.judge import boot
+from rlcli_sandbox.judge.judgement import Judgement
+from rlcli_sandbox.judge.process import Process, Starts, over_limit, pipes
+from rlcli_sandbox.judge.wire import decode, encode
+from rlcli_sandbox.limits import Exit, Limits
+
+_GRACE_S = 0.2
+"""How long a program that closed its pipe may take to end, so that its exit status can show the reason."""
+
+
+class Job(TypedDict, total=False):
+    """Tests, as `tester` reads them: the fields of one kind, and count_all (continue after a failure, for a share)."""
+
+    kind: Literal["check", "asserts", "cases"]
+    setup: str
+    test: str
+    entry_point: str
+    asserts: list[str]
+    cases: list[dict[str, Any]]
+    wrapped: bool
+    count_all: bool
+
+
+def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judgement:
+    """Run the tests of `job` against `program`, both within `limits`.
+
+    Raises `ValueError` for tests that cannot test any program (they do not compile, need a missing module, call
+    nothing, pass functions), and `RuntimeError` if the sandbox failed and not the program.
+    """
+    nonce = secrets.token_hex(16)
+    with pipes(2) as [(asked, asks), (told, tells)]:
+        main = boot.candidate_calls(asked.fileno(), tells.fileno(), job["kind"] == "cases")
+        candidate = Process(sandbox, main, limits, program.encode("utf-8", "replace"), (asked.fileno(), tells.fileno()))
+        try:
+            main = boot.tester(asks.fileno(), told.fileno())
+            order = json.dumps({"nonce": nonce, **sendable(job)}).encode()
+            tester = Process(sandbox, main, limits, order, (asks.fileno(), told.fileno()))
+            try:
+                for end in (asked, asks, told, tells):
+                    end.close()  # each process can now detect the end of the other
+                end_of_tests = tester.ended()
+            finally:
+                tester.kill()
+            assert end_of_tests is not None
+            result = with_nonce(end_of_tests.stdout, nonce)
+            gone = result is None or result["verdict"] in ("gone", "unstarted")
+            end_of_program = candidate.ended(_GRACE_S if gone else 0)
+        finally:
+            candidate.kill()
+    return _judgement(result, end_of_tests, end_of_program, limits)
+
+
+def sendable(job: Job) -> dict[str, Any]:
+    """A job whose values are typed JSON, which holds integers of any length."""
+    return {**job, "cases": encode(job["cases"])} if "cases" in job else {**job}
+
+
+def received(job: dict[str, Any]) -> Job:
+    """The job that `sendable` made sendable."""
+    return cast(Job, {**job, "cases": decode(job["cases"])} if "cases" in job else job)
+
+
+def with_nonce(text: str | bytes, nonce: str) -> dict[str, Any] | None:
+    """The JSON object in `text`, if it repeats the nonce."""
+    try:
+        result = json.loads(text)
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) and result.get("nonce") == nonce else None
+
+
+def _judgement(result: dict[str, Any] | None, tests: Exit, program: Exit | None, limits: Limits) -> Judgement:
+    excess = over_limit(program.killed_for, limits) if program else ""
+    if result is None:
+        # Tests that loop or grow without end do so because of the program's values.
+        excess = excess or over_limit(tests.killed_for, limits)
+        if not excess:
+            raise RuntimeError(f"the tests' process ended with status {tests.status}: {_last_line(tests.stderr)}")
+        return Judgement.of(0, 0, excess)
+    verdict, passed, total, detail = (result[key] for key in ("verdict", "passed", "total", "detail"))
+    if verdict == "data":
+        raise ValueError(detail)
+    if verdict == "unstarted":
+        raise RuntimeError(f"the program's process did not start: {excess or (program and _last_line(program.stderr))}")
+    if verdict == "gone":
+        detail = excess or (f"the program ended with status {program.status}" if program else "the program hung up")
+    elif verdict == "done" and passed == total:
+        detail = ""
+    return Judgement.of(passed, total, detail)
+
+
+def _last_line(stderr: bytes) -> str:
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it printed nothing"

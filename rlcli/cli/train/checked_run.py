@@ -1,0 +1,216 @@
+"""What `rlcli train` and `rlcli runs resume` share: the checks before a run, the run itself, and its result."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rlcli.cli.console import emit_json, plain, show, stderr, table
+from rlcli.cli.next_commands import after_training, print_next
+from rlcli.support.attempt import INTERRUPTED, is_restart, is_supervised
+
+if TYPE_CHECKING:
+    from rlcli.config.load import Resolved
+    from rlcli.config.schema import RunConfig
+    from rlcli.launch.prewarm import EarlyStart
+    from rlcli.launch.resume import Resumption
+    from rlcli.runs.tracking.run_console import View
+
+
+@dataclass(frozen=True)
+class Call:
+    """What belongs to one call of the command and not to the run."""
+
+    show_samples: int = 0
+    """Samples of each step to print."""
+    dry_run: bool = False
+    """Check everything, train nothing."""
+    as_json: bool = False
+    """Print the result as JSON."""
+    profile: bool = False
+    """Profile one step."""
+    plan: bool = False
+    """Print the whole plan."""
+    accept_changes: bool = False
+    """Resume though a file that the run reads by path has changed."""
+    untried: str = ""
+    """The verifier, if it is code that only a recipe's file names: a dry run does not run it."""
+
+
+def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: bool, auto_memory: bool) -> None:
+    """Check, print the plan, run, print the result. Exits with 130 if the run was interrupted. auto_memory: use the
+    largest sizes that fit in memory, unless they are set."""
+    from rlcli.export.export_folder import with_model_folders
+    from rlcli.launch.prewarm import EarlyStart
+    from rlcli.runs.folder import RunFolder, default_out
+    from rlcli.runs.tracking.run_console import View
+
+    target = out or default_out(resolved.recipe.header.name)
+    with View(show_samples=call.show_samples) as view, EarlyStart() as early:
+        view.phase("check the run folder")
+        RunFolder.check(target, force)
+        # Resolved now and recorded in the run: the newest checkpoint of another run may change.
+        resolved = replace(resolved, config=with_model_folders(resolved.config, view.note))
+        outcome = _run(resolved, target, call, view, early, list(resolved.notes), force=force, auto_memory=auto_memory)
+    print_result(outcome, call.as_json)
+
+
+def resume_training(
+    run: Path, recipe: str | None, flags: Mapping[str, object], sets: Sequence[str], call: Call
+) -> None:
+    """Continue a run in its folder, unless it is finished already."""
+    from rlcli.cluster.supervisor.failure_record import noting_failure
+    from rlcli.launch.prewarm import EarlyStart
+    from rlcli.launch.recipe_code import refuse_code
+    from rlcli.launch.resume import find_run, resumption
+    from rlcli.runs.tracking.run_console import View
+
+    if call.dry_run:
+        own = str(find_run(run) / "config.toml")
+        call = replace(call, untried=refuse_code(own, flags, sets, "--dry-run", leaves_verifier=True) or call.untried)
+
+    notes: list[str] = []
+    with View(show_samples=call.show_samples) as view, EarlyStart() as early:
+        view.phase("check the run")
+        with noting_failure(find_run(run)) if is_restart() else nullcontext():
+            resumed = resumption(run, recipe, flags, sets, notes.append, accept_changes=call.accept_changes)
+        if resumed.nothing_to_do:
+            outcome = _finished(resumed)
+        else:
+            outcome = _run(resumed.resolved, resumed.run, call, view, early, notes, resumed)
+    print_result(outcome, call.as_json)
+
+
+def _finished(resumed: Resumption) -> dict[str, Any]:
+    """The result of a run that has no step left to do."""
+    from rlcli.launch.run_outcome import finished
+
+    total = resumed.resolved.config.train.steps
+    hint = f"all {total} steps of {resumed.run} are done: nothing to do; continue with --steps N"
+    stderr().print(hint, soft_wrap=True)
+    return finished(resumed)
+
+
+def _run(
+    resolved: Resolved,
+    target: Path,
+    call: Call,
+    view: View,
+    early: EarlyStart,
+    notes: list[str],
+    resumed: Resumption | None = None,
+    *,
+    force: bool = False,
+    auto_memory: bool = False,
+) -> dict[str, Any]:
+    """Run all checks that need no worker, while `early` starts Ray; then print the plan and train, or try verifiers and
+    weights and return what `--dry-run` reports."""
+    from rlcli.cluster.process import startup_times
+    from rlcli.config.rules import without_effect
+    from rlcli.launch.planner import planner
+    from rlcli.launch.preflight import prepare, with_epochs_counted
+    from rlcli.launch.resume import check_data, with_downloads, with_length_known
+    from rlcli.launch.run_plan import derived_plan
+    from rlcli.runs.tracking import check_trackers
+
+    startup_times.done("command")
+    view.phase("check model and data")
+    check_trackers(resolved.config.tracking.trackers)
+    with startup_times.few_collections():
+        prepared = prepare(
+            resolved.config,
+            on_note=notes.append,
+            on_checked=partial(_checked, early=None if call.dry_run else early, view=view),
+            on_progress=view.progress,
+            day=resumed.day if resumed else None,
+            loads_verifiers=not call.untried,
+        )
+    if call.untried:
+        notes.append(
+            f"verifier.name = {call.untried}: a dry run does not run code that only a recipe's file names, a run does; "
+            f"to try it on the first rows: --verifier {shlex.quote(call.untried)}"
+        )
+    notes += without_effect(prepared.config)
+    startup_times.done("prepared")
+    if resolved.config.train.epochs is not None:
+        noted = len(resolved.notes)
+        resolved, prepared = with_epochs_counted(resolved, prepared)
+        notes += resolved.notes[noted:]
+        if resumed is not None:
+            resumed = with_length_known(resumed, resolved, notes.append)
+    if resumed is not None:
+        resumed = check_data(with_downloads(resumed, notes.append), prepared.prompts.fingerprint())
+        if resumed.nothing_to_do:  # known now, if the length was given in epochs
+            return _finished(resumed)
+    notes += without_effect(prepared.config)
+    chosen: list[tuple[str, str]] = []
+    if resumed is None:
+        resolved, prepared, chosen = planner().with_sizes(resolved, prepared, largest=auto_memory)
+    prepared, slept = planner().with_least_sleep(prepared)
+    chosen += slept
+    plan = derived_plan(prepared) + chosen
+    if call.dry_run:
+        from rlcli.launch.dry_run import try_out
+
+        plan += planner().estimates(prepared, prepared.config.train.steps - (resumed.step if resumed else 0))
+
+        view.phase("try verifiers and weights")
+        try_out(prepared, notes.append, verifies=not call.untried)
+        return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
+    if not call.plan:
+        plan = planner().summary(prepared, plan, target, resumed.step if resumed else 0) + chosen
+    for line in [f"{what}: {how}" for what, how in plan] + notes:
+        view.note(line)
+    view.phase("load torch and the engine")  # done by the next import, takes seconds
+    with startup_times.few_collections():
+        from rlcli.launch.launch import train_in_folder
+
+    how: dict[str, Any] = {"force": force, "resumed": resumed, "profile": call.profile, "early": early}
+    return train_in_folder(resolved, prepared, target, view, **how)
+
+
+def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: View) -> None:
+    """After the fast checks: measure the machine unless its rates are known, while nothing else runs on it; then start
+    Ray."""
+    from rlcli.launch.planner import planner
+
+    if not planner().rates_are_known(config, device):
+        view.phase("measure this machine, once")
+        planner().measure_rates(config, device)
+        view.phase("check model and data")
+    if early is not None:
+        early.begin(config, device)
+
+
+def _result_rows(outcome: dict[str, Any]) -> list[tuple[str, str]]:
+    """The result of a run in words: figures that a reader needs, rounded. `--json` has all of them."""
+    name = "loss" if "losses" in outcome else "reward"
+    first, last = (outcome[f"{name}_{place}"] for place in ("first", "last"))
+    rows = [("folder", outcome["out"]), ("steps", f"{outcome['steps']}" + ", stopped" * outcome["stopped"])]
+    if first is not None and last is not None:
+        rows.append((name, f"{first:.3f} → {last:.3f} (first → last step)"))
+    rows += [(f"evaluation at step {step}", report["headline"]) for step, report in outcome["evaluations"].items()]
+    return rows + ([("checkpoint", outcome["checkpoint"])] if outcome["checkpoint"] else [])
+
+
+def print_result(outcome: dict[str, Any], as_json: bool) -> None:
+    """Print the result of a run or dry run. Exits with 130 if the run was interrupted."""
+    if as_json:
+        emit_json(outcome)
+    elif "plan" in outcome:
+        show(table(["plan", ""], outcome["plan"].items()))
+        for note in outcome["notes"]:
+            plain(f"note: {note}")
+    else:
+        show(table(["run", ""], _result_rows(outcome)))
+        if not (outcome["stopped"] and is_supervised()):  # the supervisor prints how to continue
+            print_next(after_training(Path(outcome["out"]), outcome["stopped"]))
+    if outcome.get("stopped"):
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,165 @@
+"""Several datasets in one run: choose the set of each prompt by weight, with one exactly resumable cursor per set.
+
+Without weights they are one dataset, concatenated. With weights w each draw goes to the set whose share is furthest
+behind: the one with the least (a + c/2) / w, the first in case of a tie. By prompts, a is how many were drawn from the
+set, and c = 1. By tokens, a is how many tokens its groups have had so far (prompt and response of every sample), plus
+c, the mean of its groups, for each group that was drawn and is not finished; until one is, c is the mean of all sets'
+groups, or 1. So the shares of every step, and of any number of steps, are the weights to within about one group of each
+set (Webster's method), and only the order within a set is random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.prompts.cursor import RESUME, PromptCursor, shown
+from rlcli.data.prompts.prompt_selection import REST_STEPS, SelectingCursor
+from rlcli.data.prompts.prompt_table import JoinedPrompts
+from rlcli.errors import DataError
+from rlcli.types import Prompt
+
+Unit = Literal["prompts", "tokens"]
+OneSet = PromptCursor | SelectingCursor
+
+
+class MixedCursor:
+    """Indexes of prompts of several sets, in proportions that follow their weights.
+
+    starts: where each set begins, and the end: `[sets + 1]`. An index counts over all sets. of_set: the cursor of a
+    set, from its size, its seed and its share of the draws; None: `PromptCursor`.
+
+    >>> cursor = MixedCursor(["a", "b"], [0, 4, 8], [2.0, 1.0], seed=0, shuffle=False)
+    >>> cursor.take(7)
+    [0, 4, 1, 2, 5, 3, 0]
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        starts: Sequence[int],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        shuffle: bool,
+        unit: Unit = "prompts",
+        of_set: Callable[[int, int, float], OneSet] | None = None,
+    ) -> None:
+        assert len(names) == len(weights) == len(starts) - 1, "one weight and one name per set"
+        self.names, self.starts, self.weights, self.unit = list(names), list(starts), list(weights), unit
+        sizes = [end - start for start, end in zip(self.starts, self.starts[1:], strict=False)]
+        of_set = of_set or (lambda size, seed, share: PromptCursor(size, seed, shuffle))
+        self.cursors: list[OneSet] = [
+            of_set(size, _seed(seed, place), share)
+            for place, (size, share) in enumerate(zip(sizes, shares(self.weights), strict=True))
+        ]
+        self.drawn, self.finished, self.tokens = ([0] * len(sizes) for _ in range(3))
+
+    @property
+    def count(self) -> int:
+        """Number of prompts of all sets."""
+        return self.starts[-1]
+
+    @property
+    def smallest(self) -> int:
+        """As of the smallest set."""
+        return min(cursor.smallest for cursor in self.cursors)
+
+    def take(self, n: int) -> list[int]:
+        """The next `n` indexes."""
+        places = []
+        for _ in range(n):
+            places.append(min(range(len(self.weights)), key=self._behind))
+            self.drawn[places[-1]] += 1
+        own = {place: iter(self.cursors[place].take(places.count(place))) for place in set(places)}
+        return [self.starts[place] + next(own[place]) for place in places]
+
+    def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
+        """A group of prompt `index` is finished: its samples had this many tokens, including those of the prompt, and
+        `right` of the `counted` ones that were judged are right."""
+        place = int(np.searchsorted(self.starts, index, side="right")) - 1
+        self.finished[place] += 1
+        self.tokens[place] += tokens
+        self.cursors[place].account(index - self.starts[place], tokens, right, counted)
+
+    def facts(self) -> dict[str, float]:
+        """Figures for the step's metrics, of all sets."""
+        found: dict[str, float] = {}
+        for cursor in self.cursors:
+            for name, value in cursor.facts().items():
+                found[name] = found.get(name, 0.0) + value * cursor.count / self.count
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The state that `restored` needs to continue exactly from here."""
+        return {
+            "sets": self.names,
+            "weights": self.weights,
+            "unit": self.unit,
+            "cursors": [cursor.state() for cursor in self.cursors],
+            "drawn": list(self.drawn),
+            "finished": list(self.finished),
+            "tokens": list(self.tokens),
+        }
+
+    def restored(self, state: Mapping[str, Any]) -> MixedCursor:
+        """The cursor with the state `state`, over these sets. Raises `DataError` if the sets have changed."""
+        was = (state.get("sets"), state.get("weights"), state.get("unit"))
+        if was != (self.names, self.weights, self.unit):
+            raise DataError(
+                f"data: the run began with {shown(*was)} and now has {shown(self.names, self.weights, self.unit)}",
+                RESUME,
+            )
+        found = MixedCursor(self.names, self.starts, self.weights, seed=0, shuffle=False, unit=self.unit)
+        found.cursors = [cursor.restored(one) for one, cursor in zip(state["cursors"], self.cursors, strict=True)]
+        found.drawn, found.finished, found.tokens = (list(state[name]) for name in ("drawn", "finished", "tokens"))
+        return found
+
+    def _behind(self, place: int) -> float:
+        if self.unit == "prompts":
+            return (self.drawn[place] + 0.5) / self.weights[place]
+        groups = self.finished[place] or sum(self.finished)
+        tokens = self.tokens[place] if self.finished[place] else sum(self.tokens)
+        mean = tokens / groups if groups else 1.0
+        unfinished = self.drawn[place] - self.finished[place]
+        return (self.tokens[place] + (unfinished + 0.5) * mean) / self.weights[place]
+
+
+Cursor = PromptCursor | SelectingCursor | MixedCursor
+
+
+def cursor_of(prompts: Sequence[Prompt], config: RunConfig) -> Cursor:
+    """The cursor over all prompts that the config asks for: by weight if the sets have weights, else over one
+    dataset."""
+    data, seed = config.data, config.train.seed
+    selects = data.sampling != "uniform" or data.retire > 0
+
+    def of_set(size: int, seed: int, share: float) -> OneSet:
+        if not selects:
+            return PromptCursor(size, seed, data.shuffle)
+        rest = math.ceil(REST_STEPS * config.rollout.prompts_per_step * share)
+        return SelectingCursor(size, seed, data.shuffle, rule=data.sampling, retire=data.retire, rest=rest)
+
+    if isinstance(prompts, JoinedPrompts) and data.weights:
+        starts = prompts.starts.tolist()
+        return MixedCursor(
+            prompts.names, starts, data.weights, seed=seed, shuffle=data.shuffle, unit=data.mix, of_set=of_set
+        )
+    return of_set(len(prompts), seed, 1.0)
+
+
+def shares(weights: Sequence[float]) -> list[float]:
+    """
+    >>> shares([2.0, 1.0, 1.0])
+    [0.5, 0.25, 0.25]
+    """
+    return [weight / sum(weights) for weight in weights]
+
+
+def _seed(seed: int, place: int) -> int:
+    """A separate seed for each set: otherwise sets of one size would use the same order."""
+    return int(np.random.SeedSequence([seed, place]).generate_state(1)[0])

@@ -1,0 +1,392 @@
+"""Load prompts from parquet files and turn them into token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcli.data.prompts.chat_template import control_tokens, in_parts, render
+from rlcli.data.prompts.parallel_map import spread
+from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable, taken
+from rlcli.data.prompts.template_choice import choose_template
+from rlcli.errors import DataError, ModelError
+from rlcli.images.decoding import decode, decoded_size, size_of
+from rlcli.images.image_rule import ImageRule
+from rlcli.images.row_images import BadImage
+from rlcli.support.reading import check_model_folder
+from rlcli.types import Prompt
+
+TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 16
+"""Prompts, and prompts that may have pictures, megabytes each."""
+MANY, CHUNK = 50_000, 4096
+"""From this many prompts on, separate processes tokenize them, in chunks of this size."""
+Measured = Callable[[bytes], tuple[int, int]]
+"""Width and height of an encoded picture; raises `BadImage`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of token ids. flat: int32[sum of lengths], all of them concatenated. offsets: int64[rows + 1]; row i is
+    flat[offsets[i]:offsets[i + 1]]."""
+
+    flat: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(offsets[-1])), offsets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, concatenated."""
+        if not parts:
+            return cls.of([])
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64[rows]"""
+        lengths: np.ndarray = np.diff(self.offsets)
+        return lengths
+
+    def row(self, i: int) -> np.ndarray:
+        """int32, a view."""
+        return self.flat[self.offsets[i] : self.offsets[i + 1]]
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """The rows at these indexes, int64 and ascending."""
+        lengths = self.lengths
+        if len(rows) == len(lengths):
+            return self
+        kept: np.ndarray = np.zeros(len(lengths), bool)
+        kept[rows] = True
+        return Ragged(self.flat[np.repeat(kept, lengths)], np.concatenate([[0], np.cumsum(lengths[rows])]))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedPrompts:
+    """Prompts and their token ids, with the chat template applied and the assistant's turn opened.
+
+    prompts: those that fit. bad_images: how many rows were left out for a picture that cannot be shown to the model.
+    too_long: how many others did not fit and were left out; too_long_responses: how many of these had a prompt that
+    fits and a response that does not. flat: int32[sum of lengths], all token ids concatenated.
+    offsets: int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]]. response_flat, response_offsets: the
+    same for the responses to imitate; empty if none were requested. kept: int64[len(prompts)], their indexes in the
+    given rows. mark: the fingerprint, if it is known already. rule: of the pictures, if
+    there may be some.
+    """
+
+    prompts: Sequence[Prompt]
+    too_long: int
+    flat: np.ndarray
+    offsets: np.ndarray
+    too_long_responses: int = 0
+    control: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64, ascending: the prompts whose text has a control token of the tokenizer, such as `<|im_end|>`: it is
+    tokenized as what it means, as by transformers and by vLLM's server."""
+    response_flat: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    response_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    mark: str = ""
+    bad_images: int = 0
+    rule: ImageRule | None = None
+
+    @classmethod
+    def tokenize(
+        cls,
+        prompts: Sequence[Prompt],
+        tokenizer: Any,
+        max_prompt_tokens: int,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        response: str = "",
+        max_response_tokens: int = 0,
+        rule: ImageRule | None = None,
+        measured: Measured = decoded_size,
+    ) -> TokenizedPrompts:
+        """Apply the tokenizer's chat template to each prompt, once, on all cores for many prompts;
+        `on_progress(done, all)` is called now and then.
+
+        response: the field of `extra_info` that holds the text to imitate, at most `max_response_tokens` long including
+        its end; empty: no responses. A response is the unchanged text, tokenized separately from its prompt as a
+        sampled one is, and the tokenizer's end of sequence, where the engine stops. The chat template makes the same of
+        the whole conversation, except that ChatML (Qwen) writes a newline after the end, which a model never has to
+        write; Llama's trims the text; Qwen3's puts an empty <think> block before a text that has none; and with the
+        base models of Qwen the end is <|endoftext|>, while the template closes the turn with <|im_end|>.
+
+        rule: how the model sees pictures, if it does: each has as many tokens as its size gives. measured: gives that
+        size; by default each is decoded once, to know that it can be, and with `size_of` only its header is read.
+
+        Raises `ModelError` if there is no chat template, it refuses a prompt, or the tokenizer has no end of
+        sequence; `DataError` if a row has no response, no row is short enough or none can be shown.
+        """
+        _check(tokenizer, with_end=bool(response))
+        assert not response or max_response_tokens > 0, "responses need a limit of their length"
+        ids, answers, control = _encoded(prompts, tokenizer, response, on_progress, rule, measured)
+        shown = np.flatnonzero(ids.lengths)
+        if not len(shown):
+            raise DataError(f"data: none of {len(prompts)} rows has pictures that can be shown: {_first_bad(prompts)}")
+        fitting = _within(ids.lengths, shown, max_prompt_tokens, "prompts", "data.max_prompt_tokens")
+        kept = fitting
+        if response:
+            limit = max_response_tokens
+            kept = _within(answers.lengths, fitting, limit, "responses", "rollout.max_response_tokens")
+            answers = answers.take(kept)
+        ids = ids.take(kept)
+        return cls(
+            prompts=taken(prompts, kept),
+            too_long=len(shown) - len(kept),
+            flat=ids.flat,
+            offsets=ids.offsets,
+            too_long_responses=len(fitting) - len(kept),
+            control=np.flatnonzero(np.isin(kept, control)),
+            response_flat=answers.flat,
+            response_offsets=answers.offsets,
+            kept=kept,
+            bad_images=len(prompts) - len(shown),
+            rule=rule,
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Reason → how many of the given rows are not among `prompts` for it."""
+        return {
+            "pictures that cannot be shown": self.bad_images,
+            "longer than data.max_prompt_tokens": self.too_long - self.too_long_responses,
+            "a response longer than rollout.max_response_tokens": self.too_long_responses,
+        }
+
+    def fingerprint(self) -> str:
+        """Hexadecimal; it changes if any prompt, its place, its tokens or its verifier changes."""
+        if self.mark:
+            return self.mark
+        found = hashlib.blake2b(digest_size=16)
+        for array in (self.flat, self.offsets, self.response_flat, self.response_offsets):
+            found.update(np.ascontiguousarray(array).data)
+        chunk = CHUNK if self.rule is None else PICTURED_AT_ONCE
+        many = _are_many(self.prompts)
+        for text in spread(_written, _chunks(self.prompts, chunk)) if many else map(_text, self.prompts):
+            found.update(text)
+        return found.hexdigest()
+
+    def tokens(self, i: int) -> np.ndarray:
+        """The token ids of prompt i: int32[length(i)], a view."""
+        return self.flat[self.offsets[i] : self.offsets[i + 1]]
+
+    def words(self, i: int) -> np.ndarray:
+        """As `tokens`, without those that stand for pictures."""
+        tokens = self.tokens(i)
+        return tokens[~np.isin(tokens, self.rule.never)] if self.rule is not None else tokens
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens that stand for pictures, of all prompts together."""
+        return 0 if self.rule is None else int((self.flat == self.rule.token).sum())
+
+    def longest(self) -> int:
+        """The index of the longest prompt, the first in case of a tie."""
+        return int(np.diff(self.offsets).argmax())
+
+    def responses(self, i: int) -> np.ndarray:
+        """The token ids of the response to imitate for prompt i, its end included: int32[1 or more], a view."""
+        assert len(self.response_offsets) == len(self) + 1, "tokenized without responses"
+        return self.response_flat[self.response_offsets[i] : self.response_offsets[i + 1]]
+
+
+def load_tokenizer(path: str, template: str = "") -> Any:
+    """The tokenizer of a folder or hub id. template: as `model.chat_template`. Raises `ModelError`, also if it has no
+    chat template, and `ConfigError` for a template that cannot be read."""
+    from transformers import AutoTokenizer
+
+    check_model_folder(Path(path))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    # The hub's client and the tokenizers raise many types; to the user all mean the same.
+    except Exception as error:
+        raise ModelError(
+            f"'{path}' has no tokenizer to load: {error!s:.200}", "give a model's folder or hub id"
+        ) from error
+    choose_template(tokenizer, template)
+    _check(tokenizer, with_end=False)
+    return tokenizer
+
+
+def prompt_lengths(
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    rule: ImageRule | None = None,
+) -> list[int]:
+    """The tokens of each prompt, with the chat template applied and the assistant's turn opened. rule: how the model
+    sees pictures, if it does: of these only the headers are read. 0 for a prompt whose pictures cannot be shown."""
+    ids, *_ = _encoded(prompts, tokenizer, "", on_progress, rule, size_of)
+    lengths: list[int] = ids.lengths.tolist()
+    return lengths
+
+
+def _check(tokenizer: Any, with_end: bool) -> None:
+    name = tokenizer.name_or_path or "the model"
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"the tokenizer of {name} has no chat template",
+            "use an instruct model, or give one: --set model.chat_template=chatml (or plain, or a file)",
+        )
+    if with_end and tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"the tokenizer of {name} has no end-of-sequence token to end a response with",
+            "name its eos_token in the model's tokenizer_config.json",
+        )
+
+
+def _encoded(
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    response: str,
+    on_progress: Callable[[int, int], None],
+    rule: ImageRule | None = None,
+    measured: Measured = decoded_size,
+) -> tuple[Ragged, Ragged, np.ndarray]:
+    """The token ids of all prompts, none for one whose pictures cannot be shown or whose text spells the token of one,
+    and of the responses if they are requested; and int64, the rows of prompts with a control token in their text."""
+    if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
+        prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
+    many = _are_many(prompts)
+    encode = partial(_encode_some, tokenizer, response, rule, measured, control_tokens(tokenizer))
+    chunks = _chunks(prompts, PICTURED_AT_ONCE if rule is not None else CHUNK if many else TOKENIZE_AT_ONCE)
+    found: list[tuple[Ragged, Ragged]] = []
+    control: list[int] = []
+    done = 0
+    for ids, answers, rows in spread(encode, chunks) if many else map(encode, chunks):
+        found.append((ids, answers))
+        control += [done + row for row in rows]
+        done += len(ids.lengths)
+        on_progress(done, len(prompts))
+    joined = Ragged.joined([ids for ids, _ in found]), Ragged.joined([answers for _, answers in found])
+    return *joined, np.asarray(control, np.int64)
+
+
+def _encode_some(
+    tokenizer: Any,
+    response: str,
+    rule: ImageRule | None,
+    measured: Measured,
+    control: re.Pattern[str] | None,
+    prompts: Sequence[Prompt],
+) -> tuple[Ragged, Ragged, list[int]]:
+    some = list(prompts)
+    shown = [prompt.messages if rule is None else in_parts(prompt) for prompt in some]
+    texts = [
+        render(tokenizer, messages, what=f"prompt {prompt.id}") for prompt, messages in zip(some, shown, strict=True)
+    ]
+    ids = _encode(tokenizer, texts)
+    if rule is not None:
+        spelled = [str(tokenizer.convert_ids_to_tokens(token)) for token in rule.never]
+        ids = Ragged.of(
+            [
+                [] if _spells(prompt, spelled) else _seen(rule, measured, prompt, ids.row(row))
+                for row, prompt in enumerate(some)
+            ]
+        )
+    answers = [_response(prompt, response) for prompt in some] if response else []
+    encoded = _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
+    return ids, encoded, [row for row, prompt in enumerate(some) if control_token_in(prompt, control)]
+
+
+def control_token_in(prompt: Prompt, control: re.Pattern[str] | None) -> str:
+    """The first control token in the prompt's text; empty if it has none. control: matches them."""
+    matches = (control.search(message["content"]) for message in prompt.messages) if control else ()
+    return next((match[0] for match in matches if match), "")
+
+
+def _spells(prompt: Prompt, tokens: Sequence[str]) -> bool:
+    """Whether its text has one of these, which stand for pictures."""
+    return any(token in message["content"] for message in prompt.messages for token in tokens)
+
+
+def _seen(rule: ImageRule, measured: Measured, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
+    """The ids with a token for each patch of the prompt's pictures; none if one of these cannot be shown."""
+    given: list[int] = ids.tolist()
+    if not prompt.images:
+        return given
+    if (markers := int((ids == rule.token).sum())) != len(prompt.images):
+        raise ModelError(
+            f"the chat template writes {markers} placeholders for the {len(prompt.images)} pictures of {prompt.id}",
+            "put the model's own chat_template.jinja into its folder",
+        )
+    try:
+        sizes = [rule.fitted(*measured(one)) for one in prompt.images]
+    except BadImage:
+        return []
+    return rule.expanded(given, sizes)
+
+
+def _first_bad(prompts: Sequence[Prompt]) -> str:
+    for prompt in prompts:
+        for one in prompt.images:
+            try:
+                decode(one)
+            except BadImage as error:
+                return f"{prompt.id}: {error}"
+    return "their texts have tokens that stand for pictures"
+
+
+def _written(prompts: Sequence[Prompt]) -> bytes:
+    return b"".join(map(_text, prompts))
+
+
+def _text(prompt: Prompt) -> bytes:
+    """The entry of a prompt in the fingerprint."""
+    return prompt.content()
+
+
+def _are_many(prompts: Sequence[Prompt]) -> bool:
+    """Whether processes, which take seconds to start, are faster."""
+    return len(prompts) >= MANY and len(os.sched_getaffinity(0)) > 1
+
+
+def _chunks(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
+
+
+def _encode(tokenizer: Any, texts: list[str], *end: int) -> Ragged:
+    """The token ids of each text, then `end`."""
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    return Ragged.of([[*tokens, *end] for tokens in encoded] if end else encoded)
+
+
+def _within(lengths: np.ndarray, among: np.ndarray, limit: int, what: str, key: str) -> np.ndarray:
+    """The indexes of `among` whose rows are at most `limit` tokens long; `DataError` if there are none."""
+    kept: np.ndarray = among[lengths[among] <= limit]
+    if not len(kept):
+        shortest = int(lengths[among].min()) if len(among) else 0
+        raise DataError(
+            f"data: all {len(among)} {what} are longer than {key} = {limit} (the shortest has {shortest} tokens)",
+            f"give --set {key}={shortest} or more",
+        )
+    return kept
+
+
+def _response(prompt: Prompt, name: str) -> str:
+    text = prompt.extra_info.get(name)
+    if not isinstance(text, str) or not text.strip():
+        there = ", ".join(sorted(prompt.extra_info)) or "nothing"
+        what = f"holds {text!r:.60}, which is not text" if name in prompt.extra_info else f"is missing (it has {there})"
+        raise DataError(
+            f"data: {prompt.id}: extra_info.{name}, the response to imitate, {what}",
+            "name a field of text with data.response; rlcli prep gsm8k and rlcli prep arithmetic write one: response",
+        )
+    return text

@@ -1,0 +1,164 @@
+"""The trajectories of one worker, as columns: stored in Ray's object store, where other workers read rows zero-copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcli.data.trajectories import SPEAKERS, Span, Trajectory
+from rlcli.images.image_rule import identity
+from rlcli.types import FinishReason
+
+STOP_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+"""The values that `SampleShard.stop_reasons` indexes."""
+UNKNOWN = -1
+"""The version of a span that has none."""
+FETCH_TIMEOUT_S = 600.0
+"""Longest wait for an object of another worker: for one that Ray has lost, the wait would never end."""
+
+
+@dataclass(frozen=True)
+class SampleShard:
+    """Trajectories, flat.
+
+    tokens: int32 `[all tokens]`, row after row. log_probs: float32 `[all drawn tokens]`, as the engine reported them.
+    span_ends, span_speakers, span_versions: int64 `[all spans]`: the end of each within its row, its speaker as an
+    index into `SPEAKERS`, and its version or UNKNOWN. offsets, log_prob_offsets, span_offsets: int64 `[rows + 1]`,
+    where each row begins in these. stop_reasons: int8 `[rows]`, indexes into `STOP_REASONS`. routes, route_offsets: of
+    the rows' first tokens, and int64 `[rows + 1]`; None if no row has any. pixels: uint8, of all pictures, one after
+    another, each once however many rows it is in. picture_sizes: int64 `[pictures, 2]`, their height and width.
+    pictures, row_pictures: int64, which pictures the rows have, row after row, and `[rows + 1]`. span_pictures: int64
+    `[all spans]`, how many are in each. None if no row has any.
+
+    >>> import numpy as np
+    >>> builder = ShardBuilder()
+    >>> ids, log_probs = np.array([1, 2, 7], np.int32), np.array([-0.5], np.float32)
+    >>> builder.add(Trajectory.single(ids[:2], ids[2:], log_probs))
+    0
+    >>> row = builder.build().row(0)
+    >>> row.tokens.tolist(), row.drawn.tolist(), row.log_probs.tolist(), row.stop_reason
+    ([1, 2, 7], [False, False, True], [-0.5], 'stop')
+    """
+
+    tokens: Any
+    offsets: Any
+    log_probs: Any
+    log_prob_offsets: Any
+    span_ends: Any
+    span_speakers: Any
+    span_versions: Any
+    span_offsets: Any
+    stop_reasons: Any
+    routes: Any = None
+    route_offsets: Any = None
+    pixels: Any = None
+    picture_sizes: Any = None
+    pictures: Any = None
+    row_pictures: Any = None
+    span_pictures: Any = None
+
+    def __len__(self) -> int:
+        return len(self.stop_reasons)
+
+    def row(self, index: int) -> Trajectory:
+        """A trajectory, whose arrays are views."""
+        at = slice(self.span_offsets[index], self.span_offsets[index + 1])
+        columns = (column[at].tolist() for column in (self.span_ends, self.span_speakers, self.span_versions))
+        spans, start = [], 0
+        for end, speaker, version, pictures in zip(*columns, self._pictures_of_spans(index), strict=True):
+            spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version, pictures))
+            start = end
+        return Trajectory(
+            self.tokens[self.offsets[index] : self.offsets[index + 1]],
+            tuple(spans),
+            self.log_probs[self.log_prob_offsets[index] : self.log_prob_offsets[index + 1]],
+            STOP_REASONS[self.stop_reasons[index]],
+            None if self.routes is None else self.routes[self.route_offsets[index] : self.route_offsets[index + 1]],
+            self._pictures(index),
+        )
+
+    def _pictures_of_spans(self, index: int) -> list[int]:
+        """Of a row: how many pictures each span has. Those of an older checkpoint are in the prompt."""
+        start, end = self.span_offsets[index], self.span_offsets[index + 1]
+        if self.span_pictures is None:
+            shown = 0 if self.pictures is None else int(self.row_pictures[index + 1] - self.row_pictures[index])
+            return [shown, *[0] * int(end - start - 1)]
+        found: list[int] = self.span_pictures[start:end].tolist()
+        return found
+
+    def _pictures(self, index: int) -> tuple[Any, ...]:
+        """Of a row: uint8 `[height, width, 3]`, views."""
+        import numpy as np
+
+        if self.pictures is None:
+            return ()
+        ends = np.cumsum(3 * self.picture_sizes.prod(1))
+        own = self.pictures[self.row_pictures[index] : self.row_pictures[index + 1]].tolist()
+        flat = [self.pixels[ends[at - 1] if at else 0 : ends[at]] for at in own]
+        return tuple(one.reshape(*self.picture_sizes[at], 3) for at, one in zip(own, flat, strict=True))
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Any]) -> SampleShard:
+        """From its fields by name, as in a checkpoint. Older checkpoints have `prompt_lengths` in place of spans."""
+        import numpy as np
+
+        if "prompt_lengths" not in arrays:
+            return cls(**arrays)
+        fields = dict(arrays)
+        prompts = fields.pop("prompt_lengths").astype(np.int64)
+        rows = len(prompts)
+        return cls(
+            **fields,
+            span_ends=np.stack([prompts, np.diff(fields["offsets"])], axis=1).ravel(),
+            span_speakers=np.tile(np.array([SPEAKERS.index("prompt"), SPEAKERS.index("policy")]), rows),
+            span_versions=np.full(2 * rows, UNKNOWN),
+            span_offsets=2 * np.arange(rows + 1),
+            stop_reasons=np.zeros(rows, np.int8),
+        )
+
+
+@dataclass
+class ShardBuilder:
+    """Collects trajectories as they finish."""
+
+    _rows: list[Trajectory] = field(default_factory=list)
+
+    def add(self, trajectory: Trajectory) -> int:
+        """Append one; returns its row."""
+        self._rows.append(trajectory)
+        return len(self._rows) - 1
+
+    def build(self) -> SampleShard:
+        import numpy as np
+
+        def joined(arrays: list[Any], dtype: Any) -> Any:
+            return np.concatenate([np.zeros(0, dtype), *arrays])
+
+        def offsets(lengths: list[int]) -> Any:
+            return np.cumsum([0, *lengths], dtype=np.int64)
+
+        rows = self._rows
+        spans = [span for row in rows for span in row.spans]
+        routes = [row.routes for row in rows if row.routes is not None]
+        routed = [0 if row.routes is None else len(row.routes) for row in rows]
+        shown = {identity(picture): picture for row in rows for picture in row.pictures}
+        place = {each: number for number, each in enumerate(shown)}
+        return SampleShard(
+            tokens=joined([row.tokens for row in rows], np.int32),
+            offsets=offsets([len(row.tokens) for row in rows]),
+            log_probs=joined([row.log_probs for row in rows], np.float32),
+            log_prob_offsets=offsets([len(row.log_probs) for row in rows]),
+            span_ends=np.array([span.end for span in spans], np.int64),
+            span_speakers=np.array([SPEAKERS.index(span.speaker) for span in spans], np.int64),
+            span_versions=np.array([UNKNOWN if span.version is None else span.version for span in spans], np.int64),
+            span_offsets=offsets([len(row.spans) for row in rows]),
+            stop_reasons=np.array([STOP_REASONS.index(row.stop_reason) for row in rows], np.int8),
+            routes=np.concatenate(routes) if routes else None,
+            route_offsets=offsets(routed) if routes else None,
+            pixels=joined([picture.ravel() for picture in shown.values()], np.uint8) if shown else None,
+            picture_sizes=np.array([picture.shape[:2] for picture in shown.values()], np.int64) if shown else None,
+            pictures=np.array([place[identity(p)] for row in rows for p in row.pictures], np.int64) if shown else None,
+            row_pictures=offsets([len(row.pictures) for row in rows]) if shown else None,
+            span_pictures=np.array([span.pictures for span in spans], np.int64) if shown else None,
+        )

@@ -1,0 +1,55 @@
+"""Small copies of what environments showed in a step's conversations, beside its samples.
+
+The pictures of prompts are in the data; these are nowhere else. A sample's messages name each by its digest. The copies
+of `rank-0.parquet` are in `pictures-0.parquet`, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from rlcli.data.sample_files import write_table
+from rlcli.support.reading import check_regular
+
+MOST = 1000
+"""Of a file; some tens of kilobytes each."""
+_ROWS = 64
+"""Of a row group: a picture is read with its group."""
+
+
+def beside(samples: Path) -> Path:
+    """Where the copies of a file of samples are.
+
+    >>> beside(Path("step-000001/rank-0.round-2.parquet")).name
+    'pictures-0.round-2.parquet'
+    """
+    return samples.with_name(samples.name.replace("rank-", "pictures-", 1))
+
+
+def write_pictures(path: Path, copies: Mapping[str, bytes]) -> None:
+    """Write small copies, by digest. Raises `RunFailed` if the file cannot be written."""
+    import pyarrow as pa
+
+    columns = {"digest": pa.array(copies.keys(), pa.string()), "image": pa.array(copies.values(), pa.binary())}
+    write_table(path, pa.table(columns), _ROWS)
+
+
+def read_pictures(folder: Path, digests: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """The copies with these digests in a step's folder, each once. Files that cannot be read have none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    left = set(digests)
+    for file in sorted(folder.glob("pictures-*.parquet")):
+        if not left:
+            return
+        try:
+            check_regular(file)
+            rows = pq.read_table(file, columns=["digest", "image"], filters=[("digest", "in", left)]).to_pylist()
+        except (OSError, ValueError, pa.ArrowException):
+            continue
+        for row in rows:
+            if row.get("digest") in left and isinstance(row.get("image"), bytes):
+                left.discard(row["digest"])
+                yield row["digest"], row["image"]

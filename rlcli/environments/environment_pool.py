@@ -1,0 +1,184 @@
+"""The environments of a run: their processes, and the chat template's turns for the tools that each one offers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from rlcli.algorithms import selection
+from rlcli.config.schema import Environment as Section
+from rlcli.config.schema import RunConfig
+from rlcli.environments.conversation import Conversation, Limits
+from rlcli.environments.environment import EnvironmentFailed, Failure, Opening
+from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.image_sessions import Eyes, SeeingSession
+from rlcli.environments.message_images import messages_of_row
+from rlcli.environments.tool_calls import format_of
+from rlcli.environments.turn_tokens import TurnTemplate
+from rlcli.errors import ConfigError
+from rlcli.images.image_processor import Sight
+from rlcli.types import Prompt
+
+CALL_ANSWERED = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
+OF_ROW = "auto"
+"""The `environment.name` with which each row names its own."""
+
+
+def name_of(section: Section, prompt: Prompt) -> str:
+    """The environment of a row. Raises `ConfigError` if the row has to name one and does not: an installed one, since a
+    dataset must not name code."""
+    if section.name != OF_ROW:
+        return section.name
+    name = prompt.extra_info.get("environment")
+    if not isinstance(name, str) or not name or ":" in name:
+        raise ConfigError(
+            f"environment.name = auto, but extra_info.environment of row {prompt.id} is {name!r:.60}",
+            "name an installed environment in every row (rlcli env list), or give environment.name",
+        )
+    return name
+
+
+def limits_of(config: RunConfig) -> Limits:
+    """The limits of a conversation."""
+    section, most = config.environment, config.rollout.max_response_tokens
+    in_one = 2 if selection.rules(config.algorithm.select).makes_pairs else 1  # samples that a micro-batch must hold
+    return Limits(
+        turns=section.turns,
+        turn_tokens=section.turn_tokens or most,
+        drawn_tokens=most,
+        tokens=config.max_length,
+        sample_tokens=config.train.tokens_per_microbatch // in_one,
+        tool_calls=section.tool_calls or Limits.tool_calls,
+        reply_chars=section.reply_chars,
+        seconds=section.seconds or Limits.seconds,
+    )
+
+
+def row_of(prompt: Prompt, *, urls: bool = False) -> dict[str, Any]:
+    """What `reset` gets of a row. urls: with pictures as OpenAI's clients write them."""
+    return {
+        "id": prompt.id,
+        "messages": messages_of_row(prompt, urls=urls),
+        "ground_truth": prompt.ground_truth,
+        "data_source": prompt.data_source,
+        "ability": prompt.ability,
+        "extra_info": dict(prompt.extra_info),
+    }
+
+
+class Environments:
+    """The environments `names`, each on processes of its own. tokenizer: with its chat template fixed. stops: the ids
+    that end a response. opened: a prompt ends within an open <think>. sight: of a model that sees pictures. Raises
+    `SetupError` if one does not load."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        names: Iterable[str],
+        tokenizer: Any,
+        stops: Collection[int],
+        *,
+        opened: bool = False,
+        sight: Sight | None = None,
+    ) -> None:
+        self.section, self.limits = config.environment, limits_of(config)
+        self._eyes = Eyes(sight, self.limits.tokens)
+        self._tokenizer, self._stops, self._opened = tokenizer, frozenset(stops), opened
+        self._past = config.environment.past
+        self._templates: dict[str, TurnTemplate] = {}
+        self._hosts: dict[str, EnvironmentHost] = {}
+        try:
+            for name in names:
+                self._hosts[name] = EnvironmentHost(spec_of(config, name))
+        except BaseException:
+            self.close()
+            raise
+
+    def session(self, prompt: Prompt, *, alone: bool = False) -> SeeingSession:
+        """A new session of the row's environment. alone: as in `EnvironmentHost.session`."""
+        return self._eyes.session(self._hosts[name_of(self.section, prompt)].session(alone=alone))
+
+    def conversation(self, opening: Opening) -> Conversation:
+        """The conversation that an environment opened. Raises `EnvironmentFailed` if the first messages leave no room
+        for a turn, `ConfigError` if the model cannot call the tools."""
+        form = format_of(str(self._tokenizer.chat_template)) if opening.tools else ""
+        if opening.tools and not form:
+            raise ConfigError(
+                "the environment offers tools, but the chat template of "
+                f"{self._tokenizer.name_or_path or 'the model'} describes no calls of tools that are known here",
+                "use a model whose template has tools, such as Qwen2.5, Qwen3 or Llama 3.1",
+            )
+        if not opening.fits:
+            most = self.limits.tokens
+            raise EnvironmentFailed(Failure.PROTOCOL, f"reset showed pictures of more than {most} tokens")
+        rule = None if self._eyes.sight is None else self._eyes.sight.rule
+        found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self._past, rule)
+        if found.ended:
+            length = len(found.trajectory.tokens)
+            raise EnvironmentFailed(
+                Failure.PROTOCOL, f"reset returned {length} tokens, which leave no room within {self.limits.tokens}"
+            )
+        return found
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """A turn of the policy as text, without the token that ended it."""
+        ids = list(tokens)
+        return str(self._tokenizer.decode(ids[:-1] if ids and ids[-1] in self._stops else ids))
+
+    def check(self, prompts: Mapping[str, Prompt], seed: int = 0) -> None:
+        """Open one conversation of each environment, and let the template append to it. prompts: a row of each. Raises
+        the `RlcliError` that says what is wrong."""
+        for name, prompt in prompts.items():
+            session = self.session(prompt)
+            try:
+                opened = self.conversation(session.reset(row_of(prompt), seed).result())
+                opened.template.append([], [CALL_ANSWERED if opened.form else {"role": "user", "content": "x"}])
+            except EnvironmentFailed as error:
+                raise ConfigError(
+                    f"environment.name = {name} cannot open a conversation for row {prompt.id}: {error}",
+                    f"try it: rlcli env try {name}",
+                ) from error
+            finally:
+                session.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes."""
+        return [pid for host in self._hosts.values() for pid in host.pids]
+
+    def close(self) -> None:
+        """End all processes. Harmless when repeated."""
+        self._eyes.close()
+        for host in self._hosts.values():
+            with contextlib.suppress(OSError):
+                host.close()
+
+    def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
+        key = json.dumps(tools, sort_keys=True)
+        if key not in self._templates:
+            never = () if self._eyes.sight is None else self._eyes.sight.rule.never
+            self._templates[key] = TurnTemplate(self._tokenizer, self._stops, tools, never)
+        return self._templates[key]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def spec_of(config: RunConfig, name: str) -> EnvironmentSpec:
+    """How to host the environment `name`."""
+    section, sandbox = config.environment, config.verifier.sandbox
+    return EnvironmentSpec(
+        name=name,
+        options=dict(section.options),
+        python=section.python,
+        processes=section.processes or 1,
+        deadline_s=section.deadline_s,
+        memory_bytes=section.memory_mb << 20,
+        sandbox="" if sandbox == "auto" else sandbox,
+        variables=section.variables,
+    )

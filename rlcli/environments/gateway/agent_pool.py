@@ -1,0 +1,118 @@
+"""The agents of one engine: programs that ask the policy, of which so many run at once."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rlcli.config.schema import RunConfig
+from rlcli.environments.environment import EnvironmentFailed
+from rlcli.environments.environment_pool import limits_of, row_of
+from rlcli.environments.gateway.agent_processes import AgentRun, run_agent, words_of
+from rlcli.environments.gateway.gateway_server import Gateway, GenerationAsk
+from rlcli.environments.gateway.session_record import Generated
+from rlcli.errors import ConfigError
+from rlcli.images.image_processor import Sight
+from rlcli.types import Prompt
+
+AT_ONCE = 32
+"""Agents of one engine, unless `environment.processes` is set."""
+ANSWERS = frozenset(
+    [
+        *("answer", "answers", "entry", "gold", "ground_truth", "response", "reward_model"),
+        *("solution", "solutions"),
+    ]
+)
+"""Entries of `extra_info` that datasets have the answer in."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for a turn. future: takes what is generated; cancelled if the agent gives up."""
+
+    ask: GenerationAsk
+    future: Future[Generated]
+
+
+@dataclass(frozen=True)
+class Over:
+    """An agent has ended. run: what it did, or how it failed."""
+
+    run: Future[AgentRun]
+
+
+class AgentPool:
+    """Starts the programs of `environment.name`. What they do comes in `events`, with the id of their session.
+    tokenizer: with its chat template fixed. stops: the ids that end a response. opened: a prompt ends within an open
+    <think>. sight: of a model that sees pictures. at_once: how many may run. Raises `SetupError` if there is no such
+    program."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: Any,
+        stops: Collection[int],
+        *,
+        opened: bool = False,
+        sight: Sight | None = None,
+    ) -> None:
+        self._section = config.environment
+        self.at_once = self._section.processes or AT_ONCE
+        self.events: queue.SimpleQueue[tuple[str, Asked | Over]] = queue.SimpleQueue()
+        words_of(self._section.name)
+        self._gateway = Gateway(tokenizer, stops, limits_of(config), self._submit, opened=opened, sight=sight)
+
+    def start(self, prompt: Prompt, version: int) -> str:
+        """Start a program on a row; returns the id of its session. version: of the weights."""
+        session, section = self._gateway.open(version), self._section
+        run = run_agent(
+            self._gateway,
+            session,
+            section.name,
+            self._row(prompt),
+            deadline_s=section.deadline_s,
+            memory_bytes=section.memory_mb << 20,
+            variables=section.variables,
+        )
+        run.add_done_callback(lambda done: self.events.put((session.id, Over(done))))
+        return session.id
+
+    def check(self, prompt: Prompt) -> None:
+        """Run the program on a row until it asks for its first turn. Raises `ConfigError` if it asks for none."""
+        self.start(prompt, 0)
+        _, event = self.events.get()
+        if not isinstance(event, Over):
+            return
+        try:
+            event.run.result()
+        except EnvironmentFailed as error:
+            raise ConfigError(
+                f"environment.name = {self._section.name} asks for no turn on row {prompt.id}: {error}",
+                "let it ask OPENAI_BASE_URL with OPENAI_API_KEY, which it gets (docs/gateway.md)",
+            ) from error
+
+    def close(self) -> None:
+        """End all programs. Harmless when repeated."""
+        self._gateway.close()
+
+    def _row(self, prompt: Prompt) -> dict[str, Any]:
+        """What a program gets of a row: the answer only if `environment.ground_truth` asks for it."""
+        row = row_of(prompt, urls=True)
+        if not self._section.ground_truth:
+            del row["ground_truth"]
+            row["extra_info"] = {name: value for name, value in row["extra_info"].items() if name not in ANSWERS}
+        return row
+
+    def _submit(self, ask: GenerationAsk) -> Future[Generated]:
+        future: Future[Generated] = Future()
+        self.events.put((ask.session, Asked(ask, future)))
+        return future
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,225 @@
+"""OpenAI's chat protocol: what a client sends, checked, and what it gets back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcli.environments.message_images import with_pictures
+from rlcli.images.row_images import BadImage
+from rlcli.types import image_digest
+
+Message = dict[str, Any]
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error"}
+
+
+class Refused(Exception):
+    """A request that gets an error. status: of HTTP. code: for programs."""
+
+    def __init__(self, status: int, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's shape."""
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code or None}}
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A chat request. messages: with text as their content, and the arguments of calls as mappings where they are JSON
+    objects; those with pictures describe them in `images`. images: digest → encoded picture. max_tokens: None if it
+    gives none. stop: texts at which a turn ends."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    model: str
+    images: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A turn as a client gets it. message: with the arguments of calls as mappings. logprobs: of its tokens, as (text,
+    log-prob)."""
+
+    id: str
+    model: str
+    message: Message
+    finish_reason: str
+    prompt_tokens: int
+    drawn_tokens: int
+    logprobs: Sequence[tuple[str, float]] | None
+
+
+def read_chat(body: Any) -> ChatRequest:
+    """Raises `Refused` (400) for what cannot be answered as it was asked. Sampling parameters are the run's own: those
+    of the request have no effect."""
+    _only(isinstance(body, dict), "the body is no JSON object")
+    _only(body.get("n") in (None, 1), f"n = {body.get('n')!r:.20}: only one choice is drawn")
+    _only(not body.get("top_logprobs"), "top_logprobs: only the log-probs of the drawn tokens are known")
+    form = body.get("response_format") or {"type": "text"}
+    _only(isinstance(form, dict) and form.get("type") == "text", "response_format: only text is supported")
+    options = body.get("stream_options") or {}
+    _only(isinstance(options, dict), "stream_options is no JSON object")
+    messages = body.get("messages")
+    _only(isinstance(messages, list) and bool(messages), "messages is no list with a message")
+    tools = [_tool(tool) for tool in _list(body.get("tools"), "tools")]
+    stop = body.get("stop") or []
+    stop = (stop,) if isinstance(stop, str) else tuple(_list(stop, "stop"))
+    _only(all(isinstance(text, str) and text for text in stop), "stop is neither a text nor a list of texts")
+    read = [read_message(message) for message in messages]
+    return ChatRequest(
+        messages=[message for message, _ in read],
+        tools=[] if body.get("tool_choice") == "none" else tools,
+        max_tokens=read_max_tokens(body, "max_completion_tokens", "max_tokens"),
+        stop=stop,
+        stream=bool(body.get("stream")),
+        include_usage=bool(options.get("include_usage")),
+        logprobs=bool(body.get("logprobs")),
+        model=str(body.get("model") or ""),
+        images={image_digest(image): image for _, images in read for image in images},
+    )
+
+
+def read_max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
+    """The first of the fields `names` that is given. Raises `Refused` unless it is a number from 1."""
+    most = next((body[name] for name in names if body.get(name) is not None), None)
+    _only(most is None or (type(most) is int and most >= 1), f"{names[0]} = {most!r:.20} is no number from 1")
+    return most
+
+
+def read_message(message: Any) -> tuple[Message, tuple[bytes, ...]]:
+    """A message as a chat template takes it, and its pictures. Raises `Refused`."""
+    _only(isinstance(message, dict), "a message is no JSON object")
+    role = {"developer": "system"}.get(message.get("role"), message.get("role"))
+    _only(role in ("system", "user", "assistant", "tool"), f"a message has the role {role!r:.40}, which is unknown")
+    content = message.get("content")
+    _only(content is None or isinstance(content, str | list), "a message's content is neither a text nor a list")
+    try:
+        found, images = with_pictures({"role": role, "content": content or ""})
+    except BadImage as error:
+        raise Refused(400, str(error)) from error
+    if role == "tool":
+        found |= {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if role == "assistant" and isinstance(reasoning, str):
+        found["reasoning_content"] = reasoning
+    calls = [_call(call) for call in _list(message.get("tool_calls"), "tool_calls")] if role == "assistant" else []
+    return found | ({"tool_calls": calls} if calls else {}), images
+
+
+def same(known: Message, sent: Message) -> bool:
+    """Whether a client sent a message back that is known. An assistant's may differ in white space around its text and
+    in its calls' JSON, in the calls' ids, and may lack its reasoning."""
+    if known["role"] != "assistant" or sent["role"] != "assistant":
+        return all(known.get(name) == sent.get(name) for name in ("role", "content", "images"))
+    calls = [[call["function"] for call in one.get("tool_calls", ())] for one in (known, sent)]
+    thoughts = [one.get("reasoning_content", "").strip() for one in (known, sent)]
+    said = known["content"].strip() == sent["content"].strip() and known.get("images") == sent.get("images")
+    found: bool = said and calls[0] == calls[1] and thoughts[1] in ("", thoughts[0])
+    return found
+
+
+def completion(answer: Answer) -> dict[str, Any]:
+    """The body of an answer that is sent at once."""
+    message = {**answer.message, **_calls(answer)}
+    message["content"] = answer.message["content"] or (None if "tool_calls" in message else "")
+    choice = {"index": 0, "message": message, "logprobs": _logprobs(answer), "finish_reason": answer.finish_reason}
+    return _head(answer, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
+
+
+def chunks(answer: Answer, include_usage: bool) -> Iterator[str]:
+    """The events of an answer that is streamed."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{name: text} for name in ("reasoning_content", "content") if (text := answer.message.get(name))]
+    deltas += [_calls(answer, numbered=True)] if answer.message.get("tool_calls") else []
+    head = _head(answer, "chat.completion.chunk")
+    for place, delta in enumerate([*deltas, {}]):
+        is_last = place == len(deltas)
+        choice = {"index": 0, "delta": delta, "finish_reason": answer.finish_reason if is_last else None}
+        choice["logprobs"] = _logprobs(answer) if place == len(deltas) - 1 else None
+        yield _event(head | {"choices": [choice]})
+    if include_usage:
+        yield _event(head | {"choices": [], "usage": _usage(answer)})
+    yield "data: [DONE]\n\n"
+
+
+def logprobs_content(pairs: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """Log-probs of tokens in OpenAI's shape."""
+    tokens = ({"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in pairs)
+    return {"content": [{**token, "top_logprobs": []} for token in tokens], "refusal": None}
+
+
+def _only(is_right: bool, message: str) -> None:
+    if not is_right:
+        raise Refused(400, message)
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    _only(value is None or isinstance(value, list), f"{name} is no list")
+    return value or []
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    _only(isinstance(function, dict) and isinstance(function.get("name"), str), "a tool is no function with a name")
+    assert isinstance(function, dict)
+    kept = ("name", "description", "parameters")
+    return {"type": "function", "function": {name: function[name] for name in kept if function.get(name) is not None}}
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    _only(isinstance(function, dict) and isinstance(function.get("name"), str), "a tool call has no function's name")
+    assert isinstance(function, dict)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    found = {"name": function["name"], "arguments": arguments}
+    return {"id": str(call.get("id") or "call00001"), "type": "function", "function": found}
+
+
+def _calls(answer: Answer, numbered: bool = False) -> dict[str, Any]:
+    calls = [
+        ({"index": place} if numbered else {})
+        | call
+        | {"function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for place, call in enumerate(answer.message.get("tool_calls", ()))
+    ]
+    return {"tool_calls": calls} if calls else {}
+
+
+def _head(answer: Answer, kind: str) -> dict[str, Any]:
+    return {"id": answer.id, "object": kind, "created": int(time.time()), "model": answer.model}
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    total = answer.prompt_tokens + answer.drawn_tokens
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.drawn_tokens,
+        "total_tokens": total,
+    }
+
+
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    return None if answer.logprobs is None else logprobs_content(answer.logprobs)
+
+
+def _event(body: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"

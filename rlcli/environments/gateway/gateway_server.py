@@ -1,0 +1,413 @@
+"""The server on loopback. It draws nothing: what a client asks for goes to the engine's side as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hmac
+import json
+import logging
+import secrets
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcli.environments.conversation import Limits
+from rlcli.environments.environment import MOST_REWARD
+from rlcli.environments.gateway.chat_protocol import (
+    Answer,
+    ChatRequest,
+    Refused,
+    chunks,
+    completion,
+    logprobs_content,
+    read_chat,
+    read_max_tokens,
+)
+from rlcli.environments.gateway.session_record import OUT_OF_CONTEXT, Ask, Branch, Drawn, Generated, Record
+from rlcli.environments.tool_calls import cleaned, format_of, parse
+from rlcli.environments.turn_tokens import TurnTemplate
+from rlcli.errors import ModelError
+from rlcli.images.image_processor import NoRoom, Sight
+from rlcli.images.row_images import BadImage
+from rlcli.types import Ended
+
+if TYPE_CHECKING:
+    import numpy as np
+    from aiohttp import web
+
+MOST_BYTES = 64 << 20
+"""Of a request's body."""
+NOT_THE_REWARD_KEY = (
+    "a reward needs the key in the file RLCLI_REWARD_KEY, not OPENAI_API_KEY: read it before the first turn, when the "
+    "file is removed (docs/gateway.md)"
+)
+
+
+@dataclass(frozen=True)
+class GenerationAsk:
+    """What the engine's side generates. session: its id. turn: of the session, from 0. prompt: int32 token ids.
+    max_tokens: of the response. pictures: those in the prompt, as the model sees them."""
+
+    session: str
+    turn: int
+    prompt: np.ndarray
+    max_tokens: int
+    pictures: tuple[np.ndarray, ...] = ()
+
+
+Submit = Callable[[GenerationAsk], "Future[Generated]"]
+"""The engine's side: called from the server's thread, it returns at once. If the future fails, or its generation was
+aborted, the client gets an error and nothing is recorded. It is cancelled if the client goes away."""
+
+
+@dataclass
+class GatewaySession:
+    """One sample's programs. url: for OPENAI_BASE_URL. token: for OPENAI_API_KEY, of turns. reward_key: of
+    `/sessions/ID/reward`. reward: what was posted there, the last one; None if nothing was. refused: why a request was,
+    the last one; empty: none was. reward_refused: the same of rewards. until_turn: files that are removed before the
+    first turn. busy: a turn is being drawn. quiet_since: since when none is, by the monotonic clock."""
+
+    id: str
+    token: str = field(repr=False)
+    reward_key: str = field(repr=False)
+    url: str
+    record: Record
+    reward: float | None = None
+    refused: str = ""
+    reward_refused: str = ""
+    until_turn: tuple[Path, ...] = ()
+    busy: bool = field(default=False, repr=False)
+    quiet_since: float = field(default_factory=time.monotonic, repr=False)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """What was drawn: each branch is a trajectory, with its messages."""
+        return self.record.branches
+
+    @property
+    def ended(self) -> Ended | None:
+        """The limit that refused the last request."""
+        return self.record.ended
+
+
+class Gateway:
+    """Serves `/sessions/ID/v1/chat/completions`, `/sessions/ID/v1/models`, `/sessions/ID/inference/v1/generate` and
+    `/sessions/ID/reward`, each with `Authorization: Bearer KEY`, on a free port of 127.0.0.1, in a thread of its own.
+    The key of the reward is another one than that of the turns: what the policy writes may have the latter.
+
+        with Gateway(tokenizer, stops, limits, submit) as gateway:
+            session = gateway.open(version=3)
+            ...  # a program asks session.url
+            gateway.close_session(session)
+            session.branches, session.reward
+
+    tokenizer: with its chat template fixed. stops: the ids that end a response. opened: a prompt ends within an open
+    <think>. sight: of a model that sees pictures. `open` and `close_session` are for any thread.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Collection[int],
+        limits: Limits,
+        submit: Submit,
+        *,
+        opened: bool = False,
+        model: str = "policy",
+        sight: Sight | None = None,
+    ) -> None:
+        # A tokenizer is not for two threads.
+        self._tokenizer, self._stops, self._limits = copy.deepcopy(tokenizer), frozenset(stops), limits
+        self._submit, self._opened, self._model, self._sight = submit, opened, model, sight
+        self._form = format_of(str(tokenizer.chat_template))
+        self._templates: dict[str, TurnTemplate] = {}
+        self._sessions: dict[str, GatewaySession] = {}
+        self.loop = asyncio.new_event_loop()
+        started: Future[int] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(started,), name="rlcli-gateway", daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{started.result()}"
+
+    def open(self, version: int = 0) -> GatewaySession:
+        """A new session. version: of the weights that draw."""
+        name, token, reward_key = secrets.token_hex(8), secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        record = Record(self._limits, version, None if self._sight is None else self._sight.rule)
+        session = GatewaySession(name, token, reward_key, f"{self.url}/sessions/{name}/v1", record)
+        self._sessions[name] = session
+        return session
+
+    def close_session(self, session: GatewaySession) -> None:
+        """Its later requests get 404. Harmless when repeated."""
+        self._sessions.pop(session.id, None)
+
+    def close(self) -> None:
+        """End the server, and the agents that run on it; requests that wait are dropped. Harmless when repeated."""
+        self._sessions.clear()
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self, started: Future[int]) -> None:
+        from aiohttp import web
+
+        asyncio.set_event_loop(self.loop)
+        app = web.Application(client_max_size=MOST_BYTES)
+        for path, handle in (
+            ("v1/chat/completions", self._chat),
+            ("inference/v1/generate", self._generate),
+        ):
+            app.router.add_post(f"/sessions/{{id}}/{path}", self._handler(handle))
+        app.router.add_post("/sessions/{id}/reward", self._handler(self._reward, of_reward=True))
+        app.router.add_get("/sessions/{id}/v1/models", self._handler(self._models))
+        options: dict[str, Any] = {"access_log": None, "logger": _logger()}
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0, **options)
+        try:
+            self.loop.run_until_complete(runner.setup())
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            self.loop.run_until_complete(site.start())
+            started.set_result(runner.addresses[0][1])
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        self.loop.run_forever()
+        left = asyncio.all_tasks(self.loop)  # agents too, whose processes end
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.run_until_complete(runner.cleanup())
+        self.loop.close()
+
+    def _handler(
+        self,
+        handle: Callable[[web.Request, GatewaySession, Any], Awaitable[web.StreamResponse]],
+        *,
+        of_reward: bool = False,
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A handler with the session, checked, and the body, parsed; what it raises becomes an answer. of_reward: it
+        takes the key of the reward instead of the turns'."""
+        from aiohttp import web
+
+        async def checked(request: web.Request, session: GatewaySession) -> web.StreamResponse:
+            try:
+                return await handle(request, session, await _body(request))
+            except ModelError as error:  # of the chat template
+                raise Refused(400, str(error)) from error
+            except web.HTTPException as error:  # a body that is too large
+                raise Refused(error.status, error.reason) from error
+            except web.RequestPayloadError as error:
+                raise Refused(400, "the body cannot be read") from error
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self._session_of(request)
+                try:
+                    _authorize(request, session, of_reward)
+                    return await checked(request, session)
+                except Refused as error:
+                    session.refused = str(error)
+                    if of_reward:
+                        session.reward_refused = str(error)
+                    raise
+            except Refused as error:
+                return web.json_response(error.body, status=error.status)
+
+        return answer
+
+    def _session_of(self, request: web.Request) -> GatewaySession:
+        session = self._sessions.get(request.match_info["id"])
+        if session is None:
+            raise Refused(404, f"there is no session {request.match_info['id'][:40]!r}")
+        return session
+
+    async def _models(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "rlcli"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _reward(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        reward = body.get("reward") if isinstance(body, dict) else None
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= MOST_REWARD:
+            raise Refused(400, f'reward = {reward!r:.40}: give {{"reward": NUMBER}}')
+        session.reward, session.reward_refused = float(reward), ""
+        return web.json_response({"reward": session.reward})
+
+    async def _chat(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        asked = read_chat(body)
+        answer = await self._alone(session, lambda: self._chat_turn(session, asked))
+        if not asked.stream:
+            return web.json_response(completion(answer))
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await stream.prepare(request)
+        for chunk in chunks(answer, asked.include_usage):
+            await stream.write(chunk.encode())
+        return stream
+
+    async def _generate(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        tokens = body.get("token_ids") if isinstance(body, dict) else None
+        most = len(self._tokenizer)
+        if not isinstance(tokens, list) or not tokens or not all(type(t) is int and 0 <= t < most for t in tokens):
+            raise Refused(400, f"token_ids is no list of ids below {most}")
+        sampling = body.get("sampling_params") or {}
+        if not isinstance(sampling, dict) or sampling.get("n") not in (None, 1):
+            raise Refused(400, "sampling_params is no JSON object, or asks for more than one choice")
+        limit = read_max_tokens(sampling, "max_tokens")
+        turn = await self._alone(session, lambda: self._token_turn(session, tokens, limit))
+        choice = {
+            "index": 0,
+            "token_ids": turn.tokens.tolist(),
+            "logprobs": logprobs_content(self._pairs(turn)),
+            "finish_reason": turn.finish_reason,
+        }
+        name = str(body.get("request_id") or _turn_id(session))
+        return web.json_response({"request_id": name, "choices": [choice], "prompt_logprobs": None})
+
+    async def _alone(self, session: GatewaySession, turn: Callable[[], Awaitable[Any]]) -> Any:
+        if session.busy:
+            raise Refused(409, "another request of this session is not answered yet: one client at a time")
+        session.busy = True
+        for file in session.until_turn:  # before the policy has written anything that could read them
+            file.unlink(missing_ok=True)
+        try:
+            return await turn()
+        finally:
+            session.busy = False
+
+    async def _chat_turn(self, session: GatewaySession, asked: ChatRequest) -> Answer:
+        if asked.tools and not self._form:
+            raise Refused(400, "tools: the chat template of the model describes no calls of tools that are known here")
+        offered, record = json.dumps(asked.tools, sort_keys=True), session.record
+        pictures = await self._seen(record, asked.images) if asked.images else {}
+        ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens, pictures)
+        turn, text = self._until(await self._drawn(session, ask), asked.stop)
+        form = self._form if asked.tools else ""
+        message, failed = parse(text, form, opened=self._opened, tools=asked.tools)
+        message.pop("invalid_tool_calls", None)  # no field of OpenAI's messages
+        record.failed_calls += failed
+        for number, call in enumerate(message.get("tool_calls", ()), record.calls + 1):
+            call["id"] = f"call{number:05}"  # unique in the session
+        record.drew(ask, turn, message)
+        reason = "tool_calls" if message.get("tool_calls") else str(turn.finish_reason)
+        pairs = self._pairs(turn) if asked.logprobs else None
+        counts = len(ask.trajectory.tokens), len(turn.tokens)
+        return Answer(_turn_id(session), asked.model or self._model, message, reason, *counts, pairs)
+
+    async def _seen(self, record: Record, images: Mapping[str, bytes]) -> dict[str, Any]:
+        """Pictures as the model sees them, by digest."""
+        if self._sight is None:
+            raise Refused(400, "a message has a picture, and the model reads text alone")
+        try:  # in a thread: other sessions go on
+            shown = await asyncio.to_thread(self._sight.shown, list(images.values()), self._limits.tokens)
+        except NoRoom as error:
+            record.ended = "tokens"
+            raise Refused(400, str(error), OUT_OF_CONTEXT) from error
+        except BadImage as error:
+            raise Refused(400, str(error)) from error
+        record.copies |= shown.copies
+        return dict(zip(images, shown.pictures, strict=True))
+
+    async def _token_turn(self, session: GatewaySession, tokens: list[int], most: int | None) -> Drawn:
+        ask = session.record.ask_tokens(tokens, most)
+        turn = await self._drawn(session, ask)
+        session.record.drew(ask, turn, None)
+        return turn
+
+    async def _drawn(self, session: GatewaySession, ask: Ask) -> Drawn:
+        number, before = len(session.record.turns), ask.trajectory
+        request = GenerationAsk(session.id, number, before.tokens, ask.room, before.pictures)
+        try:
+            generation = await asyncio.wrap_future(self._submit(request))
+        except Exception as error:
+            raise Refused(500, f"the engine failed: {type(error).__name__}: {str(error)[:200]}") from error
+        finally:
+            session.quiet_since = time.monotonic()
+        if generation.finish_reason is None or session.id not in self._sessions:
+            raise Refused(503, "the generation was aborted")
+        return Drawn(generation.tokens, generation.log_probs, generation.finish_reason, generation.routes)
+
+    def _until(self, turn: Drawn, stop: Sequence[str]) -> tuple[Drawn, str]:
+        """A turn and its text, without the token that ended it, up to the first of the texts `stop`. The tokens
+        end with the one that completes it."""
+        ids = turn.tokens.tolist()
+        text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] in self._stops else ids)
+        places = [text.find(one) for one in stop if one in text]
+        if not places:
+            return turn, text
+
+        def has_stop(count: int) -> bool:
+            begun = self._tokenizer.decode(ids[:count])
+            return any(one in begun for one in stop)
+
+        count = bisect_left(range(len(ids) + 1), True, key=has_stop)
+        tokens, log_probs = turn.tokens[:count], turn.log_probs[:count]
+        return replace(turn, tokens=tokens, log_probs=log_probs, finish_reason="stop"), text[: min(places)]
+
+    def _pairs(self, turn: Drawn) -> list[tuple[str, float]]:
+        """The text and the log-prob of each token."""
+        ids, values = turn.tokens.tolist(), turn.log_probs.tolist()
+        return [(self._tokenizer.decode([token]), value) for token, value in zip(ids, values, strict=True)]
+
+    def _template(self, offered: str, tools: Sequence[Any]) -> TurnTemplate:
+        if offered not in self._templates:
+            never = () if self._sight is None else self._sight.rule.never
+            self._templates[offered] = TurnTemplate(self._tokenizer, self._stops, tools, never)
+        return self._templates[offered]
+
+
+def _authorize(request: web.Request, session: GatewaySession, of_reward: bool) -> None:
+    """Raise `Refused` unless the request has its key. Headers may hold any bytes."""
+    key = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
+    if hmac.compare_digest(key, (session.reward_key if of_reward else session.token).encode()):
+        return
+    if of_reward and hmac.compare_digest(key, session.token.encode()):
+        raise Refused(401, NOT_THE_REWARD_KEY)
+    raise Refused(401, "the token is not this session's")
+
+
+def _logger() -> logging.Logger:
+    """For the server."""
+    logger = logging.getLogger(__name__)
+    logger.addFilter(_is_bug)
+    return logger
+
+
+def _is_bug(record: logging.LogRecord) -> bool:
+    """aiohttp logs a traceback of each request that is no HTTP, too, and of a body that it cannot decode after it has
+    answered: what a client sends is no bug."""
+    from aiohttp.http_exceptions import HttpProcessingError
+    from aiohttp.web_protocol import RequestPayloadError
+
+    return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, RequestPayloadError)))
+
+
+async def _body(request: web.Request) -> Any:
+    if request.method == "GET":
+        return None
+    if (request.content_length or 0) > MOST_BYTES:
+        raise Refused(413, f"the body has more than {MOST_BYTES} bytes")
+    try:
+        return cleaned(json.loads(await request.read()))
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is no JSON: {error}") from error
+
+
+def _turn_id(session: GatewaySession) -> str:
+    return f"chatcmpl-{session.id}-{len(session.record.turns)}"

@@ -1,0 +1,194 @@
+"""Export a checkpoint as a Hugging Face folder: written completely or not at all, and verified before it appears."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlcli import __version__
+from rlcli.config.schema import RunConfig
+from rlcli.errors import RlcliError, RunFailed
+from rlcli.export.checkpoint_source import Notify, Origin, find_origin, is_run, newest_in
+from rlcli.export.export_types import Export, Options, manifest_digest, shown
+from rlcli.runs.checkpoint import Checkpoint, is_checkpoint
+from rlcli.support.attempt import at_exit
+from rlcli.support.files import by_umask, read_object
+from rlcli.support.hub import offline_unless_reachable
+
+RECORD = "rlcli_export.json"
+"""The record file in every exported folder: which checkpoint, how it was exported, and what was verified."""
+
+
+def export(
+    origin: Origin,
+    out: Path,
+    options: Options,
+    *,
+    force: bool,
+    on_phase: Notify,
+    on_note: Notify,
+    report: Callable[[Path, Path], None] | None = None,
+) -> Export:
+    """Write the checkpoint's model to the folder `out`, which appears complete and verified, or not at all.
+
+    force: replace an existing export. report: writes a report of a run's folder to another folder; it is given one
+    without what names this machine. RlcliError if `out` exists, or holds a source of this export, or if the
+    checkpoint holds no such model; RunFailed if it cannot be written, or if a check fails.
+    """
+    check_out(out, force)
+    _check_apart(origin, out)
+    if not Path(origin.base).is_dir():
+        offline_unless_reachable(on_note)
+    from transformers.utils import logging
+
+    from rlcli.export.model_card import REPORT, write_card
+    from rlcli.export.public_run import public_run
+    from rlcli.export.verified_export import prove, write
+
+    logging.disable_progress_bar()
+    with _appearing(out) as folder:
+        on_phase(f"write {origin.name}")
+        written = write(origin, options, folder, str(out))
+        if options.check:
+            on_phase("compare with the base model and with the trainer's log-probs")
+            written = prove(origin, written, folder)
+        if report is not None and origin.run is not None:
+            on_phase("write the report")
+            with public_run(origin.run) as run:
+                report(run, folder / REPORT)
+        write_card(origin, written, folder)
+        (folder / RECORD).write_text(json.dumps(_record(written), indent=2) + "\n", encoding="utf-8")
+    return written
+
+
+def check_out(out: Path, force: bool) -> None:
+    """RlcliError if `out` cannot be created, exists and must not be replaced, or is not an export."""
+    if not out.exists() and not out.is_symlink():
+        above = next(folder for folder in out.absolute().parents if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            why = "cannot be written" if above.is_dir() else "is a file"
+            raise RlcliError(f"--out {out}: {above} {why}", "give another folder")
+        return
+    if not force:
+        raise RlcliError(f"{out} exists", "give another folder with --out, or replace an export with --force")
+    if out.is_symlink() or not (out / RECORD).is_file():
+        raise RlcliError(
+            f"--force: {out} is not an export (it holds no {RECORD}) and was not changed",
+            "give another folder with --out",
+        )
+
+
+def _check_apart(origin: Origin, out: Path) -> None:
+    """RlcliError if replacing `out` would remove a source of the export: a base may itself be an export."""
+    config, place = origin.resolved.config, out.resolve()
+    for what, path in (
+        ("the base model", config.model.path),
+        ("the critic's base model", config.critic.path),
+        ("the checkpoint", str(origin.checkpoint.path)),
+    ):
+        folder = Path(path).resolve()
+        if path and place in (folder, *folder.parents) and out.exists():
+            raise RlcliError(f"--out {out} holds {what} that the export reads", "give another folder")
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out`, which replaces `out` at the end; after an error it is removed."""
+    from safetensors import SafetensorError
+
+    out = out.absolute()
+    beside, old = (out.with_name(f".{out.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        by_umask(beside)
+        if out.exists():
+            os.replace(out, old)
+        os.replace(beside, out)
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(f"cannot write {out}: {error}", "free disk space, or give another folder with --out") from error
+    finally:
+        if old.exists() and not out.exists():  # interrupted between the two renames
+            os.replace(old, out)
+        for left in (beside, old):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
+    """What transformers and vLLM can load for `path`: a hub id or a Hugging Face folder unchanged; for a checkpoint, or
+    a run's folder (its newest undamaged checkpoint), an export in the run's folder, made once and then reused.
+
+    critic: export the checkpoint's critic if it has one. CheckpointError names what is damaged.
+    """
+    folder = Path(path)
+    is_model = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if is_model or not (is_checkpoint(folder) or is_run(folder)):
+        return path
+    # An existing export is not verified again: that takes minutes for a large checkpoint.
+    folder = folder.resolve()
+    newest = folder if is_checkpoint(folder) else newest_in(folder)
+    if newest is not None and _is_of(made := _place(newest, critic), newest):
+        return str(made)
+    origin = find_origin(folder, "", on_note)
+    checkpoint = origin.checkpoint.path
+    options = Options(critic=critic and has_critic(origin.checkpoint), check=False)
+    out = _place(checkpoint, options.critic)
+    if _is_of(out, checkpoint):
+        return str(out)
+    if not _writable(out.parent, origin.run):
+        temporary = tempfile.mkdtemp(prefix="rlcli-export-")
+        at_exit(partial(shutil.rmtree, temporary, ignore_errors=True))
+        out = Path(temporary) / out.name
+        on_note(f"the folder of {checkpoint} is not writable: its export is temporary and lasts for this command")
+    elif out.exists():
+        shutil.rmtree(out)  # an export of another checkpoint of that step, from before a rollback
+    on_note(f"exporting {origin.name} to {out}")
+    try:
+        export(origin, out, options, force=False, on_phase=lambda phase: None, on_note=on_note)
+    except RlcliError:
+        if not _is_of(out, checkpoint):  # else another process made it first
+            raise
+    return str(out)
+
+
+def with_model_folders(config: RunConfig, on_note: Notify) -> RunConfig:
+    """`config` with the results of `model_folder` as model.path, critic.path and teacher.path."""
+    model = model_folder(config.model.path, on_note) if config.model.path else ""
+    critic = model_folder(config.critic.path, on_note, critic=True) if config.critic.path else ""
+    teacher = config.teacher.placed(lambda path: model_folder(path, on_note))
+    return config.changed(model={"path": model}, critic={"path": critic}, teacher=teacher)
+
+
+def has_critic(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint holds a value model or a process reward model."""
+    from rlcli.export.verified_export import critic_of
+
+    return bool(critic_of(checkpoint).shapes)
+
+
+def _place(checkpoint: Path, critic: bool) -> Path:
+    """The folder for the export of a run's checkpoint."""
+    return checkpoint.parent.parent / "exports" / (checkpoint.name + ("-critic" if critic else ""))
+
+
+def _is_of(exported: Path, checkpoint: Path) -> bool:
+    digest = manifest_digest(checkpoint)
+    return bool(digest) and read_object(exported / RECORD).get("manifest") == digest
+
+
+def _writable(exports: Path, run: Path | None) -> bool:
+    """Whether the checkpoint is in a run whose folder for exports is writable."""
+    return run is not None and os.access(exports if exports.exists() else run, os.W_OK)
+
+
+def _record(written: Export) -> dict[str, Any]:
+    facts = asdict(replace(written, base=shown(written.base)))
+    return {"rlcli": __version__, **{name: facts[name] for name in facts if name != "path"}}

@@ -1,0 +1,112 @@
+"""Pictures where only text can be shown: their sizes, and digests that identify them.
+
+A picture is described as `{"digest": …, "width": 84, "height": 84}`, never by its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from rlcli.images.decoding import size_of
+from rlcli.images.row_images import BadImage
+from rlcli.types import IMAGE, image_digest
+
+MOST = 1000
+"""Pictures of one row; a file may claim any number."""
+KEPT = 32
+"""Pictures whose description is kept: the samples of a group are described one after the other."""
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def described(images: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The descriptions of encoded pictures. Width and height are those of the upright picture, and None if it is
+    broken."""
+    names = ("digest", "width", "height")
+    return [dict(zip(names, _facts(image), strict=True)) for image in images]
+
+
+def descriptions(value: Any) -> list[dict[str, Any]]:
+    """The descriptions in the column `images` of a saved sample, which anyone may have written: what is none is left
+    out. Digest, width and height are None if they cannot be used."""
+    found = [one for one in value if isinstance(one, Mapping)][:MOST] if isinstance(value, list | tuple) else []
+    return [
+        {"digest": _digest(one.get("digest")), "width": _pixels(one.get("width")), "height": _pixels(one.get("height"))}
+        for one in found
+    ]
+
+
+def in_words(picture: Mapping[str, Any]) -> str:
+    """
+    >>> in_words({"digest": "0f", "width": 84, "height": 56}), in_words({"width": None})
+    ('[image 84 x 56]', '[image]')
+    """
+    width, height = picture.get("width"), picture.get("height")
+    return f"[image {width} x {height}]" if width and height else "[image]"
+
+
+def worded(text: str, pictures: Sequence[Mapping[str, Any]]) -> str:
+    """The text with each picture in words: in place of its marker, or at the end if there are too few.
+
+    >>> worded("<image>Like <image>?", [{"width": 8, "height": 4}])
+    '[image 8 x 4]Like <image>?'
+    """
+    first, *rest = text.split(IMAGE, len(pictures))
+    words = [in_words(one) for one in pictures]
+    shown = first + "".join(word + part for word, part in zip(words, rest, strict=False))
+    return shown + "".join(f" {word}" for word in words[len(rest) :])
+
+
+def worded_last(text: str, pictures: Sequence[Mapping[str, Any]]) -> str:
+    """`worded` for the last message of a prompt, which has the last of the prompt's pictures."""
+    count = min(text.count(IMAGE), len(pictures))
+    return worded(text, pictures[len(pictures) - count :]) if count else text
+
+
+def worded_messages(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The messages with their pictures in words. pictures: the prompt's, if the messages do not describe their own: its
+    messages come first, and so do its markers."""
+    every = [descriptions(message.get("images")) for message in messages]
+    return [
+        {**message, "content": worded(str(message.get("content") or ""), own)} if own else message
+        for message, own in zip(messages, every if any(every) else shared_out(messages, pictures), strict=True)
+    ]
+
+
+def shared_out(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any]) -> list[Sequence[Any]]:
+    """For each message the pictures whose markers it has. Those without a marker, as in a message that was cut, go to
+    the last message that has any, else to the first."""
+    counts = _counts(messages, len(pictures))
+    last = max((place for place, count in enumerate(counts) if count), default=0)
+    if counts:
+        counts[last] += len(pictures) - sum(counts)
+    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    return [pictures[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _counts(messages: Sequence[Mapping[str, Any]], most: int) -> list[int]:
+    counts: list[int] = []
+    for message in messages:
+        content = message.get("content")
+        there = content.count(IMAGE) if isinstance(content, str) else 0
+        counts.append(min(there, most - sum(counts)))
+    return counts
+
+
+@lru_cache(maxsize=KEPT)
+def _facts(image: bytes) -> tuple[str, int | None, int | None]:
+    try:
+        width, height = size_of(image)
+    except BadImage:
+        return image_digest(image), None, None
+    return image_digest(image), width, height
+
+
+def _digest(value: Any) -> str | None:
+    return value if isinstance(value, str) and _DIGEST.fullmatch(value) else None
+
+
+def _pixels(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 < value < 1 << 31 else None

@@ -1,0 +1,138 @@
+"""How InternVL sees pictures: as tiles of one size, which the tower reads as square pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcli.images.image_rule import ImageRule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TEXTS = ("qwen2", "qwen3")
+"""`model_type`s of text models beside a tower of tiles whose packed log-probs are tested."""
+
+
+@dataclass(frozen=True)
+class TileRule(ImageRule):
+    """A picture becomes `least` to `most` tiles of `side` × `side` pixels, in the grid whose shape is nearest to its
+    own, and if these are several a small version of the whole picture follows them. A prepared picture is all of them
+    below one another.
+
+    each: tokens of a tile. begin, end: ids around those of a picture. mean, std: of each channel. resample: PIL's
+    number of the filter that resizes.
+
+    >>> rule = TileRule(token=9, never=(9,), begin=7, end=8, side=448, each=2, least=1, most=12)
+    >>> rule.fitted(300, 200)  # 3 × 2 tiles and the small version
+    (448, 3136)
+    >>> rule.expanded([1, 9, 2], [(448, 448)])
+    [1, 7, 9, 9, 8, 2]
+    """
+
+    begin: int
+    end: int
+    side: int
+    each: int
+    least: int
+    most: int
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    resample: int = 3
+
+    @classmethod
+    def of(cls, path: str, config: Any) -> Self:
+        """Raises `ValueError`, too, if its files disagree, or its tokenizer has no marks around pictures."""
+        from transformers import AutoTokenizer
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+        processor = GotOcr2ImageProcessorPil.from_pretrained(path)
+        vision, size = config.vision_config, (processor.size["height"], processor.size["width"])
+        if size != tuple(vision.image_size) or size[0] != size[1]:
+            raise ValueError(f"its tiles have {size[0]} x {size[1]} pixels, and its tower reads {vision.image_size}")
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        begin, end = (getattr(tokenizer, f"{name}_image_token_id", None) for name in ("start", "end"))
+        if begin is None or end is None:
+            raise ValueError("its tokenizer has no start_image_token and end_image_token")
+        return cls(
+            token=config.image_token_id,
+            never=(config.image_token_id,),
+            begin=begin,
+            end=end,
+            side=size[0],
+            each=int((size[0] // vision.patch_size[0]) ** 2 * config.downsample_ratio**2),
+            least=processor.min_patches,
+            most=processor.max_patches,
+            mean=tuple(processor.image_mean),
+            std=tuple(processor.image_std),
+            resample=int(processor.resample),
+        )
+
+    @classmethod
+    def refused(cls, config: Any) -> str:
+        text = config.text_config.model_type
+        if text not in TEXTS:
+            return f"its text model '{text}' is not supported beside a tower ({', '.join(TEXTS)} are)"
+        # vLLM computes no others.
+        if (config.vision_feature_layer, config.vision_feature_select_strategy) != (-1, "default"):
+            return "its text model does not read the tower's last layer (vision_feature_layer)"
+        return ""
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows of tiles, as the model's processor chooses them."""
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+        if self.most == 1:
+            return 1, 1
+        columns, rows = get_optimal_tiled_canvas((height, width), (self.side, self.side), self.least, self.most)
+        return columns, rows
+
+    def fitted(self, width: int, height: int) -> tuple[int, int]:
+        columns, rows = self.grid(width, height)
+        return self.side, self.side * (columns * rows + (columns * rows > 1))
+
+    def tokens(self, width: int, height: int) -> int:
+        return height // self.side * self.each
+
+    def placed(self, width: int, height: int) -> list[int]:
+        return [self.begin, *super().placed(width, height), self.end]
+
+    def prepared(self, picture: Any) -> np.ndarray:
+        import numpy as np
+
+        columns, rows = self.grid(*picture.size)
+        parts = [(columns, rows)] + [(1, 1)] * (columns * rows > 1)
+        whole = [picture.resize((self.side * c, self.side * r), self.resample) for c, r in parts]
+        tiles = [
+            np.asarray(one).reshape(r, self.side, c, self.side, 3).swapaxes(1, 2).reshape(-1, self.side, 3)
+            for one, (c, r) in zip(whole, parts, strict=True)
+        ]
+        pixels: np.ndarray = np.concatenate(tiles)
+        return pixels
+
+    def inputs(self, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """All tiles: float32 `[tiles, 3, side, side]`."""
+        tiles = [tile for picture in pictures for tile in picture.reshape(-1, self.side, self.side, 3)]
+        found = self._processor(tiles, do_resize=False, return_tensors="np", input_data_format="channels_last")
+        return {"pixel_values": found["pixel_values"]}
+
+    def engine_inputs(self, pictures: Sequence[np.ndarray]) -> Mapping[str, np.ndarray] | None:
+        """vLLM's processor would cut a prepared picture again, and make the small version of the large one."""
+        import numpy as np
+
+        counts = np.array([len(picture) // self.side for picture in pictures], np.int64)
+        return {**self.inputs(pictures), "image_num_patches": counts, "image_token_id": np.array(self.token)}
+
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+        return GotOcr2ImageProcessorPil(image_mean=list(self.mean), image_std=list(self.std))
+
+    @property
+    def blank(self) -> np.ndarray:
+        import numpy as np
+
+        return np.zeros((self.side, self.side, 3), np.uint8)

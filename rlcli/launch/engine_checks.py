@@ -1,0 +1,167 @@
+"""Checks that the chosen engine fits the run and its data, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcli.config.schema import Rollout, RunConfig
+from rlcli.data.prompts.prompt_table import pictures_of
+from rlcli.errors import ConfigError, ModelError, SetupError
+from rlcli.images.families import KINDS
+from rlcli.images.image_rule import ImageRule
+from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
+from rlcli.rollout.vllm.vllm_engine import check_version
+from rlcli.support.extras import INSTALL, missing
+from rlcli.types import Prompt
+
+NOT_ADAPTED = ("qwen3_vl",)
+"""Models that see pictures of which vLLM 0.32 computes none with an adapter: an error in the first pass."""
+
+
+def check_engine(config: RunConfig, *, train: bool) -> None:
+    """Raise `ConfigError` for an engine that does not exist or does not implement what is set, `SetupError` for one
+    that is not installed."""
+    name = config.rollout.engine
+    engine = engine_named(name)
+    if train and config.data.response and not config.evaluation.data:
+        return
+    if absent := missing(*engine.requires):
+        raise SetupError(
+            f"rollout.engine = {name}: not installed: {', '.join(absent)}", f"{INSTALL}; or give another rollout.engine"
+        )
+    for key in ENGINE_KEYS:
+        section, _, field = key.partition(".")
+        settings = getattr(config, section)
+        value = getattr(settings, field)
+        if key not in engine.settings and value != type(settings).model_fields[field].default:
+            raise ConfigError(f"{key} = {value}, but rollout.engine = {name} has no such setting", "leave it out")
+    if train and config.async_.on_update == "keep" and not issubclass(engine, Keeping):
+        raise ConfigError(
+            f"async.on_update = keep, but rollout.engine = {name} cannot change its weights while responses run",
+            "give async.on_update = recompute",
+        )
+    if train and not config.rollout.workers and not issubclass(engine, Colocated):
+        raise ConfigError(
+            f"rollout.engine = {name} cannot share devices with the trainer",
+            "give engines separate workers: rollout.workers = 1 or more",
+        )
+
+    if name == "server":
+        _check_servers(config.rollout)
+    if name == "vllm" or (name == "server" and not config.rollout.server_urls):
+        check_version()
+
+
+def _check_servers(rollout: Rollout) -> None:
+    """Raise `ConfigError` for an address that is no URL or a folder that does not exist, `SetupError` if the run cannot
+    start servers itself."""
+    from rlcli.support.json_link import checked_url
+
+    for url in rollout.server_urls:
+        checked_url(url)
+    if rollout.servers_folder and not Path(rollout.servers_folder).is_dir():
+        raise ConfigError(
+            f"rollout.servers_folder = {rollout.servers_folder}: no such folder", "make it where servers see it too"
+        )
+    if not rollout.server_urls and missing("vllm"):
+        raise SetupError(
+            f"rollout.servers = {rollout.servers} servers are to be started, but vllm is not installed",
+            f"{INSTALL}; or give URLs of servers",
+        )
+
+
+def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> None:
+    """Raise `ConfigError` for a LoRA adapter that the engine would have to load besides the weights, and cannot.
+    adapter: the folder of one that is evaluated, or empty."""
+    name = config.rollout.engine
+    if not config.lora.rank or not (adapter or dtype != "float32"):
+        return
+    if "lora" in engine_named(name).settings:
+        if config.lora.on_experts and device == "cpu":
+            raise ConfigError(
+                f"{adapter or f'lora.targets = {config.lora.targets}'}: vLLM computes no adapter on experts beside "
+                f"their weights on CPUs{'' if adapter else f', as it would in {dtype}'}",
+                "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
+            )
+        return
+    if adapter:
+        raise ConfigError(
+            f"rollout.engine = {name} does not load LoRA adapters, and {adapter} is one",
+            "merge it first (rlcli export RUN --merge), or give rollout.engine = vllm",
+        )
+    raise ConfigError(
+        f"lora.rank = {config.lora.rank} in {dtype}: rollout.engine = {name} does not load LoRA adapters, and only in "
+        "float32 can one be added to the weights exactly",
+        "give model.dtype = float32, or rollout.engine = vllm",
+    )
+
+
+def check_quantized(config: RunConfig, dtype: str, experts: int) -> None:
+    """Raise `ConfigError` if a weight sync would leave vLLM's CUDA graphs with memory that it has freed
+    (vllm-project/vllm#41670). A separate adapter leaves the quantized weights as they are. experts: of each layer."""
+    rollout, separate_adapter = config.rollout, config.lora.rank and dtype != "float32"
+    if rollout.quantization and experts and not rollout.enforce_eager and not separate_adapter:
+        raise ConfigError(
+            f"rollout.quantization = {rollout.quantization}: {config.model.path} is a mixture of experts, whose 8-bit "
+            "kernels vLLM builds anew at each weight sync, while its CUDA graphs still read the memory of the old ones",
+            "give rollout.enforce_eager = true, or leave rollout.quantization out",
+        )
+
+
+def check_images(
+    config: RunConfig, kind: str, rule: ImageRule | None, dtype: str, sets: Sequence[Sequence[Prompt]], *, train: bool
+) -> int:
+    """The most pictures that the engine gets with a prompt: of the rows, or as many as environments like. Raises
+    `RlcliError` for pictures or `model.freeze` with a model that sees none, and for what cannot be done with one that
+    does. kind: the model's `model_type`. rule: how it sees pictures, if it does."""
+    most = max((int(pictures_of(some).max(initial=0)) for some in sets), default=0)
+    if train:
+        check_frozen(config, sees=rule is not None)
+    if rule is None:
+        if most:
+            raise ModelError(
+                f"the data has pictures, and {config.model.path} reads text alone",
+                f"give a model that sees them ({', '.join(KINDS)}), or data without pictures",
+            )
+        return 0
+    engine = config.rollout.engine
+    if "images" not in engine_named(engine).settings:
+        raise ConfigError(
+            f"rollout.engine = {engine} shows no pictures to {config.model.path}", "give rollout.engine = vllm"
+        )
+    if kind in NOT_ADAPTED and config.lora.rank and dtype != "float32":
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank} in {dtype}: vLLM computes no {kind} with an adapter beside its weights",
+            "give model.dtype = float32, or train all weights",
+        )
+    if config.environment.name:
+        most = config.max_length  # each has a token
+    if not train:
+        return most
+    for key, value, plain in _unsupported(config):
+        if value != plain:
+            raise ConfigError(
+                f"{key} = {value}, but a model that sees pictures cannot be trained so yet", f"give {key} = {plain}"
+            )
+    return most
+
+
+def check_frozen(config: RunConfig, *, sees: bool) -> None:
+    """Raise `ConfigError` if parts are to be frozen that the model does not have. sees: whether it sees pictures."""
+    if config.model.freeze and not sees:
+        parts = ", ".join(config.model.freeze)
+        raise ConfigError(
+            f"model.freeze = {parts}: {config.model.path} reads text alone, and has no such part",
+            f"leave it out, or give a model that sees pictures ({', '.join(KINDS)})",
+        )
+
+
+def _unsupported(config: RunConfig) -> list[tuple[str, object, object]]:
+    """Keys, their values, and the only ones that a model with a tower is trained with."""
+    return [
+        ("parallel.context", config.parallel.context, 1),
+        ("model.compile", config.model.compile, False),
+        ("data.response", config.data.response, ""),
+        ("async.on_update", config.async_.on_update, "recompute"),
+    ]

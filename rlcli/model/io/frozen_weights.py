@@ -1,0 +1,49 @@
+"""Weights of a model that sees pictures that do not train (`model.freeze`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlcli.model.tensor_names import DECODER, PROJECTORS, sees, tower
+
+
+def freeze(lm: Any, parts: Collection[str], dtype: torch.dtype) -> list[str]:
+    """Freeze parts of `lm`'s tower: `encoder`, all but the projector; `projector`; or `vision`, both. To be called
+    before FSDP2 shards the model. Returns the names of the frozen parameters in `lm`.
+
+    dtype: of computation, in which frozen weights are kept. What comes before the first trained weight runs without
+    gradient: autograd keeps nothing of it.
+    """
+    wanted = {"encoder", "projector"} if "vision" in parts else set(parts)
+    names = [name for name, _ in lm.named_parameters() if tower_part(lm, name) in wanted]
+    for name in names:
+        parameter = lm.get_parameter(name)
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    if "encoder" in wanted:
+        for part in tower(lm):
+            for module in _frozen_modules(part):
+                module.forward = torch.no_grad()(module.forward)
+    return names
+
+
+def tower_part(lm: Any, name: str) -> str:
+    """`encoder`, `projector`, or empty for a parameter of what reads text. name: in `lm`."""
+    parts = name.removeprefix(f"{lm.base_model_prefix}.").split(".")
+    if not sees(lm) or parts[0] in (DECODER, "lm_head"):
+        return ""
+    return "projector" if PROJECTORS.intersection(parts) else "encoder"
+
+
+def _frozen_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest modules in it all of whose weights are frozen."""
+    trained = [parameter.requires_grad for parameter in module.parameters()]
+    if trained and not any(trained) and not isinstance(module, nn.ModuleList):
+        yield module
+        return
+    for child in module.children():
+        yield from _frozen_modules(child)

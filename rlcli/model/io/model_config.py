@@ -1,0 +1,256 @@
+"""Reads a model's config.json and checks that the model can be trained here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rlcli.errors import ModelError
+from rlcli.images.families import KINDS as SEEING
+from rlcli.registry import near
+from rlcli.support.reading import check_model_folder, read_json
+
+SUPPORTED = (
+    *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
+    *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
+)
+"""`model_type`s whose packed log-probs are tested against their own padded forward pass; `SEEING` are others."""
+SEPARATE_HEAD = ("glm4_moe",)
+"""Models whose head is never their embedding in vLLM."""
+WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
+"""Those whose windows are tested, too."""
+
+REFUSED = {
+    "deepseek_v3": "in its latent attention a head's keys are wider than its values",
+    "gemma3": "a picture's tokens see those that follow them",
+    "gpt_oss": "its attention has sinks, and its experts have biases and are stored in MXFP4",
+    "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
+    "mllama": "its layers attend to pictures apart from the text",
+    "paligemma": "a prompt's tokens see those that follow them",
+    "qwen3_next": "its linear attention carries a state along a packed row, from one sample into the next",
+}
+"""Why well-known `model_type`s are not supported."""
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that builds a model with a head from this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
+
+
+THEIR_CONFIG = "use the config.json that these weights came with"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def check_place(path: str, key: str = "model.path") -> None:
+    """Raise `ModelError` if there can be no model at `path`, as far as is known without importing anything."""
+    folder = Path(path)
+    if folder.is_file():
+        raise ModelError(f"{key} = '{path}' is a file", "give the folder that holds config.json")
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{key} = '{path}': the folder holds no config.json", "give a Hugging Face model folder")
+        check_model_folder(folder)
+    elif not _HUB_ID.fullmatch(path):
+        raise ModelError(f"{key} = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)")
+
+
+def read_config(path: str, key: str = "model.path") -> Any:
+    """The model's config, once everything in it is known to be supported. key: where the path was given."""
+    check_place(path, key)
+    from transformers import AutoConfig
+
+    folder = Path(path)
+    stored = _stored(path) or {}
+    kind = stored.get("model_type")
+    if isinstance(kind, str) and kind in REFUSED:  # transformers would ask whether to run the model's own code
+        _refuse_kind(path, kind, sees="vision_config" in stored)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # transformers' validators raise various errors
+        if folder.is_dir():
+            raise ModelError(
+                f"{path}/config.json does not load: {first_line(error).rstrip('.')}",
+                f"check that it is complete and of a supported kind ({', '.join((*SUPPORTED, *SEEING))})",
+            ) from error
+        raise ModelError(
+            f"{key} = '{path}' is neither a local folder nor available from the hub: {first_line(error)}",
+            "check the name, the network and the login (`hf auth login`), or download it and give the folder",
+        ) from error
+    _check_config(path, config)
+    return config
+
+
+SIZES = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
+    *("num_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
+)
+"""Sizes in config.json; none may be 0."""
+MOST = 1 << 31
+"""An upper bound on each."""
+KINDS = ("llama", "mistral", "qwen2", "qwen3")
+"""Types whose sizes are all plain numbers; transformers reads the others."""
+SPECIAL = ("rope_scaling", "quantization_config", "text_config")
+"""Keys that, if set, need transformers to read them."""
+
+
+def check_sizes(path: str, config: Any) -> None:
+    """Raise `ModelError` for an impossible size: arithmetic with it would fail far from config.json."""
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise ModelError(f"{path}: config.json has {name} = {size}, and a model needs 1 or more", THEIR_CONFIG)
+        if isinstance(size, int) and size >= MOST:
+            raise ModelError(f"{path}: config.json has {name} = {size:.3g}, which is too large", THEIR_CONFIG)
+
+
+def _check_config(path: str, config: Any) -> None:
+    def refuse(what: str, hint: str = "choose another model") -> None:
+        raise ModelError(f"{path}: {what}", hint)
+
+    if config.model_type not in (*SUPPORTED, *SEEING):
+        _refuse_kind(path, config.model_type, sees=hasattr(config, "vision_config"))
+    if config.model_type in SEEING and (why := SEEING[config.model_type].refused(config)):
+        refuse(why)
+    config = config.get_text_config()
+    check_sizes(path, config)
+    _check_attention(config, refuse)
+    if getattr(config, "final_logit_softcapping", None):
+        refuse("its logits are capped (final_logit_softcapping)")
+    _check_experts(config, refuse)
+    if getattr(config, "quantization_config", None):
+        refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
+
+
+def _refuse_kind(path: str, kind: str, *, sees: bool = False) -> None:
+    why = f": {REFUSED[kind]}" if kind in REFUSED else ""
+    hint = f"of models that see pictures there are {', '.join(SEEING)}" if sees else near(kind, (*SUPPORTED, *SEEING))
+    raise ModelError(f"{path}: the architecture '{kind}' is not supported{why}", hint)
+
+
+def expert_count(config: Any) -> int:
+    """Experts of each layer that has some; 0 in a dense model."""
+    return int(getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0) or 0)
+
+
+def dense_layers(config: Any) -> int:
+    """How many layers of a mixture of experts come before the first one that has experts."""
+    return int(getattr(config, "first_k_dense_replace", 0)) if expert_count(config) else 0
+
+
+def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
+    experts = expert_count(config)
+    if not experts:
+        return
+    chosen, groups = config.num_experts_per_tok, getattr(config, "n_group", 1)
+    if config.model_type in SEPARATE_HEAD and config.tie_word_embeddings:
+        refuse("its head is its embedding (tie_word_embeddings), which vLLM does not load for this architecture")
+    if experts % groups:
+        refuse(f"its {experts} experts are not divisible into {groups} groups (n_group)", THEIR_CONFIG)
+    at_most = experts // groups * (config.topk_group if groups > 1 else 1)
+    if chosen > at_most:
+        refuse(f"{chosen} of {at_most} experts cannot be chosen", THEIR_CONFIG)
+    if dense_layers(config) >= config.num_hidden_layers:
+        refuse(f"none of its layers has experts (first_k_dense_replace = {dense_layers(config)})", THEIR_CONFIG)
+    if getattr(config, "decoder_sparse_step", 1) != 1 or getattr(config, "mlp_only_layers", None):
+        refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
+
+
+def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
+    # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
+    layers, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
+    if (layers - {"full_attention"} if layers else window) and not (
+        config.model_type in WINDOWED and layers <= {"full_attention", "sliding_attention"}
+    ):
+        refuse(f"attention is not full in every layer (sliding_window = {window})")
+    if window is None and "sliding_attention" in layers:
+        refuse("layers attend within a sliding window, and config.json has no sliding_window", THEIR_CONFIG)
+    if window is not None and window < 1:
+        refuse(f"sliding_window = {window}, and a token sees 1 or more", THEIR_CONFIG)
+    if getattr(config, "use_bidirectional_attention", None):
+        refuse("its tokens see those that follow them (use_bidirectional_attention)")
+    for rope in _rope_types(config):
+        if rope in ("dynamic", "longrope"):
+            refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Of all layers, which may have one for each type of layer."""
+    given = getattr(config, "rope_parameters", None) or {}
+    each = given.values() if given and all(isinstance(one, dict) for one in given.values()) else [given]
+    return {one.get("rope_type", "default") for one in each}
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # A line that ends in a colon needs the next one.
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
+
+
+def plain_config(path: str) -> SimpleNamespace | None:
+    """The sizes that `AutoConfig` would give for the model at `path`, a folder or a hub id in the cache; None if the
+    file is not that plain. Imports neither transformers nor torch, which takes seconds."""
+    values = _stored(path)
+    if values is None or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
+        return None
+    whole = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
+    if not all(type(size) is int and 0 < size < MOST for size in whole):
+        return None
+    if not _has_plain_rotation(values) or not _is_full(values.get("layer_types")):
+        return None
+    heads, head_dim = values["num_attention_heads"], values.get("head_dim")
+    if heads % values["num_key_value_heads"] or values["hidden_size"] % heads:
+        return None
+    if type(values.get("tie_word_embeddings")) is not bool or not _attends_to_all(values):
+        return None
+    if not (type(head_dim) is int and head_dim > 0) and (head_dim or values["model_type"] == "qwen3"):
+        return None  # for a Qwen3 the default is 128
+    return SimpleNamespace(**values)
+
+
+def _stored(path: str) -> dict[str, Any] | None:
+    """What is in the config.json of a folder or of a hub id in the cache, if it can be read."""
+    file = Path(path) / "config.json"
+    found = file if file.is_file() else cached_config(path)
+    try:
+        values = read_json(found, links=True) if found else None
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _has_plain_rotation(values: dict[str, Any]) -> bool:
+    """As transformers writes it from version 5 on; one that differs by layer type has no `rope_type`."""
+    rotation = values.get("rope_parameters")
+    return not rotation or (isinstance(rotation, dict) and rotation.get("rope_type") == "default")
+
+
+def _is_full(layers: Any) -> bool:
+    return not layers or (isinstance(layers, list) and all(layer == "full_attention" for layer in layers))
+
+
+def _attends_to_all(values: dict[str, Any]) -> bool:
+    kind = values["model_type"]
+    if kind.startswith("qwen"):
+        return not values.get("use_sliding_window")
+    if kind == "mistral":  # the default has a window
+        return values.get("sliding_window", "") is None
+    return values.get("sliding_window") is None
+
+
+def cached_config(path: str) -> Path | None:
+    """The config.json of a hub id in the hub's cache; None if it is not there, or `path` is no hub id."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:
+        return None
+    return Path(cached) if isinstance(cached, str) else None

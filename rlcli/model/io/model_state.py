@@ -1,0 +1,220 @@
+"""Saves a trained model and its optimizer as torch's distributed checkpoints (DCP): all ranks write their own parts,
+and any number of ranks can load them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.optim import Optimizer
+
+from rlcli.errors import CheckpointError
+from rlcli.model.io.checkpoint_files import METADATA, TensorPlanner, TensorReader, load_tensors, load_values, refusing
+from rlcli.model.tensor_names import fixed_weights
+from rlcli.support.files import described
+from rlcli.support.machine.gpus import gpu_available, gpu_rng_state, set_gpu_rng_state
+
+Trained = Mapping[str, tuple[nn.Module, Optimizer]]
+"""Models and their optimizers, by their name in the checkpoint."""
+
+
+def trained_state(trained: Trained) -> dict[str, Tensor]:
+    """The trained parameters and their optimizer states, by name: no copies, sharded as they are. The base of an
+    adapter is omitted, tied parameters are included once, and with them what is fixed or frozen."""
+    state: dict[str, Tensor] = {}
+    for owner, (model, optimizer) in trained.items():
+        for name, parameter in _parameters(model, optimizer):
+            state[f"{owner}.model.{name}"] = parameter.detach()
+            for key, value in optimizer.state.get(parameter, {}).items():
+                state[f"{owner}.optimizer.{name}.{key}"] = value
+        state |= {f"{owner}.model.{name}": tensor for name, tensor in _unchanged(model)}
+    return state
+
+
+def _to_cpu(tensor: Tensor) -> Tensor:
+    """Always a copy: for a tensor on the CPU, `.to` alone makes none."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def copied(state: Mapping[str, Tensor], copy: Callable[[Tensor], Tensor] = _to_cpu) -> dict[str, Tensor]:
+    """A copy in this machine's memory, unaffected by later updates. copy: copies one tensor."""
+    return {name: copy(tensor) for name, tensor in state.items()}
+
+
+def rng_state() -> dict[str, Any]:
+    """Every random number generator of this process, as plain values that `torch.load` accepts without pickle."""
+    import numpy as np
+
+    kind, keys, *rest = np.random.get_state()
+    numpy = (kind, np.asarray(keys).tolist(), *rest)
+    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
+    if gpu_available():
+        state["cuda"] = gpu_rng_state()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Continue from `rng_state`; the GPU's only if there is one now and was one then."""
+    import numpy as np
+
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
+    if "cuda" in state and gpu_available():
+        set_gpu_rng_state(state["cuda"])
+
+
+def save_state(
+    state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path, group: dist.ProcessGroup
+) -> dict[str, dict[str, Any]]:
+    """Write `state`, and this rank's `own` values (`rank-{r}.pt`), to the new folder `folder`. Returns name → size and
+    sha256 of the files that this rank wrote.
+
+    Collective over `group`. An error on one rank is raised on all of them: DCP's CheckpointException.
+    """
+    writer = _Writer(folder, own, dist.get_rank(group))
+    dcp.save(dict(state), storage_writer=writer, process_group=group)
+    if writer.rank == 0:
+        writer.written[METADATA] = described(folder / METADATA)
+    return writer.written
+
+
+def load_state(
+    trained: Trained,
+    folder: Path,
+    on_tensor: Callable[[], None] = lambda: None,
+    more: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Fill models and optimizers from `folder`, whatever the number of ranks that wrote it. `on_tensor` is called after
+    each tensor. more: further tensors to fill, those of them that were saved.
+
+    Not collective. Reads tensor by tensor into the parameters themselves. An optimizer's state for a parameter that had
+    no step when the folder was written is dropped. `CheckpointError` if the folder does not hold these models, or
+    cannot be read.
+    """
+    reader = TensorReader(folder)
+    saved: Mapping[str, TensorStorageMetadata] = reader.metadata.state_dict_metadata
+    wanted = {key: tensor for key, tensor in more.items() if key in saved}
+    for owner, (model, optimizer) in trained.items():
+        for name, parameter in _parameters(model, optimizer):
+            key = f"{owner}.model.{name}"
+            _check_fits(folder, key, parameter, saved)
+            wanted[key] = parameter.detach()
+            prefix = f"{owner}.optimizer.{name}."
+            held = {k.removeprefix(prefix): saved[k] for k in saved if k.rpartition(".")[0] + "." == prefix}
+            optimizer.state[parameter] = _room(parameter, optimizer.state.get(parameter, {}), held)
+            if not held:
+                del optimizer.state[parameter]
+            wanted |= {prefix + name: value for name, value in optimizer.state.get(parameter, {}).items()}
+        for name, tensor in _unchanged(model):
+            _check_fits(folder, f"{owner}.model.{name}", tensor, saved)
+            wanted[f"{owner}.model.{name}"] = tensor
+        optimizer.zero_grad(set_to_none=True)
+    load_tensors(wanted, reader, TensorPlanner(on_tensor))
+
+
+def load_own(folder: Path, rank: int) -> dict[str, Any] | None:
+    """The `own` values that `rank` saved with `save_state`; None if there was no such rank."""
+    path = folder / _own_name(rank)
+    found: dict[str, Any] | None = load_values(path) if path.is_file() else None
+    return found
+
+
+def restore_rng_state(folder: Path, rank: int) -> None:
+    """Continue from the `rng_state` that `rank` saved as its `own` values; a rank that did not exist then keeps its
+    state."""
+    own = load_own(folder, rank)
+    if own is not None:
+        with refusing(folder / _own_name(rank)):
+            set_rng_state(own)
+
+
+class _Writer(FileSystemWriter):
+    """Writes the rank's own values next to its part of the tensors, and hashes both inside DCP's write, which reports
+    an error on one rank to all."""
+
+    def __init__(self, folder: Path, own: Mapping[str, Any], rank: int) -> None:
+        super().__init__(folder)
+        self.folder, self.own, self.rank = folder, own, rank
+        self.written: dict[str, dict[str, Any]] = {}
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            result = super().write_data(plan, planner)
+            with (self.folder / _own_name(self.rank)).open("wb") as file:
+                torch.save(self.own, file)
+                file.flush()
+                os.fsync(file.fileno())
+            names = [_own_name(self.rank), *(path.name for path in self.folder.glob(f"__{self.rank}_*"))]
+            self.written = {name: described(self.folder / name) for name in names}
+            return result
+        except Exception as error:
+            self._give_back()
+            raise _cause(error) from error
+
+    def _give_back(self) -> None:
+        """Remove what this rank wrote: on a full disk the run needs the room for its records."""
+        for path in [self.folder / _own_name(self.rank), *self.folder.glob(f"__{self.rank}_*")]:
+            path.unlink(missing_ok=True)
+
+
+def _own_name(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The operating system's error behind torch's own, which reaches other ranks without its context."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
+
+
+def _parameters(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Trained parameters by name, each once."""
+    found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    # Within FSDP2's passes a model's parameters are gathered copies, which the optimizer does not know.
+    assert {id(parameter) for _, parameter in found} == held, "the model is in the middle of a pass"
+    return found
+
+
+def _unchanged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights of a checkpoint that no optimizer changes: fixed tensors, and what `model.freeze` names."""
+    frozen: frozenset[str] = getattr(model, "frozen", frozenset())
+    kept = ((name, parameter.detach()) for name, parameter in model.named_parameters() if name in frozen)
+    return chain(fixed_weights(model), kept)
+
+
+def _check_fits(folder: Path, key: str, parameter: Tensor, saved: Mapping[str, TensorStorageMetadata]) -> None:
+    if key not in saved or saved[key].size != parameter.shape:
+        what = f"{list(saved[key].size)}, not {list(parameter.shape)}" if key in saved else "not there"
+        raise CheckpointError(
+            f"{folder}: {key} is {what}: the checkpoint is of another model",
+            "use the model.path, lora and critic settings that it was made with",
+        )
+
+
+def _room(
+    parameter: nn.Parameter, state: Mapping[str, Tensor], held: Mapping[str, TensorStorageMetadata]
+) -> dict[str, Tensor]:
+    """An optimizer's tensors for a parameter to read into: existing ones, and new ones, sharded like it."""
+    room = dict(state)
+    for key, saved in held.items():
+        if key not in room and saved.size == parameter.shape:
+            room[key] = torch.zeros_like(parameter.detach(), dtype=saved.properties.dtype)
+        elif key not in room:
+            # AdamW's `step`, which its fused kernel needs on the parameter's device.
+            room[key] = torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device)
+    return room

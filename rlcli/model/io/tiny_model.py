@@ -1,0 +1,173 @@
+"""Makes a tiny Qwen2, or Qwen3 with experts, with random weights: for trials, tests and the quickstart."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
+from transformers.utils import logging
+
+from rlcli.errors import ConfigError, ModelError
+from rlcli.model.io.tiny_template import TOOL_MARKERS, TOOL_TEMPLATE
+from rlcli.support.files import by_umask
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+ROLES = ("system", "user", "assistant")
+MARKERS = tuple(f"<|{role}|>" for role in ROLES)
+MAX_POSITIONS = 4096
+CHOSEN = 2
+"""Experts that a token passes through."""
+MADE_HERE = "rlcli-tiny.json"
+"""Marks a folder that `make_tiny_model` filled; training checkpoints do not carry it over."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
+{{- raise_exception('unknown role: ' ~ message['role']) -}}
+{%- endif -%}
+{{- '<|' ~ message['role'] ~ '|>' ~ message['content'] -}}
+{%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+
+
+def make_tiny_model(
+    out: str | Path,
+    *,
+    hidden: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    experts: int = 0,
+    seed: int = 0,
+    force: bool = False,
+    trained: Callable[[], Any] | None = None,
+    tools: bool = False,
+) -> Path:
+    """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
+
+    Tied embeddings, float32, feed-forward width 4 × hidden, 4096 positions. experts: of each layer, each of width
+    hidden; a token passes through two of them. The same arguments give the same weights,
+    and no global random state is touched. trained: gives a model of these sizes to save instead, once all is checked.
+    tools: with a chat template for tools, whose markers are three further tokens.
+    Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
+    did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
+    """
+    tokenizer = tiny_tokenizer(tools=tools)
+    config = tiny_config(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts, tokenizer=tokenizer
+    )
+    out = Path(out)
+    _refuse_foreign(out, force)
+    model = trained() if trained else _random(config, seed)
+    made = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
+    made |= {"experts": experts} if experts else {}
+    made |= {"tools": tools} if tools else {}
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
+            save_model(model, Path(beside), tokenizer)
+            (Path(beside) / MADE_HERE).write_text(json.dumps(made) + "\n")
+            out.mkdir(exist_ok=True)
+            for file in sorted(Path(beside).iterdir()):
+                os.replace(file, out / file.name)
+    except OSError as error:
+        raise ModelError(f"--out: cannot write {out}: {error.strerror or error}", "give a writable folder") from error
+    return out
+
+
+def _random(config: Any, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
+    """Save `model` with its tokenizer (None: the tiny one), chat template and generation config to an existing
+    folder."""
+    logging.disable_progress_bar()  # not useful for one small file
+    model.save_pretrained(folder)
+    (tiny_tokenizer() if tokenizer is None else tokenizer).save_pretrained(folder)
+    by_umask(folder)
+
+
+def tiny_config(
+    *, hidden: int, layers: int, heads: int, kv_heads: int, experts: int = 0, tokenizer: Any = None
+) -> Qwen2Config | Qwen3MoeConfig:
+    """The configuration of a tiny model for a tokenizer (None: the tiny one), or a `ConfigError` that names the wrong
+    size."""
+    sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
+    for flag, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{flag} = {size} is less than 1", f"give {flag} 1 or more")
+    if experts and experts < CHOSEN:
+        raise ConfigError(f"--experts = {experts} is less than {CHOSEN}", f"give {CHOSEN} or more, or 0 for none")
+    if heads % kv_heads:
+        raise ConfigError(f"--kv-heads = {kv_heads} does not divide --heads = {heads}", "give a divisor")
+    # vLLM's CPU attention takes heads of 32 and more, in multiples of 16.
+    if hidden % (16 * heads) or hidden < 32 * heads:
+        raise ConfigError(
+            f"--hidden = {hidden} over {heads} heads gives {hidden / heads:g} per head, which must be a multiple of 16 "
+            "and 32 or more",
+            f"give --hidden {max(2, -(-hidden // (16 * heads))) * 16 * heads}",
+        )
+    tokens = tokenizer.get_vocab() if tokenizer is not None else _vocabulary()
+    common = {
+        "vocab_size": len(tokens),
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokens[EOS],
+        "pad_token_id": tokens[PAD],
+        "dtype": "float32",
+    }
+    if not experts:
+        return Qwen2Config(**common)
+    sparse = {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": hidden}
+    return Qwen3MoeConfig(**common, **sparse, norm_topk_prob=True, head_dim=hidden // heads)
+
+
+def tiny_tokenizer(*, tools: bool = False) -> Qwen2Tokenizer:
+    """One token a byte, so one per ASCII character and none unknown; each chat marker is one token. tools: the chat
+    template has tools."""
+    markers = (*MARKERS, *TOOL_MARKERS) if tools else MARKERS
+    return Qwen2Tokenizer(
+        vocab=_vocabulary(markers),
+        merges=[],
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        additional_special_tokens=list(markers),
+        chat_template=TOOL_TEMPLATE if tools else CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _vocabulary(markers: Sequence[str] = MARKERS) -> dict[str, int]:
+    # transformers reads every tokenizer of a qwen2 model as a byte-level BPE, whatever class it was saved as; without
+    # merges that is a character-level one. It drops symbols that it lacks, so all 256 bytes are included.
+    return {token: i for i, token in enumerate((PAD, EOS, UNK, *markers, *sorted(ByteLevel.alphabet())))}
+
+
+def _refuse_foreign(out: Path, force: bool) -> None:
+    if out.is_dir():
+        if not force and any(out.iterdir()) and not (out / MADE_HERE).is_file():
+            raise ModelError(
+                f"--out: {out} is not empty and was not made by rlcli tiny-model",
+                "give another folder, or --force to write into it",
+            )
+    elif out.exists():
+        raise ModelError(f"--out: {out} is a file", "give a folder")

@@ -1,0 +1,84 @@
+"""Reads parts of a model's weights: each rank the rows that it holds, so that none ever has the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rlcli.errors import ModelError
+from rlcli.model.io.model_checks import weight_files
+from rlcli.model.tensor_names import base_name, expert_names, file_name, stored_shapes
+from rlcli.model.weight_check.finite_weights import check_finite
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class WeightFiles:
+    """The safetensors files of the model at `path`, under the names of its weights, of which some may be within an
+    adapter's layers. Nothing is read at first. tied: its head is its embedding. kind: its `model_type`. new: parameters
+    that are in no file, by name, whole."""
+
+    def __init__(self, path: str, files: Iterable[Path], *, tied: bool, kind: str = "") -> None:
+        self._path, self._tied, self._kind = path, tied, kind
+        self.new: Mapping[str, Tensor] = {}
+        self._opened: dict[str, Any] = {}
+        try:
+            for file in files:
+                opened: Any = safe_open(file, framework="pt")
+                self._opened |= dict.fromkeys(opened.keys(), opened)
+        except SafetensorError as error:
+            raise ModelError(f"{file}: not a complete safetensors file: {error}", "download it again") from error
+
+    @classmethod
+    def find(cls, path: str, *, tied: bool, kind: str = "") -> WeightFiles | None:
+        """The files of a folder, or of a hub id in the cache; None if they are of another kind, or not all there."""
+        try:
+            files = weight_files(path)
+        except ModelError:
+            return None
+        readable = files and all(file.suffix == ".safetensors" for file in files)
+        return cls(path, files, tied=tied, kind=kind) if readable else None
+
+    @property
+    def names(self) -> set[str]:
+        """Of the tensors in the files."""
+        return set(self._opened)
+
+    def hold(self, name: str, shape: torch.Size) -> bool:
+        """Whether a parameter of this name and shape is there."""
+        if name in self.new:
+            return tuple(self.new[name].shape) == tuple(shape)
+        wanted = stored_shapes(self._own(name), shape, self._kind)
+        return all(
+            part in self._opened and self._opened[part].get_slice(part).get_shape() == own
+            for part, own in wanted.items()
+        )
+
+    def rows(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
+        """Rows of a parameter, from its first dimension, in the dtype of the file, on `device`, where they are checked:
+        a worker beside a GPU has one thread. Raises `ModelError` for NaN and infinity."""
+        if name in self.new:
+            return self.new[name][begin : begin + count]
+        name = self._own(name)
+        if expert_names(name, begin, self._kind):
+            experts = (expert_names(name, expert, self._kind) for expert in range(begin, begin + count))
+            return torch.stack([torch.cat([self._whole(one, device) for one in names]) for names in experts])
+        name = file_name(name, self._kind)
+        part: Tensor = self._opened[name].get_slice(name)[begin : begin + count].to(device)
+        check_finite(self._path, [(name, part)])
+        return part
+
+    def _whole(self, name: str, device: torch.device) -> Tensor:
+        tensor: Tensor = self._opened[name].get_tensor(name).to(device)
+        check_finite(self._path, [(name, tensor)])
+        return tensor
+
+    def _own(self, name: str) -> str:
+        """The name in the files: a tied head may not be in them."""
+        name = base_name(name)
+        return EMBEDDING if name == HEAD and self._tied else name

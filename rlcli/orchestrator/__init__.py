@@ -1,1 +1,0 @@
-"""Where a step's samples come from: prompts, groups, dispatch to engines, prefetching and batch selection."""

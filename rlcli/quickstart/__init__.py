@@ -1,1 +1,0 @@
-"""The task and warm start of `rlcli quickstart`."""

@@ -1,0 +1,1 @@
+"""Verifiers: finding, combining and calling them, in processes that can be killed."""

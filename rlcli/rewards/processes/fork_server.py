@@ -1,0 +1,249 @@
+"""The owner's side of the fork server: start it, make it load verifiers and start (or replace) workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcli.errors import ConfigError, VerifierError
+from rlcli.rewards.expression import Composition
+from rlcli.rewards.processes.verifier_output import Output
+from rlcli.rewards.verifier_registry import VERIFIERS, target
+from rlcli.support.importing import python, without_safe_path
+from rlcli.support.machine.gpus import HIDDEN
+from rlcli.support.redact import without_service_secrets
+from rlcli.support.sandbox_name import backend_name
+
+ANSWER_TIMEOUT_S = 120.0
+"""Maximum time for the fork server to import a verifier or to fork; after that the pool is broken."""
+
+RESTARTS = 3
+"""Maximum number of times that a fork server killed from outside is replaced for one message: loading a verifier may be
+what kills it (out of memory)."""
+
+_CLOSE_TIMEOUT_S = 2.0
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Facts(NamedTuple):
+    """Facts of an expression, known once its verifiers are loaded. at_once: maximum number of requests in one call.
+    needs_sandbox: whether it runs programs. patience_s: how long its verifiers themselves wait, by their option
+    `timeout_s`: less than the deadline that kills them, or they cannot report what took so long. own_limits: of each
+    term, its own CPU seconds (option `deadline_s`) and wall-clock seconds (option `wait_s`), 0 if it has none; empty if
+    no term has any. keys: environment variables whose values are sent, each with its address. answer_kind, has_gold: of
+    the first term's module, as in `load.Scorer`. groups: whether a call has to hold all responses to a prompt."""
+
+    at_once: int
+    needs_sandbox: bool
+    patience_s: float
+    own_limits: tuple[tuple[float, float], ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
+    answer_kind: str = ""
+    has_gold: bool = False
+    groups: bool = False
+
+
+class FormerWorker(NamedTuple):
+    """How the previous worker ended. status: its exit status, negative for a signal. killed: by a SIGKILL that was not
+    ours, for example by the kernel's OOM killer; if its fork server was killed too, there is no status."""
+
+    status: int | None
+    killed: bool
+
+
+class ForkServer:
+    """A fresh, single-threaded interpreter that forks the pool's workers (see `fork_server_main`). Thread-safe.
+
+    If it is killed from outside, so are its workers; the next request then starts a new one, which loads the same
+    verifiers.
+
+    sandbox: the backend in which verifiers run programs; empty: from RLCLI_SANDBOX. log: see `Output`.
+    Raises `SetupError` for an unknown backend, and `VerifierError` when it cannot be started, does not answer, or has
+    died by itself; it cannot be used after that.
+    """
+
+    def __init__(self, sandbox: str = "", log: Path | None = None) -> None:
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()  # held to change the process, or to close
+        self._closed = False
+        self._loaded: dict[str, Facts] = {}
+        self._loads: list[dict[str, Any]] = []
+        backend_name(sandbox)  # an unknown one is refused, even if no verifier runs programs
+        self._environment = without_safe_path(without_service_secrets(environment_of(sandbox)))
+        self._output = Output(log)
+        self._tracebacks: set[str] = set()
+        try:
+            self._spawn()
+        except BaseException:
+            self._output.close()
+            raise
+
+    @property
+    def loaded(self) -> Mapping[str, Facts]:
+        """The expressions that a worker started now knows."""
+        return dict(self._loaded)
+
+    def load(self, composition: Composition) -> Facts:
+        """Import the verifiers of an expression, once, and check their options.
+
+        Raises `UnknownName` for an unknown verifier, `ConfigError` for options that it does not take, and
+        `VerifierError` for one that does not load.
+        """
+        expression = str(composition)
+        if expression in self._loaded:
+            return self._loaded[expression]
+        parts = [
+            {"name": name, "target": target(term.ref), "options": dict(term.options), "weight": term.weight}
+            for name, term in zip(composition.names, composition.terms, strict=True)
+        ]
+        message = {"load": expression, "is_sum": composition.is_sum, "parts": parts}
+        answer = self._ask(message)
+        if "error" not in answer:
+            self._loads.append(message)
+            self._loaded[expression] = Facts(**answer)
+            return self._loaded[expression]
+        if answer["index"] is None:
+            raise ConfigError(f"the verifier '{expression}': {answer['error']}", "see: rlcli verifiers show NAME")
+        ref = composition.terms[answer["index"]].ref
+        if "hint" in answer:  # it has refused its options, or lacks something
+            raise VerifierError(f"the verifier '{ref}': {answer['error']}", answer["hint"])
+        if ":" in ref:
+            raise VerifierError(f"the verifier '{ref}' does not load: {answer['error']}", "fix it, or its name")
+        raise VerifierError(
+            f"the verifier '{ref}' ({VERIFIERS.origin(ref)}, {target(ref)}) does not load: {answer['error']}",
+            "fix or reinstall its package",
+        )
+
+    def start(self, slot: int, gone: bool = False) -> tuple[Connection, int, FormerWorker]:
+        """Kill the worker of `slot`, if any, and fork another. gone: it has closed its connection itself.
+
+        Returns the connection to the new one, its process id, and how the previous one ended.
+        """
+        ours, theirs = Pipe()
+        with theirs:
+            answer = self._ask({"start": slot, "gone": gone}, theirs.fileno())
+        # A fork server that knows no previous worker has replaced one that was killed.
+        return ours, answer["pid"], FormerWorker(answer["status"], answer["killed"] or answer["status"] is None)
+
+    def print_tracebacks(self, replies: Iterable[Any]) -> None:
+        """Print the tracebacks in the replies of a worker, which has them with --debug, each once."""
+        for reply in replies:
+            text = reply.get("traceback") if isinstance(reply, dict) else None
+            if isinstance(text, str) and text not in self._tracebacks:
+                self._tracebacks.add(text)
+                self._output.write(text)
+
+    def close(self) -> None:
+        """End the fork server and all its workers, even if they are busy."""
+        with self._changing:
+            ended, self._closed = self._closed, True
+        self._hang_up()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # stuck in an import; the kernel then kills its workers
+            self._process.kill()
+            self._process.wait()
+        if not ended:
+            self._output.close()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+
+    def _spawn(self) -> None:
+        """Start the process. Raises `VerifierError` if it does not start or the pool is closed."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(ANSWER_TIMEOUT_S)
+        with self._changing, theirs:
+            try:
+                if self._closed:
+                    raise VerifierError("the scoring pool is closed")
+                self._process = subprocess.Popen(
+                    python("rlcli.rewards.processes.fork_server_main", str(theirs.fileno()), str(os.getpid())),
+                    env=self._environment,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output.fd,  # output of a verifier must not corrupt `--json` or the terminal
+                    stderr=self._output.fd,
+                )
+            except (OSError, VerifierError) as error:
+                control.close()
+                raise VerifierError(f"the scoring processes cannot be started: {error}") from error
+            self._control = control
+
+    def _ask(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
+        with self._lock:
+            answer = self._exchange(message, *fds)
+            for _ in range(RESTARTS):
+                if answer or not self._was_killed():
+                    break
+                self._hang_up()
+                self._spawn()
+                answer = self._exchange(message, *fds) if self._reload() else {}
+            if not answer:
+                self.close()
+                status = self._process.returncode
+                raise VerifierError(f"the scoring processes have ended (exit status {status})" + _over(message))
+            return answer
+
+    def _reload(self) -> bool:
+        """Make a new process load what the previous one had loaded; False if the new one was killed."""
+        for message in self._loads:
+            answer = self._exchange(message)
+            if not answer:
+                return False
+            if "error" in answer:
+                raise VerifierError(f"the verifier '{message['load']}' no longer loads: {answer['error']}")
+        return True
+
+    def _exchange(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
+        """The answer to a message; empty if the process does not answer."""
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+            answer = self._control.recv(65536)
+        except TimeoutError as error:
+            self.close()
+            raise VerifierError(
+                f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s" + _over(message)
+            ) from error
+        except OSError:  # a closed socket, in one of its forms
+            answer = b""
+        decoded: dict[str, Any] = json.loads(answer) if answer else {}
+        return decoded
+
+    def _was_killed(self) -> bool:
+        """Whether the process was killed from outside. A process that ends by itself would do so again."""
+        if self._closed:
+            return False
+        try:
+            return self._process.wait(_CLOSE_TIMEOUT_S) in (-signal.SIGKILL, -signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            return False
+
+
+def environment_of(sandbox: str) -> dict[str, str]:
+    """The owner's environment without settings for its own process: preloaded libraries, GPUs, thread counts."""
+    dropped = ("LD_PRELOAD", "OMP_", "KMP_", "GOMP_", "VLLM_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    single_threaded = dict.fromkeys(_THREAD_VARIABLES, "1")
+    # A fixed hash seed: sympy's set orders, and so rare verdicts, are the same in every run.
+    chosen = {"RLCLI_SANDBOX": sandbox} if sandbox else {}
+    return {**kept, **single_threaded, **chosen, **HIDDEN, "PYTHONHASHSEED": "0"}
+
+
+def _over(message: Mapping[str, Any]) -> str:
+    """Which files were being imported, if the message was a request to load."""
+    if "load" not in message:
+        return ""
+    places = ", ".join(part["target"].rpartition(":")[0] for part in message["parts"])
+    return f", while they imported {places} for the verifier '{message['load']}'; see what it does when it is imported"

@@ -1,0 +1,294 @@
+"""The process that verifies the responses of all engines of a machine: it decodes, runs the pool and sends verdicts.
+
+    engine's worker ── Unix socket ──> service ──> scoring processes   (see `service.client`, `processes.pool`)
+
+It is separate from the engines' processes, because decoding, pickling and the pool's threads would compete with vLLM's
+scheduler for the GIL. It ends when its last client has disconnected; a client that finds no service starts another.
+
+A message is one marshalled tuple. From a client:
+
+    ("source", key, data)                             the data of a row, as in `Source`
+    ("verify", number, verifier, key, token ids as int32, how many of the last are not text, fields of the response)
+    ("verify_group", number, verifier, key, [(token ids, how many of the last are not text, fields), …])
+
+A group has all responses to a prompt, which one call of the verifier gets. The field `rivals` is a list of such token
+ids, each with how many of the last are not text. To a client goes a list of tuples, of which the first is
+
+    ("ready", [expressions that read the responses to a prompt together]) or ("failed", message, hint)
+
+and then for each number:
+
+    ("verdict", number, [(CRC-32 of the token ids, text, score, outcome, answer, parts, detail, latency_s, extra), …])
+    ("missing", number)                               its source has been dropped: send both again
+    ("error", number, message, hint)                  no verdict, for a reason unrelated to the response
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import marshal
+import os
+import queue
+import shutil
+import signal
+import socket
+import threading
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import RlcliError
+from rlcli.rewards.processes.scoring_pool import MAX_COMPLETION_CHARS, ScoringPool
+from rlcli.rewards.service.shared_rows import Held, Source, response
+from rlcli.support.files import private_folder
+from rlcli.types import Verdict, VerifyRequest
+
+SOURCES_BYTES = 256 << 20
+"""Maximum size of cached sources that no request waits for: the most recently used."""
+
+MOST_AT_ONCE = 64
+"""Maximum number of verdicts in one message."""
+
+FIRST_CLIENT_S = 60.0
+"""A service without clients ends after this time."""
+
+TOKENIZER = "tokenizer.json"
+"""In the service's folder, if the library `tokenizers` suffices to read the tokenizer."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a new service. tokenizer: a model's folder or hub id, if there is no TOKENIZER. processes,
+    deadline_s, verifiers, sandbox: as `ScoringPool` takes them. log: file for output of verifiers. steps: of the
+    training, for requests; 0: none."""
+
+    tokenizer: str
+    processes: int
+    deadline_s: float
+    verifiers: tuple[str, ...]
+    sandbox: str
+    log: str
+    steps: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def main(listener_fd: str, folder: str, settings: str) -> None:
+    """Serve all clients that connect to the socket, until the last has disconnected."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group: the owners decide
+    listener, given = socket.socket(fileno=int(listener_fd)), Settings(**json.loads(settings))
+    try:
+        decode = _decoder(Path(folder, TOKENIZER), given.tokenizer)
+        log = Path(given.log) if given.log else None
+        pool = ScoringPool(given.processes, given.deadline_s, given.verifiers, given.sandbox, log=log)
+    except RlcliError as error:
+        _refuse(listener, Path(folder), error)
+        return
+    with pool:
+        Service(listener, Path(folder), pool, decode, given.steps).serve()
+
+
+def _decoder(file: Path, name: str) -> Decode:
+    if file.exists():
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_file(str(file))
+        return lambda tokens: str(backend.decode(tokens, skip_special_tokens=True))
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _refuse(listener: socket.socket, folder: Path, error: RlcliError) -> None:
+    """Report to the connected clients why there is no service."""
+    while not _ended(listener, folder):
+        while wait([listener], 1.0):
+            with Connection(listener.accept()[0].detach()) as connection, contextlib.suppress(OSError):
+                connection.send_bytes(marshal.dumps([("failed", error.message, error.hint)]))
+
+
+def _ended(listener: socket.socket, folder: Path) -> bool:
+    """End and remove the folder, unless a client has connected meanwhile."""
+    with locked(folder):
+        if wait([listener], 0.0):
+            return False
+        listener.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock among processes that start, find or end the service of this folder; creates it if missing."""
+    while True:
+        try:
+            private_folder(folder)
+            lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        except FileNotFoundError:  # a service that ended has just removed it
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is(folder / "lock", lock):
+                yield
+                return
+        finally:
+            os.close(lock)
+
+
+def _is(path: Path, fd: int) -> bool:
+    """Whether an open file is still the one with this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+class Service:
+    """Serves its clients, each with two threads. steps: of the training."""
+
+    def __init__(
+        self, listener: socket.socket, folder: Path, pool: ScoringPool, decode: Decode, steps: int = 0
+    ) -> None:
+        self.pool, self.decode, self.steps = pool, decode, steps
+        self.sources = _Sources()
+        self._listener, self._folder = listener, folder
+        self._clients: set[_Client] = set()
+        self.left = threading.Event()  # a client has disconnected
+
+    def serve(self) -> None:
+        """Run until the last client has disconnected; the folder is then removed."""
+        came = bool(wait([self._listener], FIRST_CLIENT_S))
+        while True:
+            while wait([self._listener], 0.0 if not came else 0.05):
+                self._clients.add(_Client(self, Connection(self._listener.accept()[0].detach())))
+            self._clients = {client for client in self._clients if client.reader.is_alive()}
+            if self._clients:
+                self.left.wait(0.2)
+                self.left.clear()
+            elif _ended(self._listener, self._folder):
+                return
+
+
+class _Sources:
+    """The most recently used sources, up to SOURCES_BYTES. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock, self._held = threading.Lock(), Held(SOURCES_BYTES)
+        self._kept: dict[bytes, Source] = {}
+
+    def add(self, source: Source) -> None:
+        with self._lock:
+            self._kept[source.key] = source
+            _, gone = self._held.change([source])
+            for key in gone:
+                del self._kept[key]
+
+    def get(self, key: bytes) -> Source | None:
+        with self._lock:
+            source = self._kept.get(key)
+            if source is not None:
+                self._held.change([source])
+            return source
+
+
+class _Client:
+    """One worker that sends responses and gets verdicts."""
+
+    def __init__(self, service: Service, connection: Connection) -> None:
+        self._service, self._connection = service, connection
+        self._out: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._open: dict[int, list[Future[Verdict]]] = {}
+        self._lock = threading.Lock()  # held to see that the last response of a group has its verdict
+        self._out.put(("ready", service.pool.grouped))
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                what, *given = marshal.loads(self._connection.recv_bytes())
+                if what == "source":
+                    self._service.sources.add(Source(*given))
+                elif what == "verify_group":
+                    self._verify(*given)
+                else:
+                    number, verifier, key, *response_frame = given
+                    self._verify(number, verifier, key, [response_frame])
+        except (EOFError, OSError):
+            pass
+        finally:
+            for verdicts in list(self._open.values()):  # no client waits for these any more
+                for verdict in verdicts:
+                    verdict.cancel()
+            self._out.put(None)
+            self._service.left.set()
+
+    def _verify(self, number: int, verifier: str, key: bytes, frames: Sequence[Sequence[Any]]) -> None:
+        """frames: of each response its tokens, how many of the last are not text, and other fields of its request."""
+        source = self._service.sources.get(key)
+        if source is None:
+            self._out.put(("missing", number))
+            return
+        texts, responses = [], []
+        for tokens, spare, fields in frames:
+            ids, text = self._decoded(tokens, spare)
+            rivals = [self._decoded(*one)[1][-MAX_COMPLETION_CHARS:] for one in fields.get("rivals", ())]
+            steps = {"steps": self._service.steps} if "step" in fields else {}
+            request = VerifyRequest(text, "", completion_ids=ids, **{**fields, **steps, "rivals": rivals})
+            texts.append(text)
+            responses.append(response(request.tail(MAX_COMPLETION_CHARS)))
+        try:
+            verdicts = self._service.pool.submit_group(verifier, source, responses)
+        except RlcliError as error:
+            self._out.put(("error", number, error.message, error.hint))
+            return
+        self._open[number] = verdicts
+        checksums = [zlib.crc32(tokens) for tokens, _, _ in frames]
+        for verdict in verdicts:
+            verdict.add_done_callback(lambda _: self._done(number, checksums, texts, verdicts))
+
+    def _decoded(self, tokens: bytes, spare: int) -> tuple[array[int], str]:
+        ids = array("i", tokens)
+        return ids, self._service.decode(ids[: len(ids) - spare].tolist())
+
+    def _done(
+        self, number: int, checksums: Sequence[int], texts: Sequence[str], verdicts: Sequence[Future[Verdict]]
+    ) -> None:
+        """Send the verdicts on the responses of one message, once they are complete."""
+        with self._lock:
+            if not all(verdict.done() for verdict in verdicts) or self._open.pop(number, None) is None:
+                return
+        rows = []
+        try:
+            for checksum, text, future in zip(checksums, texts, verdicts, strict=True):
+                one = future.result()
+                values = (one.score, str(one.outcome), one.answer, dict(one.parts), one.detail, one.latency_s)
+                rows.append((checksum, text, *values, dict(one.extra)))
+        except CancelledError:
+            return
+        except Exception as error:
+            hint = error.hint if isinstance(error, RlcliError) else ""
+            self._out.put(("error", number, getattr(error, "message", repr(error)), hint))
+            return
+        self._out.put(("verdict", number, rows))
+
+    def _write(self) -> None:
+        with self._connection, contextlib.suppress(OSError):
+            while (first := self._out.get()) is not None:
+                rows = [first]
+                with contextlib.suppress(queue.Empty):
+                    while len(rows) < MOST_AT_ONCE and (row := self._out.get_nowait()) is not None:
+                        rows.append(row)
+                self._connection.send_bytes(marshal.dumps(rows))

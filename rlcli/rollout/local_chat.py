@@ -1,0 +1,154 @@
+"""A conversation with a model that is loaded in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.messages import sample_seed
+from rlcli.data.prompts import chat_template
+from rlcli.data.prompts.tokenized_prompts import load_tokenizer
+from rlcli.errors import ModelError, RlcliError
+from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, Streaming, engine_named
+from rlcli.support.machine.gpus import gpu_available
+
+if TYPE_CHECKING:
+    from rlcli.rollout.engine import Engine
+
+HALF = "\ufffd"
+"""What a decoder writes for a character whose last bytes are missing."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """text: without control tokens. tokens: how many were drawn. finish_reason: stop or length; None: interrupted."""
+
+    text: str
+    tokens: int
+    finish_reason: str | None
+
+
+def local_engine(model: str, stops: Sequence[int], max_length: int, group_id: str) -> Engine:
+    """transformers with the weights of `model` (a folder or hub id), for one response at a time. Raises `RlcliError`,
+    also for a model that sees pictures."""
+    from transformers.utils import logging
+
+    from rlcli.model.io.model_checks import check_model
+
+    if check_model(model).images is not None:
+        raise ModelError(
+            f"{model} sees pictures, and is asked in runs and evaluations alone",
+            "rlcli train … --steps 1, then rlcli view RUN, shows what it answers",
+        )
+    logging.disable_progress_bar()  # of files, not of bytes
+    on_gpu = gpu_available()
+    return engine_named("transformers")(
+        EngineSpec(
+            model=model,
+            dtype="bfloat16" if on_gpu else "float32",
+            device="cuda" if on_gpu else "cpu",
+            max_length=max_length,
+            max_concurrent=1,
+            tensor_parallel=1,
+            lora_rank=0,
+            weights_follow=False,
+            kv_cache_bytes=None,
+            gpu_memory_utilization=0.9,
+            enforce_eager=True,
+            stop_token_ids=tuple(stops),
+            group_id=group_id,
+        )
+    )
+
+
+@dataclass
+class Chat:
+    """messages: of the conversation so far. stops: ids that end a turn. positions: most tokens of a conversation.
+
+    chat = Chat.load("my-model", Sampling(temperature=0.7, max_tokens=256))
+    chat.ask("2+2?", on_text=print).text
+    """
+
+    engine: Engine
+    tokenizer: Any
+    stops: frozenset[int]
+    positions: int
+    sampling: Sampling
+    seed: int = 0
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, model: str, sampling: Sampling, *, seed: int = 0, system: str = "") -> Chat:
+        """Load the model in a folder, or of a hub id. Raises `RlcliError` if it cannot be loaded or has no chat
+        template."""
+        from rlcli.model.io.model_checks import check_model
+
+        positions = check_model(model).max_positions
+        tokenizer = chat_template.fix(load_tokenizer(model), {}, None)
+        stops = chat_template.stop_tokens(tokenizer, model, ())
+        engine = local_engine(model, tuple(stops), positions, "chat")
+        chat = cls(engine, tokenizer, frozenset(stops), positions, sampling, seed)
+        chat.restart(system)
+        return chat
+
+    def restart(self, system: str = "") -> None:
+        """Forget the conversation."""
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def ask(self, question: str, on_text: Callable[[str], None] = lambda text: None) -> Reply:
+        """The model's answer to a further message of the user. Both join the conversation; Ctrl-C ends the answer.
+
+        on_text: receives the answer piece by piece as it is drawn, or whole if the engine does not say. Raises
+        `RlcliError` if the conversation is too long; then it is unchanged.
+        """
+        import numpy as np
+
+        messages = [*self.messages, {"role": "user", "content": question}]
+        text = chat_template.render(self.tokenizer, messages)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise RlcliError("the model's tokenizer makes no token of the conversation", "ask something else")
+        if len(ids) >= self.positions:
+            raise RlcliError(
+                f"the conversation has {len(ids)} tokens, and the model takes {self.positions}",
+                "begin a new one, or ask less",
+            )
+        seed = sample_seed(self.seed, "chat", len(messages), "", 0)
+        drawn = self._draw(GenerationRequest(0, np.asarray(ids, np.int32), seed), on_text)
+        reply = Reply(self._text(drawn.tokens.tolist()), len(drawn.tokens), drawn.finish_reason)
+        self.messages = [*messages, {"role": "assistant", "content": reply.text}]
+        return reply
+
+    def _draw(self, request: GenerationRequest, on_text: Callable[[str], None]) -> Generation:
+        import numpy as np
+
+        engine, shown = self.engine, ""
+
+        def show(tokens: Sequence[int], *, last: bool = False) -> None:
+            nonlocal shown
+            text = self._text(tokens)
+            if text.startswith(shown) and (last or not text.endswith(HALF)):
+                on_text(text[len(shown) :])
+                shown = text
+
+        engine.begin(self.sampling)
+        engine.add(request)
+        done: list[Generation] = []
+        try:
+            while engine.unfinished:
+                done += engine.step()
+                if not done and isinstance(engine, Streaming):
+                    show(engine.so_far(request.key))
+        except KeyboardInterrupt:
+            done += engine.abort()
+        if not done:  # interrupted as it ended
+            done.append(Generation(request.key, np.zeros(0, np.int32), np.zeros(0, np.float32), None))
+        show(done[0].tokens.tolist(), last=True)
+        return done[0]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Without the token that ends the turn and other control tokens."""
+        kept = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
+        text: str = self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text

@@ -1,0 +1,1 @@
+"""Servers of the models that verifiers and teachers ask."""

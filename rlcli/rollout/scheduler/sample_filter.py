@@ -1,0 +1,71 @@
+"""Which samples of a step count: failed verifications and masked responses count in neither loss nor statistics.
+
+A sample that is left out is deleted before anything is computed from the step: it is in no loss, denominator, group
+mean, standard deviation or baseline, whitening or criterion of dynamic sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlcli.algorithms.algorithm import Algorithm
+from rlcli.algorithms.named import inputs_of
+from rlcli.config.schema import RunConfig
+from rlcli.data.columns import Samples, TruncatedRule
+from rlcli.types import UNVERIFIED, Outcome, Verdict, is_reward
+
+if TYPE_CHECKING:
+    import numpy as np
+
+REASONS = ("timeout", "crash", "truncated", "environment", "unparsed", "baseline", "alone")
+"""Why a sample is left out: its verification timed out or crashed; it was cut off at the limit; its environment failed;
+its judge's reply could not be read; the verification of its group's greedy baseline failed; it is the only one left of
+a group whose samples are compared."""
+
+
+def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
+    """The samples with the rewards of `train.truncated`: with zero_reward, cut-off responses get 0, as do their parts
+    and turns."""
+    import numpy as np
+
+    if rule != "zero_reward" or not samples.truncated.any():
+        return samples
+    parts = {
+        name: np.where(samples.truncated & ~np.isnan(v), 0.0, v) if is_reward(name) else v
+        for name, v in samples.parts.items()
+    }
+    by_turn = np.where(samples.truncated[:, None], 0.0 * samples.turn_rewards, samples.turn_rewards)  # NaN stays NaN
+    return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts, turn_rewards=by_turn)
+
+
+def right_of(samples: Samples, config: RunConfig) -> np.ndarray:
+    """Which samples are correct, bool `[N]`: not those whose reward was set to 0 because they were cut off."""
+    right = samples.is_(Outcome.OK)
+    return right & ~samples.truncated if config.train.truncated == "zero_reward" else right
+
+
+def left_out(
+    samples: Samples, rule: TruncatedRule, baselines: Mapping[int, Verdict] | None = None, *, compared: bool = False
+) -> np.ndarray:
+    """Why each sample is left out: int8 `[N]`, 0 if it counts, else 1 + its index in `REASONS`.
+
+    baselines: prompt → verdict on its greedy response; a group whose baseline failed is left out. compared: the samples
+    of a group are compared with one another, so the last one left of a larger group is left out as well.
+    """
+    import numpy as np
+
+    found = samples.excluded(rule)
+    failed = [prompt for prompt, verdict in (baselines or {}).items() if verdict.outcome in UNVERIFIED]
+    found[(found == 0) & np.isin(samples.prompt, failed)] = 1 + REASONS.index("baseline")
+    if compared and found.any():
+        _, group, sizes = np.unique(samples.prompt, return_inverse=True, return_counts=True)
+        remaining = np.bincount(group, weights=found == 0, minlength=len(sizes))
+        found[(found == 0) & ((remaining == 1) & (sizes > 1))[group]] = 1 + REASONS.index("alone")
+    return found
+
+
+def compares_group(algorithm: Algorithm) -> bool:
+    """Whether the algorithm compares the samples of one prompt with one another."""
+    return algorithm.selects_pairs or "groups" in inputs_of(algorithm.advantage)

@@ -1,0 +1,75 @@
+"""Batches of supervised training: responses from the dataset instead of sampled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlcli.data.columns import Samples
+from rlcli.data.messages import Collected
+from rlcli.data.prompts.dataset_mixture import Cursor
+from rlcli.data.prompts.prompt_table import set_of
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
+from rlcli.data.sample_shard import ShardBuilder
+from rlcli.data.trajectories import Trajectory
+from rlcli.types import Outcome, Sample, Verdict
+
+IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
+
+
+class SupervisedSource:
+    """Batches of given responses, as `collect` returns them: one sample per prompt, each correct by definition.
+
+    prompts: tokenized with their responses. cursor: over them; the caller keeps it in checkpoints.
+    """
+
+    begun = False
+
+    def __init__(self, prompts: TokenizedPrompts, cursor: Cursor, prompts_per_step: int) -> None:
+        assert cursor.count == len(prompts), "the cursor is over other prompts"
+        self.prompts = prompts
+        self.cursor = cursor
+        self.prompts_per_step = prompts_per_step
+
+    def take(self, step: int) -> Collected:
+        """The samples of step `step`, determined by the cursor's order alone.
+
+        Their tokens are in one shard in Ray's object store. No engine generated them, so the shard's log-probs are
+        zeros and must not be compared with the policy's, and generation and verification took no time.
+        """
+        import numpy as np
+        import ray
+
+        builder, samples, sources, data_sources = ShardBuilder(), [], [], []
+        for position, index in enumerate(self.cursor.take(self.prompts_per_step)):
+            prompt, response = self.prompts.tokens(index), self.prompts.responses(index)
+            self.cursor.account(index, len(prompt) + len(response))
+            sources.append(set_of(self.prompts.prompts, index))
+            data_sources.append(self.prompts.prompts[index].data_source)
+            samples.append(
+                Sample(
+                    prompt=position,
+                    sample=0,
+                    shard=0,
+                    row=builder.add(Trajectory.single(prompt, response, np.zeros(len(response), np.float32))),
+                    prompt_tokens=len(prompt),
+                    drawn_tokens=len(response),
+                    stop_reason="stop",
+                    verdict=IMITATED,
+                    version=0,
+                )
+            )
+        shards = [ray.put(builder.build())]
+        return Collected(Samples.of(samples), shards, 0.0, 0.0, sources=sources, data_sources=data_sources)
+
+    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+        """Nothing is generated."""
+
+    def state(self) -> tuple[dict[str, Any], list[Any]]:
+        return {"waiting": []}, []
+
+    def restore(self, state: Mapping[str, Any], shards: Sequence[Any]) -> None:
+        """There is no state besides the cursor."""
+
+    def drop(self) -> None:
+        """Nothing waits."""

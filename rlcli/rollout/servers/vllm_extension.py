@@ -1,0 +1,92 @@
+"""What runs within vLLM's server: `--worker-extension-cls rlcli.rollout.servers.vllm_extension.Extension`.
+
+vLLM adds these methods to each of its workers, and `/collective_rpc` calls them by name, with texts as arguments. They
+do what `VllmEngine` does in its own process: draw by counter, load weights, and compute the checksums of what is held.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIGURED = (
+    *("architectures", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "tie_word_embeddings"),
+)
+"""Fields of a model's configuration that servers and run must have in common."""
+
+
+class Extension:
+    """Methods of a vLLM worker."""
+
+    device: Any
+    model_config: Any
+    model_runner: Any
+    reload_weights: Any
+
+    def rlcli_attach(self) -> dict[str, Any]:
+        """Draw by counter from now on, if this worker can. Returns what the server has: `configured`, its model;
+        `by_counter`, `by_place`: whether draws depend on (seed, position) only, by our sampler or by vLLM's."""
+        from rlcli.rollout import sampling
+        from rlcli.rollout.vllm.hooks import cpu_kernels
+
+        by_counter = bool(getattr(self, "rlcli_by_counter", False)) or sampling.install(self)
+        if not hasattr(self, "rlcli_by_counter") and self.device.type == "cpu":
+            cpu_kernels.install(self.model_runner.get_model())
+        self.rlcli_by_counter = by_counter
+        config = self.model_config.hf_text_config
+        found = {name: getattr(config, name, None) for name in CONFIGURED}
+        found["architectures"] = self.model_config.hf_config.architectures
+        return {"configured": found, "by_counter": by_counter, "by_place": sampling.draws_by_place(self)}
+
+    def rlcli_load(self, folder: str) -> dict[str, Any]:
+        """Load all safetensors files of a folder, under checkpoint names. Returns the number of tensors, or `error`."""
+        from rlcli.model.tensor_names import for_vllm
+        from rlcli.model.weight_check.engine_weights import Recorder
+        from rlcli.rollout.vllm.hooks.cpu_kernels import repack
+
+        files, model, loaded = sorted(Path(folder).glob("*.safetensors")), self.model_runner.get_model(), list[str]()
+        kind = self.model_config.hf_config.model_type
+        if not files:
+            return {"error": f"this server sees no weights in {folder}"}
+        try:
+            if hasattr(self, "rlcli_layout"):
+                self.reload_weights(weights_iterator=for_vllm(_tensors(files, loaded), kind))
+            else:
+                with Recorder(model) as recorder:
+                    given = recorder.given(_tensors(files, loaded))
+                    self.reload_weights(weights_iterator=for_vllm(given, kind))
+                self.rlcli_layout = recorder.layout()
+            if self.device.type == "cpu":
+                repack(model)
+        except Exception as error:  # of any loader: the caller is in another process
+            return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        return {"loaded": len(loaded)}
+
+    def rlcli_parts(self, sent: str) -> dict[str, Any]:
+        """Checksums of this worker's parts of the sent tensors. sent: JSON, name → [checksum, elements, dtype]."""
+        import torch
+
+        from rlcli.model.weight_check.checksum import Sent
+        from rlcli.model.weight_check.engine_weights import Layout, weights_of
+
+        tensors = {name: Sent(one[0], one[1], getattr(torch, one[2])) for name, one in json.loads(sent).items()}
+        layout = getattr(self, "rlcli_layout", None) or Layout()
+        parts = layout.parts(weights_of(self.model_runner.get_model()), tensors)
+        return {"parts": [list(part) for part in parts], "untouched": layout.untouched}
+
+
+def _tensors(files: list[Path], names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the files; each name is appended to `names`."""
+    from safetensors import safe_open
+
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118, not a dict
+                names.append(name)
+                yield name, opened.get_tensor(name)

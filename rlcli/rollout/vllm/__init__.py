@@ -1,0 +1,1 @@
+"""vLLM as an engine, in the worker's own process."""

@@ -1,0 +1,70 @@
+"""Large matrices of vLLM's models on CPUs, packed so that the check after a weight sync can read them.
+
+vLLM packs a matrix for oneDNN and drops the original. Its packed copy could only be read by multiplying it with the
+unit matrix, which costs as much as a forward pass over as many tokens as the layer has inputs. torch packs for the same
+kernels, with the same bits as the result, and can undo it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
+
+MIN_ELEMENTS = 1 << 18
+"""Of a matrix that torch packs. A product through torch takes about 8 µs longer, which only a large one outweighs; a
+small one is read through its kernel in less than a millisecond."""
+
+
+@cache
+def install() -> None:
+    """Have vLLM pack large matrices by torch, in this process. No effect if this build of vLLM or torch has other
+    functions for it: its own packed copies are read through their kernels."""
+    from vllm import _custom_ops as ops
+
+    from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix, can_pack
+
+    if not can_pack() or not hasattr(ops, "create_onednn_mm") or not hasattr(ops, "onednn_mm"):
+        return
+    vllm_pack, vllm_multiply = ops.create_onednn_mm, ops.onednn_mm
+
+    def create_onednn_mm(weight: Any, *args: Any, **kwargs: Any) -> Any:
+        if weight.numel() >= MIN_ELEMENTS:
+            try:
+                return PackedMatrix(weight.t())  # `weight` is [inputs, outputs]
+            except RuntimeError:  # float16, on CPUs that cannot multiply it
+                pass
+        return vllm_pack(weight, *args, **kwargs)
+
+    def onednn_mm(handler: Any, x: Any, bias: Any) -> Any:
+        if isinstance(handler, PackedMatrix):
+            return handler(x, None, bias)
+        return vllm_multiply(handler, x, bias)
+
+    ops.create_onednn_mm, ops.onednn_mm = create_onednn_mm, onednn_mm
+
+
+def expose(model: Any) -> int:
+    """Let each layer of `model` that multiplies by a `PackedMatrix` call it directly: the check recognises it by its
+    type. Returns how many layers do. Called after each load, which packs anew."""
+    exposed = 0
+    for layer in model.modules():
+        matrix = _packed_by(vars(layer).get("cpu_linear"))
+        if matrix is not None:
+            layer.cpu_linear = matrix
+            exposed += 1
+    return exposed
+
+
+def _packed_by(kernel: Any) -> PackedMatrix | None:
+    """The matrix by which vLLM's function `kernel` multiplies, if torch has packed it."""
+    from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
+
+    if isinstance(kernel, PackedMatrix):
+        return kernel
+    if getattr(kernel, "__module__", "") != "vllm.model_executor.layers.utils":  # a function of another kind
+        return None
+    held = [cell.cell_contents for cell in getattr(kernel, "__closure__", None) or ()]
+    return next((one for one in held if isinstance(one, PackedMatrix)), None)

@@ -1,0 +1,134 @@
+"""Finds the pictures of a run: those of prompts in the data that it was started with, if that is there and unchanged.
+
+A run saves only the digests of these. So the pages ask the data for the row of a prompt, and show a picture of it only
+if its digest is the one that the run has seen. Of what environments showed, a step's folder has small copies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.data import step_images
+from rlcli.data.prompts.image_columns import image_column
+from rlcli.data.prompts.prompt_table import find_file
+from rlcli.errors import DataError
+from rlcli.images.row_images import BadImage, pictures
+from rlcli.runs.listing import config_of
+from rlcli.runs.software_record import directory_of, environment_of
+from rlcli.types import image_digest
+
+_ID = re.compile(r":(train|test):(\d{1,15})\Z")
+"""The end of a prompt's id: split and row."""
+_STEP = re.compile(r"(samples|evaluations)/step-\d{6,15}")
+ROWS_AT_ONCE = 16
+BUFFER = 1 << 20
+"""Bytes that are read ahead; otherwise all pictures of a row group are."""
+
+
+def where_of(kind: str, step: int) -> str:
+    """The folder of a step's samples, within the run's.
+
+    >>> where_of("samples", 12)
+    'samples/step-000012'
+    """
+    return f"{kind}/step-{step:06d}"
+
+
+class RunPictures:
+    """The pictures of the run in a folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+
+    def find(self, wanted: Mapping[str, str]) -> Iterator[tuple[str, bytes | str]]:
+        """Of each picture in `wanted`, digest → a prompt that has it, or the step in which an environment showed it
+        (`where_of`), the digest and the encoded picture: `bytes`, or a `str` that says why it is not at hand. In any
+        order."""
+        rows: dict[str, dict[int, list[str]]] = {}
+        steps: dict[str, list[str]] = {}
+        for digest, prompt in wanted.items():
+            if _STEP.fullmatch(prompt):
+                steps.setdefault(prompt, []).append(digest)
+            elif found := _ID.search(prompt, max(0, len(prompt) - 32)):
+                rows.setdefault(found[1], {}).setdefault(int(found[2]), []).append(digest)
+            else:
+                yield digest, f"the prompt {prompt:.100} is of no file"
+        for split, of_split in rows.items():
+            yield from self._of_split(split, of_split)
+        for step, digests in steps.items():
+            copies = dict(step_images.read_pictures(self.run / step, digests))
+            yield from ((digest, copies.get(digest, f"{step} has no copy of it")) for digest in digests)
+
+    def _of_split(self, split: str, rows: Mapping[int, list[str]]) -> Iterator[tuple[str, bytes | str]]:
+        """rows: row → digests. A run with several sets has them in any of its files."""
+        left = {digest: row for row, digests in rows.items() for digest in digests}
+        files = self._files(split)
+        why = "" if files else "config.toml names no data"
+        for shown, path in files:
+            try:
+                for row, images in read_pictures(find_file(path, split), set(left.values())):
+                    for image in images:
+                        if left.get(digest := image_digest(image)) == row:
+                            del left[digest]
+                            yield digest, image
+            except (DataError, OSError) as error:
+                found = error.message if isinstance(error, DataError) else f"{shown}: {error.strerror or error}"
+                why = why or found.replace(str(path), shown).removeprefix("data: ")
+            if not left:
+                return
+        why = why or f"no longer in {', '.join(shown for shown, _ in files)}"
+        yield from ((digest, why) for digest in left)
+
+    def _files(self, split: str) -> list[tuple[str, Path]]:
+        """The data of a split: paths as the configuration has them, and where they are."""
+        section, key = ("data", "path") if split == "train" else ("evaluation", "data")
+        given = config_of(self.run).get(section, {}).get(key)
+        every = given if isinstance(given, list) else [given]
+        paths = [one.get("path") if isinstance(one, dict) else one for one in every]
+        base = directory_of(environment_of(self.run)) or Path.cwd()
+        return [(path, base / os.path.expanduser(path)) for path in paths if isinstance(path, str) and path]
+
+
+def read_pictures(file: Path, rows: set[int]) -> Iterator[tuple[int, tuple[bytes, ...]]]:
+    """The encoded pictures of these rows of a parquet file, row by row; of a row whose picture is missing, none. Reads
+    the row groups that have such rows, a few rows at a time. DataError if the file cannot be read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER) as parquet:
+            column = image_column(parquet.schema_arrow)
+            first = 0
+            for number in range(parquet.metadata.num_row_groups if column else 0):
+                count = parquet.metadata.row_group(number).num_rows
+                own = sorted(row - first for row in rows if first <= row < first + count)
+                for place, value in _values(parquet, number, column, own):
+                    yield first + place, _pictures(value, file.parent)
+                first += count
+    except (OSError, pyarrow.ArrowException, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is damaged or incomplete"
+        raise DataError(f"{file} cannot be read: {why}", "check that the file is whole") from error
+
+
+def _values(parquet: Any, group: int, column: str, places: list[int]) -> Iterator[tuple[int, Any]]:
+    """The values of a column at these places of a row group, ascending."""
+    if not places:
+        return
+    start = 0
+    for batch in parquet.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[column]):
+        for place in [place for place in places if start <= place < start + len(batch)]:
+            yield place, batch.column(0)[place - start].as_py()
+        start += len(batch)
+        if start > places[-1]:
+            return
+
+
+def _pictures(value: Any, folder: Path) -> tuple[bytes, ...]:
+    try:
+        return pictures(value, folder)
+    except BadImage:
+        return ()

@@ -1,0 +1,114 @@
+"""The process of one tracker: python -m rlcli.runs.tracking.tracker_main MODULE:CLASS.
+
+It reads requests as JSON lines from standard input and answers each with one line: {} or {"id": …}, or {"error": …}.
+What the tracker's library prints goes to standard error, which is a file in the run's logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlcli.runs.tracking.tracker import TrackedRun, Tracker
+from rlcli.support.redact import redact_output
+
+CLOSE_S = 90
+"""Maximum seconds that this process lives after a close request, or after the run is gone: somewhat longer than the run
+waits for it, so that the run reports a timeout."""
+
+
+def main(target: str) -> None:
+    requests, replies = _private_pipes()
+    redact_output()
+    # Ctrl-C and SIGTERM are for the run; this process ends with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    server = _Server(target)
+    for line in requests:
+        reply = server.answer(json.loads(line))
+        try:
+            print(json.dumps(reply), file=replies, flush=True)
+        except BrokenPipeError:
+            break
+    if not server.closed:  # the run was killed
+        server.answer({"close": {"failed": True}})
+
+
+class _Server:
+    """Holds the tracker and answers the requests to it."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._tracker: Tracker | None = None
+        self._folder = Path()
+        self.closed = False
+
+    def answer(self, request: dict[str, Any]) -> dict[str, str]:
+        ((kind, facts),) = request.items()
+        try:
+            if kind == "start":
+                return self._start(**facts)
+            deeds: dict[str, Callable[..., dict[str, str]]]
+            deeds = {"log": self._log, "samples": self._samples, "picture": self._picture, "close": self._close}
+            return deeds[kind](**facts)
+        except Exception as error:
+            traceback.print_exc()
+            return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+
+    def _start(self, folder: str, **facts: Any) -> dict[str, str]:
+        kind: type[Tracker] = EntryPoint("tracker", self._target, "rlcli.trackers").load()
+        self._folder = Path(folder)
+        self._tracker = kind(TrackedRun(self._folder, **facts))
+        return {"id": self._tracker.id}
+
+    def _log(self, step: int, metrics: dict[str, float]) -> dict[str, str]:
+        assert self._tracker is not None
+        self._tracker.log(step, metrics)
+        return {}
+
+    def _samples(self, step: int, evaluated: bool) -> dict[str, str]:
+        if receive := self._optional("samples"):
+            from rlcli.runs.tracking.tracked_samples import tracked_samples
+
+            for name in ("samples", "evaluations") if evaluated else ("samples",):
+                if found := tracked_samples(self._folder / name, step):
+                    receive(step, "eval/samples" if name == "evaluations" else name, found)
+        return {}
+
+    def _picture(self, name: str, file: str) -> dict[str, str]:
+        if receive := self._optional("picture"):
+            receive(name, Path(file))
+        return {}
+
+    def _optional(self, name: str) -> Callable[..., None] | None:
+        """A method that a tracker need not have; None if it has not."""
+        own: Callable[..., None] | None = getattr(self._tracker, name, None)
+        return None if own is None or getattr(own, "__func__", own) is getattr(Tracker, name) else own
+
+    def _close(self, failed: bool) -> dict[str, str]:
+        self.closed = True
+        signal.alarm(CLOSE_S)  # kills this process even if the library hangs, also in its exit handlers
+        if self._tracker is not None:
+            self._tracker.close(failed)
+        return {}
+
+
+def _private_pipes() -> tuple[TextIO, TextIO]:
+    """Standard input and output, moved to descriptors that no library uses."""
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,1 +1,0 @@
-"""Verifiers: finding, combining and calling them."""

@@ -1,1 +1,0 @@
-"""Functions written for other frameworks, called as verifiers."""

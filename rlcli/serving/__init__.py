@@ -1,1 +1,0 @@
-"""Servers of models: those that verifiers ask, and those that generate for a run."""

@@ -1,0 +1,1 @@
+"""The machine: its GPUs, its processor, and how it computes."""

@@ -1,1 +1,0 @@
-"""The training loop: the step, checkpoints, the update guard, metrics and warnings."""

@@ -1,0 +1,1 @@
+"""The training loop: the step, batch selection, checkpoints, the update guard, metrics and warnings."""

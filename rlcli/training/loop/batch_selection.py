@@ -1,0 +1,220 @@
+"""From verified samples to the training batch: remove samples that do not count, shape rewards, select samples,
+compute advantages.
+
+All of it needs only scores and lengths, so it runs on the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlcli.algorithms.algorithm import Algorithm
+from rlcli.cluster.dispatch import Shared
+from rlcli.config.schema import RunConfig
+from rlcli.data.columns import Samples
+from rlcli.data.messages import Collected, MiniWork, StepWork
+from rlcli.data.packer import Plan, plan_batches
+from rlcli.data.step_files import Recording
+from rlcli.errors import RunFailed
+from rlcli.rollout.scheduler.sample_filter import compares_group, left_out, rewarded, right_of
+from rlcli.training.worker.plan_integrity import of_samples
+from rlcli.types import is_reward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SelectedSamples:
+    """The N samples that a step trains on, possibly some of them twice. groups: dense labels. columns: values of each
+    sample, `[N, …]` by name: `rewards` (shaped), `scores` (the verdicts'), `signatures`, `groups`, `lengths`, `right`,
+    `group_tokens`, and where they apply `teacher` (its number), `advantages` (of turns `[N, K]`), `turn_rewards` `[N,
+    K]`, `baselines`, `parts` and `pairs`. active: which have a gradient; None: all. reward: shaped mean of all samples
+    of the step that count, selected or not; NaN if none does. left_out: why each sample of the step does not count,
+    int8, as from `sample_filter.left_out`. one_prompt: samples of a group begin with the same prompt; those of an agent
+    begin as it likes. places: int64 `[N]`, of these samples among all of the step. shaped: float64, the shaped reward
+    of each of these; NaN if it does not count."""
+
+    samples: Samples
+    groups: list[int]
+    columns: dict[str, Any]
+    shards: list[Any]
+    active: list[bool] | None
+    reward: float
+    left_out: Any
+    one_prompt: bool
+    places: Any
+    shaped: Any
+
+
+def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int) -> SelectedSamples:
+    """The samples to train on and their columns. seed: for random choices."""
+    import numpy as np
+    import torch
+
+    rule = config.train.truncated
+    reasons = left_out(batch.samples, rule, batch.baselines, compared=compares_group(algorithm))
+    samples = rewarded(batch.samples, rule)
+    samples = samples.take(reasons == 0) if reasons.any() else samples
+    groups = torch.tensor(samples.prompt)
+    rewards = shaped_rewards(samples, groups, config)
+    known = {
+        "rewards": rewards,
+        "groups": groups,
+        "lengths": torch.tensor(samples.drawn_tokens),
+        "right": torch.tensor(right_of(samples, config)),
+        "scores": torch.tensor(batch.samples.score[reasons == 0]),  # as in their signatures
+        "signatures": torch.tensor(samples.signature),
+    }
+    known["parts"], weights = _parts(samples, rewards, batch.part_weights)
+    if algorithm.is_turn_level or samples.turn_rewards.size:
+        known["turn_rewards"] = turn_rewards(samples, rewards)
+    if algorithm.needs_baselines:
+        known["baselines"] = torch.tensor(
+            [batch.baselines[p].score for p in samples.prompt.tolist()], dtype=torch.float64
+        )
+    if len(config.teacher.models) > 1:
+        numbers = [config.teacher.number_of(source) for source in batch.data_sources]
+        known["teacher"] = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
+    if algorithm.advantages_before_tokens:
+        more = {"weights": weights, "turns": torch.tensor(samples.turns), "turn_states": turn_states(samples)}
+        known["advantages"] = algorithm.response_advantages({**known, **more})
+    indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
+    chosen = {name: values[indexes] for name, values in known.items()}
+    _, dense = torch.unique(chosen["groups"], return_inverse=True)
+    chosen["groups"] = dense
+    chosen["group_tokens"] = torch.zeros(len(dense)).index_add_(0, dense, chosen["lengths"].float())[dense]
+    if algorithm.selects_pairs:
+        chosen["pairs"] = torch.arange(len(indexes)) // 2
+    skips = algorithm.skips_zero_advantages
+    counting, shaped = np.flatnonzero(reasons == 0), np.full(len(reasons), np.nan)
+    shaped[counting] = rewards.numpy()
+    return SelectedSamples(
+        samples=samples.take(indexes.numpy()),
+        groups=dense.tolist(),
+        columns={name: values.numpy() for name, values in chosen.items()},
+        shards=batch.shards,
+        active=(of_samples(chosen["advantages"].abs()) != 0).tolist() if skips else None,
+        reward=float(rewards.mean()),
+        left_out=reasons,
+        one_prompt=not config.environment.is_command,
+        places=counting[indexes.numpy()],
+        shaped=shaped,
+    )
+
+
+def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tensor:
+    """The verifier's scores plus the terms of `shaping`: float64 `[N]`."""
+    import numpy as np
+    import torch
+
+    from rlcli.algorithms.shaping import length_reward, overlong, soft_format
+
+    shaping = config.shaping
+    rewards, lengths = torch.tensor(samples.score), torch.tensor(samples.drawn_tokens)
+    if shaping.overlong_buffer:
+        rewards += overlong(
+            lengths,
+            max_length=config.rollout.max_response_tokens,
+            buffer=shaping.overlong_buffer,
+            penalty=shaping.overlong_penalty,
+        )
+    if shaping.length_weight:
+        right = torch.tensor(right_of(samples, config))
+        rewards += length_reward(right, lengths, groups, weight=shaping.length_weight)
+    if shaping.format_weight:
+        formats = samples.parts.get("format")
+        if len(samples) and (formats is None or np.isnan(formats).all()):
+            raise RunFailed(
+                f"shaping.format_weight = {shaping.format_weight:g}, but no verdict has a part named format",
+                "use a verifier that scores the format, or set it to 0",
+            )
+        judged = np.zeros(len(samples)) if formats is None else np.nan_to_num(formats, nan=0.0)
+        rewards += soft_format(torch.tensor(judged), weight=shaping.format_weight)
+    return rewards
+
+
+def turn_rewards(samples: Samples, rewards: Tensor) -> Tensor:
+    """The reward of each turn: float64 `[N, K]`, 0 behind the last turn. What the sample's reward has beyond the sum of
+    its environment's rewards, from a verifier or from shaping, is in its last turn's."""
+    import numpy as np
+    import torch
+
+    given = np.nan_to_num(_wide(samples, samples.turn_rewards), nan=0.0)
+    found = torch.tensor(given)
+    # Added up one by one, as the verifier `environment` does, so that its score leaves exactly 0.
+    found[torch.arange(len(samples)), torch.tensor(samples.turns - 1)] += rewards - found.cumsum(1)[:, -1]
+    return found
+
+
+def turn_states(samples: Samples) -> Tensor:
+    """The hash of what the environment wrote before each turn: int64 `[N, K]`, 0 behind the last one, and where there
+    was no environment."""
+    import torch
+
+    return torch.tensor(_wide(samples, samples.turn_states))
+
+
+def _wide(samples: Samples, column: Any) -> Any:
+    """`[N, K]`, K the most turns of a sample, at least one, of a column that may lack some."""
+    import numpy as np
+
+    most = max(1, int(samples.turns.max(initial=1)))
+    return np.pad(column[:, :most], ((0, 0), (0, max(0, most - column.shape[1]))))
+
+
+def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
+    """Assign samples to `ranks` and micro-batches."""
+    return plan_batches(
+        chosen.samples.prompt_tokens.tolist(),
+        chosen.samples.drawn_tokens.tolist(),
+        chosen.groups,
+        minibatches=config.train.minibatches,
+        ranks=ranks,
+        tokens_per_microbatch=config.train.tokens_per_microbatch,
+        max_response_tokens=config.rollout.max_response_tokens,
+        active=chosen.active,
+        pairs=chosen.columns["pairs"].tolist() if "pairs" in chosen.columns else None,
+        prompts=chosen.groups if chosen.one_prompt else None,
+        context_tokens=chosen.samples.context_tokens.tolist(),
+    )
+
+
+def step_work(
+    plan: Plan, chosen: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
+) -> Shared:
+    """The StepWork that all ranks share. seed: for random choices. recording: what they record of the step. version: of
+    the trainer's weights."""
+    right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
+    minibatches = [
+        MiniWork(
+            tokens=mini.tokens,
+            sequences=mini.sequences,
+            groups=mini.groups,
+            max_length=mini.max_length,
+            right_tokens=int(right_tokens[list(mini.samples)].sum()),
+        )
+        for mini in plan.minibatches
+    ]
+    places = {"shard": chosen.samples.shard, "row": chosen.samples.row}
+    columns = chosen.columns | places
+    return Shared(StepWork(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version))
+
+
+def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
+    """The named parts of the rewards, float64 `[N, K]` by name, 0 if a sample lacks one, and a last column for the
+    rest, if any: what shaping adds, and the whole reward of a sample without parts. Also the weight of each, 1 if none
+    is given."""
+    import torch
+
+    rewarding = {name: values for name, values in sorted(samples.parts.items()) if is_reward(name)}
+    known = {name: torch.tensor(values) for name, values in rewarding.items() if (values == values).any()}
+    if not known:
+        return rewards[:, None], [1.0]
+    parts = torch.stack(list(known.values()), dim=1)
+    weights = [part_weights.get(name, 1.0) for name in known]
+    scored = torch.where(parts.isnan().all(dim=1), 0.0, torch.tensor(samples.score))
+    parts, rest = parts.nan_to_num(nan=0.0), rewards - scored
+    return (torch.cat([parts, rest[:, None]], dim=1), [*weights, 1.0]) if rest.any() else (parts, weights)

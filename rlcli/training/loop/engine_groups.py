@@ -1,0 +1,131 @@
+"""The engines: in the policy's workers, or in separate workers (`rollout.workers`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from typing import Any
+
+from rlcli.cluster.dispatch import Shared
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.errors import RunFailed
+from rlcli.rollout.scheduler.prefetch import GONE_S
+from rlcli.support.daemon_thread import in_background
+from rlcli.training.worker.weight_sync.weight_transfer import Synced
+
+
+class Engines:
+    """policy: the workers that train. own: separate workers of the engines, if any. workers: those that generate.
+    on_note: receives a note if weights cannot be broadcast, and so take the slower way, or are sent again. copies:
+    engines' workers keep a copy of the weights, from which the engines load (any
+    `rollout.sync` but `full`). ahead: it is filled while the engines generate."""
+
+    def __init__(
+        self,
+        policy: WorkerGroup,
+        own: WorkerGroup | None,
+        on_note: Callable[[str], None] = lambda text: None,
+        *,
+        copies: bool = False,
+        ahead: bool = False,
+    ) -> None:
+        self.policy, self.own, self.on_note, self.copies, self.ahead = policy, own, on_note, copies, ahead
+        self.workers = own or policy
+        self.broadcasts: bool | None = None
+        self._sending: Future[float] | None = None
+
+    def release_memory(self) -> None:
+        """Free the memory of engines that share the trainer's devices."""
+        if self.own is None:
+            self.policy.release_rollout_memory()
+
+    def sync(self, probe: Any, version: int) -> Synced:
+        """Sync the policy's weights as `version`, check that the engines hold them, and compare engines and trainer on
+        `probe` (int32 ids)."""
+        if self.own is None:
+            return Synced.of_all(self.policy.sync_weights(probe, version))
+        if self.broadcasts is None:
+            self.broadcasts = self._joined(self.own)
+        received, seconds = self._transfer(self.own)
+        sent = Shared(self.policy.sent_weights())
+        share = self.policy.changed_share()
+        if self.copies and (wrong := self._wrong(self.own, sent)):
+            # The engines still compute with the earlier weights: nothing is drawn by wrong ones.
+            self.on_note(f"all weights are sent again: {wrong} did not arrive as it was sent")
+            again, more = self._transfer(self.own, everything=True)
+            received, seconds, sent = received + again, seconds + more, Shared(self.policy.sent_weights())
+            if wrong := self._wrong(self.own, sent):
+                raise RunFailed(
+                    f"{wrong} did not arrive at an engine's worker as it was sent, even with all weights sent again",
+                    "the memory or the network of its machine is at fault: run rlcli doctor there",
+                )
+        log_probs = self.policy.probe_log_probs(probe.tolist())
+        loaded = Synced.of_all(self.own.weights_received(probe, log_probs, version, sent))
+        return loaded._replace(bytes=received, seconds=seconds + loaded.seconds * self.copies, share=share)
+
+    def send_ahead(self, generating: Future[None]) -> None:
+        """Send the policy's weights to the copies while the engines generate: until that is done, or `generating` is.
+        `sync` then has the engines load them. Nothing happens without `ahead`, or before the first sync."""
+        if self.ahead and self.broadcasts and not generating.done():
+            self._sending = in_background(self._send)
+            either: list[Future[Any]] = [self._sending, generating]
+            wait(either, return_when=FIRST_COMPLETED)
+
+    def _send(self) -> float:
+        began = time.perf_counter()
+        self.policy.broadcast_weights()
+        return time.perf_counter() - began
+
+    def _transfer(self, own: WorkerGroup, *, everything: bool = False) -> tuple[int, float]:
+        """Bytes that each engine received, and seconds. everything: also what they should have."""
+        began = time.perf_counter()
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sent_in, received = self._both(sending.result, own.receive_broadcast)
+            return int(max(received)), sent_in
+        by = self._by_broadcast if self.broadcasts else self._by_object_store
+        return by(own, everything), time.perf_counter() - began
+
+    def _wrong(self, own: WorkerGroup, sent: Shared) -> str:
+        """The first tensor that a copy does not hold as it was sent; empty if there is none."""
+        return next((names[0] for names in own.copy_differs(sent) if names), "")
+
+    def _joined(self, own: WorkerGroup) -> bool:
+        """Whether trainers and engines could form a process group."""
+        place = (*self.policy.rendezvous(), len(own))
+        joins = self._both(lambda: self.policy.join_engines(*place), lambda: own.join_engines(*place))
+        problem = next((error for errors in joins for error in errors if error), "")
+        if problem:
+            self.on_note(f"weights go to the engines through Ray's object store: no process group ({problem})")
+        return not problem
+
+    def _by_broadcast(self, own: WorkerGroup, everything: bool = False) -> int:
+        """Bytes that each engine received."""
+        _, received = self._both(lambda: self.policy.broadcast_weights(everything), own.receive_broadcast)
+        return int(max(received))
+
+    def _by_object_store(self, own: WorkerGroup, everything: bool = False) -> int:
+        """Bytes that each engine received."""
+        received = 0
+        # The next bucket is gathered while the engines load the last one: at most two are in memory.
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self.policy.send_weights, True, everything)
+            while bucket := coming.result():
+                coming = ahead.submit(self.policy.send_weights, False)
+                received += max(own.receive_weights(bucket))
+        return received
+
+    def _both(self, trainers: Callable[[], Any], engines: Callable[[], Any]) -> tuple[Any, Any]:
+        """Call both groups at once. The first error of either is raised; the other group, which may wait for the
+        failed one, is ended with it."""
+        calls: list[Future[Any]] = [in_background(trainers), in_background(engines)]
+        try:
+            for call in as_completed(calls):
+                call.result()
+        except BaseException:
+            self.policy.kill()
+            self.workers.kill()
+            wait(calls, GONE_S)
+            raise
+        return calls[0].result(), calls[1].result()

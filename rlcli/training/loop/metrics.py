@@ -1,0 +1,309 @@
+"""The metrics of a step. docs/metrics.md documents the names."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcli.algorithms.correction.mismatch import mismatch_metrics
+from rlcli.data.columns import OUTCOMES, Samples
+from rlcli.data.messages import Collected
+from rlcli.data.packer import Plan
+from rlcli.rollout.scheduler.sample_filter import REASONS
+from rlcli.training.worker.rank_step_recorder import StepReport
+from rlcli.training.worker.weight_sync.weight_transfer import Synced
+from rlcli.types import ENDED, LOGGED, USAGE, is_reward
+
+PER_TOKEN = (
+    *("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy"),
+    *("teacher_kl", "teacher_agreement"),
+)
+"""Sums over tokens that `update` returns, reported as means."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What each optimizer step of a step returned, in order; empty if nothing had a gradient."""
+
+    policy: list[dict[str, float]]
+    critic: list[dict[str, float]]
+
+    @property
+    def compared_tokens(self) -> float:
+        """Tokens of the step whose log-probs engine and trainer computed with the same weights."""
+        return sum(sums.get("compared_tokens", 0.0) for sums in self.policy)
+
+
+@dataclass
+class Clock:
+    """Seconds by phase of one step as metrics. began: the step, by time.perf_counter. on_phase: called at the start of
+    each phase."""
+
+    on_phase: Callable[[str], None]
+    began: float = field(default_factory=time.perf_counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.on_phase(name)
+        with timed(name, self.seconds):
+            yield
+
+
+@contextmanager
+def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
+    """Set the block's seconds in a step's metrics."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        metrics[f"time/{name}_s"] = time.perf_counter() - started
+
+
+def reward_metrics(samples: Samples) -> dict[str, float]:
+    """Of the samples that count; NaN if there are none. `reward/equal_groups`: share of groups whose rewards are all
+    equal, which have no gradient under a group baseline."""
+    import numpy as np
+
+    rewards, n = samples.score, len(samples)
+    if not n:
+        return dict.fromkeys(("reward/mean", "reward/std", "reward/equal_groups"), math.nan)
+    mean = math.fsum(rewards) / n
+    by_group = np.lexsort((rewards, samples.prompt))
+    starts = np.flatnonzero(np.diff(samples.prompt[by_group], prepend=-1))
+    ordered = rewards[by_group]
+    equal = np.minimum.reduceat(ordered, starts) == np.maximum.reduceat(ordered, starts)
+    parts = {name: values for name, values in sorted(samples.parts.items()) if is_reward(name)}
+    named = {name: values[~np.isnan(values)] for name, values in parts.items()}
+    return {
+        "reward/mean": mean,
+        "reward/std": math.sqrt(math.fsum((rewards - mean) ** 2) / n),
+        "reward/equal_groups": float(equal.mean()),
+        **({"reward/truncated": float(rewards[samples.truncated].mean())} if samples.truncated.any() else {}),
+        **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in named.items() if len(values)},
+    }
+
+
+def left_out_metrics(reasons: Any) -> dict[str, float]:
+    """How many samples do not count, in total and by reason. reasons: int8 `[N]`, as from `sample_filter.left_out`."""
+    import numpy as np
+
+    counts = np.bincount(reasons, minlength=1 + len(REASONS))[1:].tolist()
+    return {
+        "samples/left_out": float(sum(counts)),
+        **{f"samples/left_out/{name}": float(count) for name, count in zip(REASONS, counts, strict=True)},
+    }
+
+
+def sample_metrics(samples: Samples) -> dict[str, float]:
+    """Outcomes and lengths of all samples, including those that do not count."""
+    import numpy as np
+
+    lengths, n = samples.drawn_tokens, len(samples)
+    counts = np.bincount(samples.outcome, minlength=len(OUTCOMES)).tolist()
+    return {
+        **{f"outcome/{outcome}": count / n for outcome, count in zip(OUTCOMES, counts, strict=True)},
+        "verify/overran": float(samples.overran.mean()),
+        "response_tokens/mean": int(lengths.sum()) / n,
+        "response_tokens/max": float(lengths.max()),
+        "response_tokens/truncated": float(samples.truncated.mean()),
+        "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
+        **({"rollout/several_versions": float((samples.newer_by > 0).mean())} if samples.newer_by.any() else {}),
+        **{name: float(np.nansum(values)) for name, values in samples.parts.items() if name.startswith(USAGE)},
+        **{
+            name: float(np.nanmean(values))
+            for name, values in samples.parts.items()
+            if name.startswith(LOGGED) and not np.isnan(values).all()
+        },
+        **_conversation_metrics(samples),
+    }
+
+
+def _conversation_metrics(samples: Samples) -> dict[str, float]:
+    """Of conversations with an environment."""
+    import numpy as np
+
+    held = samples.take(samples.ended > 0)
+    if not len(held):
+        return {}
+    ends = np.bincount(held.ended, minlength=len(ENDED)).tolist()
+    return {
+        "turns/mean": float(held.turns.mean()),
+        "turns/max": float(held.turns.max()),
+        "context_tokens/mean": float(held.context_tokens.mean()),
+        "tool_calls/mean": float(held.tool_calls.mean()),
+        "tool_calls/failed": float(held.failed_calls.mean()),
+        **({"branches/mean": float(held.branches.mean())} if (held.branches > 1).any() else {}),
+        **{f"ended/{name}": count / len(held) for name, count in zip(ENDED, ends, strict=True) if name},
+    }
+
+
+def set_metrics(samples: Samples, counted: Samples, sources: Sequence[str]) -> dict[str, float]:
+    """By dataset, in runs with several. counted: samples whose rewards count. sources: the dataset of each group."""
+    import numpy as np
+
+    metrics: dict[str, float] = {}
+    for name in sorted(set(sources) - {""}):
+        groups = [group for group, source in enumerate(sources) if source == name]
+        own, rewarded = (some.take(np.isin(some.prompt, groups)) for some in (samples, counted))
+        if not len(own):
+            continue
+        found = sample_metrics(own)
+        outcomes = {key: value for key, value in found.items() if key.startswith("outcome/")}
+        figures = {
+            "prompts": float(len(groups)),
+            "reward": reward_metrics(rewarded)["reward/mean"],
+            "pass@1": outcomes["outcome/ok"],
+            **outcomes,
+            "response_tokens": found["response_tokens/mean"],
+            "truncated": found["response_tokens/truncated"],
+        }
+        metrics |= {f"source/{name}/{key}": value for key, value in figures.items()}
+    return metrics
+
+
+def plan_metrics(plan: Plan) -> dict[str, float]:
+    return {
+        "plan/imbalance": plan.imbalance,
+        "plan/microbatches": float(plan.microbatches),
+        "plan/skipped_samples": float(plan.skipped),
+    }
+
+
+def steps_taken(updates: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """The results of updates whose optimizer stepped. The others had no gradient, or a bad one."""
+    return [update for update in updates if update and "bad" not in update]
+
+
+def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the step's minibatches. The mismatch is that of the first minibatch, before the policy changes."""
+    done = steps_taken(updates)
+    metrics = {"update/count": float(len(done)), "update/skipped": float(len(updates) - len(done))}
+    if not done:
+        return metrics
+    tokens = sum(update["tokens"] for update in done)
+    for name in PER_TOKEN:
+        if name in done[0]:
+            label = f"update/{name.removesuffix('_tokens')}"
+            metrics[label] = sum(update[name] for update in done) / max(tokens, 1.0)
+    metrics["update/grad_norm"] = statistics.fmean(update["grad_norm"] for update in done)
+    for name in ("busiest_expert", "unused_experts", "routes_known", "routes_differ", "gradient_scale"):
+        if name in done[0]:
+            metrics[f"update/{name}"] = statistics.fmean(update[name] for update in done)
+    if "kl" in updates[0]:
+        metrics["update/kl_start"] = updates[0]["kl"] / max(updates[0]["tokens"], 1.0)
+    if updates[0].get("check_expected_pull", 0.0) > 0:
+        metrics["update/loss_scale"] = updates[0]["check_pull"] / updates[0]["check_expected_pull"]
+    if "mismatch_tokens" in done[0]:
+        metrics |= mismatch_metrics(done[0])
+    return metrics
+
+
+def source_metrics(batch: Collected) -> dict[str, float]:
+    """How the step's samples were generated: relevant if groups are dropped and refilled. `reward/generated` is missing
+    if waiting groups filled the step."""
+    return {
+        "rollout/rounds": float(batch.rounds),
+        "rollout/generated": float(batch.generated),
+        "rollout/dropped_groups": float(batch.dropped),
+        "rollout/carried_over_groups": float(batch.carried_over),
+        "rollout/in_flight_groups": float(batch.in_flight),
+        "rollout/too_old_groups": float(batch.too_old),
+        "rollout/stale": float(batch.stale),
+        "rollout/aborted": float(batch.aborted),
+        "rollout/resumed": float(batch.carried),
+        "rollout/redrawn": float(batch.redrawn),
+        **({"rollout/drafted": float(batch.drafted)} if batch.drafted else {}),
+        **({"rollout/drafts_accepted": batch.accepted / batch.drafted} if batch.drafted else {}),
+        **({"reward/generated": batch.generated_score} if batch.generated else {}),
+    }
+
+
+def staleness_metrics(samples: Samples, version: int) -> dict[str, float]:
+    """How old the samples were when training on them began, in updates. version: of the policy then."""
+    import numpy as np
+
+    oldest = np.maximum(version - samples.version, 0)
+    drawn = samples.version_tokens
+    known = drawn.sum(axis=1) > 0 if drawn.shape[1] else np.zeros(len(samples), bool)
+    tokens = np.bincount(oldest[~known], weights=samples.drawn_tokens[~known])
+    for newer in range(drawn.shape[1]):
+        of = known & (drawn[:, newer] > 0)
+        more = np.bincount(oldest[of] - newer, weights=drawn[of, newer])
+        size = max(len(tokens), len(more))
+        tokens = np.pad(tokens, (0, size - len(tokens))) + np.pad(more, (0, size - len(more)))
+    shares = tokens / max(tokens.sum(), 1.0)
+    return {
+        "rollout/staleness": float(oldest.mean()),
+        "rollout/staleness_max": float(oldest.max()),
+        **{f"rollout/age/{age}": float(share) for age, share in enumerate(shares) if share},
+    }
+
+
+def sync_metrics(synced: Synced) -> dict[str, float]:
+    """How the new weights reached the engines."""
+    return {
+        "sync/bytes": float(synced.bytes),
+        "sync/checked_tensors": float(synced.checked),
+        "sync/unchecked_tensors": float(synced.unchecked),
+        "sync/changed_tensors": float(synced.changed),
+        "sync/changed_share": synced.share,
+        "time/transfer_s": synced.seconds,
+        "time/check_s": synced.check_s,
+        "throughput/sync_gb_per_s": synced.bytes / synced.seconds / 1e9,
+    }
+
+
+def engine_metrics(reports: Mapping[str, Sequence[StepReport]]) -> dict[str, float]:
+    """What engines count, over all of them."""
+    found: dict[str, float] = {}
+    for report in (report for ranks in reports.values() for report in ranks):
+        for name, value in report.engine.items():
+            found[f"engine/{name}"] = found.get(f"engine/{name}", 0.0) + value
+    return found
+
+
+def critic_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """For a value model: means over the tokens of a step, and the share of the returns' variance that it explains. For
+    a process reward model: means over its responses."""
+    done = steps_taken(updates)
+    metrics = {"critic/skipped": float(len(updates) - len(done))} if updates else {}
+    if not done:
+        return metrics
+    sums = {name: sum(update[name] for update in done) for name in done[0]}
+    size = max(sums["responses"] if "responses" in sums else sums["tokens"], 1.0)
+    metrics["critic/loss"] = sums["loss"] / size
+    if "responses" in sums:
+        metrics["critic/accuracy"] = sums["agree"] / size
+    else:
+        of = {name: sums[f"{name}_sq"] / size - (sums[name] / size) ** 2 for name in ("returns", "errors")}
+        metrics["critic/clipped"] = sums["clipped"] / size
+        metrics["critic/returns"] = sums["returns"] / size
+        metrics["critic/explained_variance"] = 1.0 - of["errors"] / of["returns"] if of["returns"] > 1e-12 else 0.0
+    return metrics | {"critic/grad_norm": sums["grad_norm"] / len(done)}
+
+
+def time_metrics(clock: Clock, collected: Collected, plan: Plan, beside_s: float = 0.0) -> dict[str, float]:
+    """Seconds by phase and tokens per second. The phases and `bookkeeping`, the time outside all of them, add up to the
+    step; the wait for verdicts is part of generation. beside_s: seconds of generation beside training."""
+    seconds, whole = clock.seconds, time.perf_counter() - clock.began
+    tokens = int(collected.samples.tokens.sum())
+    trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
+    rate = collected.generated_tokens / collected.generate_s if collected.generate_s else 0.0
+    return {
+        **seconds,
+        "time/bookkeeping_s": whole - sum(seconds.values()),
+        "time/verify_wait_s": collected.verify_s,
+        "time/idle_s": collected.idle_s,
+        "time/trainer_idle_s": seconds.get("time/generate_s", 0.0) + seconds.get("time/wait_for_rollout_s", 0.0),
+        "time/engine_idle_s": max(0.0, whole - seconds.get("time/generate_s", 0.0) - beside_s),
+        "time/step_s": whole,
+        **({"throughput/rollout_tokens_per_s": rate} if rate else {}),
+        "throughput/update_tokens_per_s": trained / max(seconds.get("time/update_s", 0.0), 1e-9),
+        "throughput/tokens_per_s": tokens / max(whole, 1e-9),
+    }

@@ -1,0 +1,505 @@
+"""The training loop on the controller, which works with lengths and scores and never touches a response token."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any, Protocol
+
+from rlcli.algorithms.build import build_algorithm
+from rlcli.cluster.process.peak_memory import largest
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Coefficients, Collected, step_seed
+from rlcli.data.packer import Plan
+from rlcli.data.prompts.template_choice import BUILT_IN, template_text
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
+from rlcli.errors import RunFailed
+from rlcli.evaluation.evaluation_report import evaluate
+from rlcli.model.optim import lr_at
+from rlcli.rollout.scheduler.prefetch import Prefetcher
+from rlcli.rollout.scheduler.rollout_source import by_rank, source_of
+from rlcli.rollout.scheduler.sample_filter import rewarded
+from rlcli.runs.checkpoint import TEMPLATE, Checkpoint, Checkpoints
+from rlcli.runs.curve_marks import marks_of
+from rlcli.runs.folder import RunFolder, events_of
+from rlcli.runs.lost_engines import LostEngines
+from rlcli.runs.record_files import RunResult, course_of, evaluations_of, metrics_of, rewind
+from rlcli.runs.run_measure import measure_of
+from rlcli.runs.tracking import Trackers
+from rlcli.runs.tracking.run_console import SampleText, View
+from rlcli.training.listener import ListenedRun, Listener, Listeners
+from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.checkpointer import WAITING, Checkpointer, check_probe
+from rlcli.training.loop.checks.invariants import Invariants
+from rlcli.training.loop.checks.log_prob_check import LogProbCheck
+from rlcli.training.loop.engine_groups import Engines
+from rlcli.training.loop.learner_groups import Critic, Teachers
+from rlcli.training.loop.metrics import (
+    Clock,
+    Updates,
+    critic_metrics,
+    engine_metrics,
+    left_out_metrics,
+    plan_metrics,
+    reward_metrics,
+    sample_metrics,
+    set_metrics,
+    source_metrics,
+    staleness_metrics,
+    sync_metrics,
+    time_metrics,
+    timed,
+    update_metrics,
+)
+from rlcli.training.loop.step_records import StepRecords
+from rlcli.training.loop.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
+from rlcli.training.loop.warnings import NO_UPDATE, Warnings
+from rlcli.training.worker.rank_step_recorder import StepReport
+from rlcli.training.worker.worker_pools import Groups
+
+PROBE_TOKENS = 64
+"""Tokens of the prompt whose prefix must not outlive a weight sync, and whose log-probs go into checkpoints."""
+PROBE_PROMPTS = 4
+"""Prompts that the log-prob check compares before there are samples."""
+
+
+class StopRequest(Protocol):
+    """Whether the run was asked to end after the current step. The trainer arms it once there are steps to finish:
+    before that there is nothing to lose, and a request ends the run at once."""
+
+    requested: bool
+    armed: bool
+
+
+class Trainer:
+    """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
+
+    The state between steps is here, in `source`, in the algorithm's controllers and in the workers; `state_dict` lists
+    all of it. done: steps so far. version: weight syncs so far. since: the end of the period that the last step's
+    metrics cover. listeners: what creates each published listener, by name. plan: the planner's input, for listeners.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        dtype: str,
+        prompts: TokenizedPrompts,
+        held_out: TokenizedPrompts | None,
+        groups: Groups,
+        folder: RunFolder,
+        trackers: Trackers,
+        view: View,
+        stop: StopRequest,
+        listeners: Mapping[str, Callable[[ListenedRun], Listener]] | None = None,
+        plan: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.algorithm = build_algorithm(**config.algorithm.model_dump())
+        self.held_out = held_out
+        self.done = self.version = 0
+        self.since = time.perf_counter()
+        self.tracked = measure_of(config.model_dump())
+        self.course: list[float] = []
+        self.coming: list[SampleText] = []
+        self.evaluations: dict[int, dict[str, Any]] = {}
+        self.has_engine = held_out is not None or not config.data.response
+        # Any tokens serve as the probe; a prompt's tokens are typical for the model.
+        self.probe = prompts.words(prompts.longest())[:PROBE_TOKENS]
+        self.fingerprint = prompts.fingerprint()
+        self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
+        self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
+        self.teachers = Teachers(self.algorithm, config, groups.policy, groups.teachers)
+        how = {"copies": config.copies_weights, "ahead": "ahead" in config.rollout.sync}
+        self.engines = Engines(groups.policy, groups.engines, view.note, **how)
+        rules = config.checkpoint
+        checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
+        self.records = StepRecords(folder, config, view.note)
+        template = config.model.chat_template
+        texts = {TEMPLATE: template_text(template)} if template and template not in BUILT_IN else {}
+        self.checkpointer = Checkpointer(
+            checkpoints,
+            folder,
+            groups.policy,
+            groups.critic,
+            view.note,
+            self.records.flush,
+            rules.best_by,
+            texts,
+        )
+        self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
+        self.log_prob_check = self._log_prob_check(prompts)
+        listened = ListenedRun(folder.path, config, view.note, view.warning, folder.event, plan)
+        self.listeners = Listeners.of(listened, listeners or {})
+        self.invariants = Invariants()
+        faults = config.fault_tolerance
+        self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
+        self.lost_engines = LostEngines(folder.path)
+        self.source = source_of(
+            config,
+            prompts,
+            self.engines.workers,
+            folder.samples,
+            greedy=self.algorithm.needs_baselines,
+            on_progress=self._progressed,
+        )
+        beside = bool(config.async_.staleness and config.rollout.workers)
+        self.prefetcher = Prefetcher(self.source, beside, config.train.steps, self.engines.workers.kill)
+
+    def _log_prob_check(self, prompts: TokenizedPrompts) -> LogProbCheck:
+        from rlcli.model.rounding import unit_of
+
+        config = self.config
+        rows = [(prompts.words(i), 1) for i in range(min(PROBE_PROMPTS, len(prompts)))]
+        return LogProbCheck(
+            config.rollout.log_prob_check if self.has_engine else "off",
+            unit_of(self.dtype, config.rollout.quantization),
+            rows,
+            config.data.max_prompt_tokens + config.rollout.max_response_tokens - 1,
+            self.workers,
+            self.engines.workers,
+            self.warnings.log_prob_check,
+        )
+
+    def _progressed(self, done: int, total: int) -> None:
+        if self.prefetcher.waited_for:
+            self.view.progress(done, total)
+
+    def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
+        """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""
+        total = self.config.train.steps
+        with closing(self.prefetcher), closing(self.listeners), self.lost_engines.told(self.view.note):
+            self.begin(checkpoint)
+            while self.done < total and not self.stop.requested:
+                number = self.done + 1
+                try:
+                    self.after_step(number, self.step(number))
+                except RollBack as bad:
+                    self.roll_back(str(bad))
+                    self.since = time.perf_counter()
+            return self.finish()
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Before the first step of this process: load a checkpoint, sync the weights to the engines, evaluate them."""
+        if checkpoint is not None:
+            self.phase("restore", checkpoint.step)
+            self.load(checkpoint)
+        self.show_start()
+        self.listeners.begin(self.done)
+        self.phase("sync", self.done)
+        self.log_prob_check.prepare(self.done, 0.0, counts=False)
+        self.sync_weights()
+        self.log_prob_check.check(self.done, [], counts=False)
+        if self.evaluation_due():  # of the initial model, or one that an exit interrupted
+            found = self.evaluate()
+            self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
+            self.listeners.evaluated(self.done, found)
+        self.stop.armed = True
+        self.since = time.perf_counter()
+
+    def finish(self) -> RunResult:
+        """After the last step: the last checkpoint, and the result."""
+        if self.checkpointer.saved < self.done:
+            self.phase("checkpoint", self.done)
+            self.checkpointer.begin(self.done, *self.state_dict())
+        self.checkpointer.finish()
+        self.records.flush()
+        self.listeners.finish(self.done)
+        stopped = self.done < self.config.train.steps or self.evaluation_due()
+        if not stopped and (text := check_trained(self.folder.path, self.config.rollout.samples_per_prompt)):
+            self.view.warning(f"warning {NO_UPDATE}: {text}")
+            self.folder.event("warning", step=self.done, name=NO_UPDATE, text=text)
+        self.folder.event("stopped" if stopped else "finished", step=self.done)
+        return RunResult(
+            self.done, self.tracked, self.course, self.evaluations, str(self.checkpointer.newest or ""), stopped
+        )
+
+    def after_step(self, number: int, metrics: dict[str, float]) -> None:
+        """After a step: the checkpoint, which is written while the run continues, the evaluation, the records. An
+        earlier checkpoint is committed only once the metrics of its step are on disk."""
+        every = self.config.checkpoint.every
+        self.since = time.perf_counter()
+        self.records.phase("record")
+        self.done = number
+        self.course.append(self.tracked.of(metrics))
+        texts = self.texts()
+        self.checkpointer.poll()
+        if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
+            with timed("checkpoint", metrics):
+                self.phase("checkpoint", number)
+                self.checkpointer.begin(number, *self.state_dict())
+        if not self.stop.requested and self.evaluation_due():
+            with timed("evaluate", metrics):
+                metrics |= self.evaluate()
+        beyond = metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
+        self.since += beyond
+        self.records.phase("record")
+        if beyond:
+            self.records.add_spans({name: group.busy_spans() for name, group in self.groups().items()})
+        self.trackers.log(number, metrics)
+        self.records.end(number)
+        self.listeners.step(number, metrics)
+        self.view.step(metrics)
+        self.view.samples(texts)
+
+    def step(self, number: int) -> dict[str, float]:
+        """One step: generate and verify, select and plan, compute advantages, update, sync the new weights."""
+        clock = Clock(lambda name: self.phase(name, number), self.since)
+        self.records.begin()
+        seed = step_seed(self.config.train.seed, number)
+        with clock.phase("generate"):
+            batch = self.prefetcher.take(number)
+            self.invariants.check_seeds(batch.samples)
+            self.listeners.generated(batch.samples)
+        with clock.phase("plan"):
+            if self.has_engine:
+                self.engines.release_memory()
+            chosen = select_batch(batch, self.algorithm, self.config, seed)
+            plan = plan_step(chosen, self.config, self.workers.data_ranks)
+            self.guard.counted(number, chosen.left_out)
+        with clock.phase("load"):
+            bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
+            recording = self.records.recording(number, batch, chosen)
+            self.workers.load(bins, step_work(plan, chosen, seed, recording, self.version))
+            self.critic.load(chosen, seed)
+            self.teachers.load(chosen, seed)
+        if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
+            with clock.phase("old_log_probs"):
+                self.workers.compute_old_log_probs()
+        if self.algorithm.needs_reference:
+            with clock.phase("reference"):
+                self.workers.compute_reference_log_probs()
+        if self.teachers.needed:
+            with clock.phase("teacher"):
+                self.teachers.infer()
+        with clock.phase("critic"):
+            self.critic.infer()
+        with clock.phase("advantages"):
+            if self.algorithm.works_on_tokens:
+                self.workers.compute_advantages(self.algorithm.kl.coef)
+        with clock.phase("update"):
+            updates, lr = self.update(number, plan, chosen)
+        with clock.phase("wait_for_rollout"):
+            self.engines.send_ahead(self.prefetcher.generating)
+            self.prefetcher.wait()
+        with clock.phase("sync"):
+            self.log_prob_check.prepare(number, updates.compared_tokens)
+            synced = self.sync_weights()
+        self.records.phase("measure")
+        reports: dict[str, list[StepReport]] = {name: group.step_report() for name, group in self.groups().items()}
+        compared = self.log_prob_check.check(number, [report.compared for report in reports["worker"]])
+        self.records.trained(number, batch, chosen, reports)
+        peaks = largest(report.memory for ranks in reports.values() for report in ranks)
+        measured = self.measure(batch, chosen, plan, updates) | lr | synced | compared | peaks | engine_metrics(reports)
+        self.warnings.check_sync(number, measured)
+        return measured | time_metrics(clock, batch, plan, self.prefetcher.busy_s)
+
+    def update(self, number: int, plan: Plan, chosen: SelectedSamples) -> tuple[Updates, dict[str, float]]:
+        """Every optimizer step of this step: the critic's and, after the critic's warm-up, the policy's."""
+        train, warmup, updates = self.config.train, self.config.critic.warmup_steps, Updates([], [])
+
+        def rate(peak: float, since: int) -> float:
+            return lr_at(
+                max(number - since - 1, 0),
+                steps=train.steps - since,
+                peak=peak,
+                warmup_steps=train.warmup_steps,
+                schedule=train.schedule,
+                min_fraction=train.min_lr_fraction,
+            )
+
+        # The policy's own warm-up begins when the critic's has ended.
+        rates = {"update/lr": rate(train.lr, warmup)}
+        if self.critic.needed:
+            rates["critic/lr"] = rate(self.config.critic.lr, 0)
+        coefficients = Coefficients(rates["update/lr"], self.algorithm.kl.coef, self.algorithm.entropy.coef)
+        self.critic.share_returns()
+        for _ in range(train.passes):
+            for index in range(len(plan.minibatches)):
+                if self.critic.needed:
+                    sums = self.critic.update(index, rates["critic/lr"])
+                    updates.critic.append(self.guard.check(CRITIC, self.critic.workers, number, index, sums))
+                if number > warmup:
+                    sums = self.workers.update(index, coefficients)
+                    updates.policy.append(self.guard.check(POLICY, self.workers, number, index, sums))
+                    self.invariants.check_update(plan, chosen, index, sums)
+        return updates, rates
+
+    def measure(self, batch: Collected, chosen: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
+        """The step's metrics. Also adapts the KL and entropy coefficients to them."""
+        counted = rewarded(batch.samples, self.config.train.truncated).take(chosen.left_out == 0)
+        metrics = {
+            **reward_metrics(counted),
+            **sample_metrics(batch.samples),
+            **set_metrics(batch.samples, counted, batch.sources),
+            **left_out_metrics(chosen.left_out),
+            "reward/shaped": chosen.reward,
+            **source_metrics(batch),
+            **batch.selection,
+            **staleness_metrics(batch.samples, 0 if self.config.data.response else self.version - 1),
+            **plan_metrics(plan),
+            **update_metrics(updates.policy),
+            **critic_metrics(updates.critic),
+            "update/kl_coef": self.algorithm.kl.coef,
+            "update/entropy_coef": self.algorithm.entropy.coef,
+        }
+        if "update/kl" in metrics:
+            self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
+        if "update/entropy" in metrics:
+            self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
+        self.warnings.check(self.done + 1, metrics)
+        return metrics
+
+    def sync_weights(self) -> dict[str, float]:
+        """Sync weights. Raises RunFailed if an engine does not hold them, or computes no number with them."""
+        self.prefetcher.wait()
+        self.critic.drop_batch()
+        self.teachers.drop_batch()
+        self.version += 1
+        if not self.has_engine:
+            self.workers.drop_batch()
+            return {}
+        synced = self.engines.sync(self.probe, self.version)
+        if not math.isfinite(synced.difference):
+            raise RunFailed(
+                "after the weight sync the log-probs of engine or trainer are no numbers",
+                "check update/grad_norm in the last steps; with model.dtype = float16 values may have overflowed",
+            )
+        return sync_metrics(synced)
+
+    def groups(self) -> dict[str, WorkerGroup]:
+        """Each group of workers once, by what the timeline calls its members. All are idle after a sync: one that
+        generated would answer only after that."""
+        named = {"worker": self.workers, "critic": self.critic.workers, "teacher": self.teachers.workers}
+        named["engine"] = self.engines.workers
+        first = {id(group): name for name, group in reversed(named.items())}
+        return {name: group for name, group in named.items() if first[id(group)] == name}
+
+    def evaluation_due(self) -> bool:
+        """Whether the current weights are to be evaluated and have not been yet."""
+        if self.held_out is None or self.done in self.evaluations:
+            return False
+        every = self.config.evaluation.every
+        return self.done in (0, self.config.train.steps) or (every > 0 and self.done % every == 0)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the current weights; returns the metrics."""
+        assert self.held_out is not None, "nothing to evaluate on"
+        step = self.done
+        self.phase("evaluate", step)
+        report = evaluate(
+            self.engines.workers,
+            self.held_out,
+            self.config,
+            save_as=by_rank(self.folder.evaluations, step),
+            step=step,
+            on_progress=self.view.progress,
+        )
+        self.evaluations[step] = report.as_dict() | {"headline": report.headline()}
+        self.folder.write_evaluation(step, self.evaluations[step])
+        metrics = report.metrics()
+        self.checkpointer.evaluated(step, metrics)
+        self.folder.event("evaluated", step=step, headline=report.headline())
+        self.view.note(f"evaluation at step {step}: {report.headline()}")
+        return {f"eval/{name}": value for name, value in metrics.items()}
+
+    def state_dict(self) -> tuple[dict[str, Any], list[Any]]:
+        """Everything that the next step depends on apart from the workers' own state, as plain values, and references
+        to the tokens of the waiting samples."""
+        source, shards = self.source.state()
+        probe = self.probe.tolist()
+        return {
+            "step": self.done,
+            "version": self.version,
+            "warnings": self.warnings.state(),
+            "cursor": dict(self.source.cursor.state()),
+            "kl": self.algorithm.kl.state(),
+            "entropy": self.algorithm.entropy.state(),
+            "bad_updates": self.guard.state(),
+            **source,
+            "data": self.fingerprint,
+            "dtype": self.dtype,
+            "log_prob_check": self.log_prob_check.state(),
+            "probe": {"tokens": probe, "log_probs": self.workers.probe_log_probs(probe)},
+        }, shards
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Restore trainer and workers to the state of `state_dict`, and truncate the records to that step: this comes
+        last, since a checkpoint that does not load must leave them unchanged. Raises RunFailed if the loaded weights
+        are not those that were saved."""
+        with checkpoint.restoring() as state:
+            for name, group in self.checkpointer.groups.items():
+                group.load_state(str(checkpoint.path / name))
+            if state["dtype"] != self.dtype:  # model.dtype is auto, and the device differs
+                self.view.note(f"from here on the run computes in {self.dtype}, before in {state['dtype']}")
+            check_probe(self.workers, checkpoint, self.dtype)
+            shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
+            self.source.cursor = self.source.cursor.restored(state["cursor"])
+            self.source.restore(state, shards)
+            self.algorithm.kl.restore(state["kl"])
+            self.algorithm.entropy.restore(state["entropy"])
+            self.guard.restore(state["bad_updates"])
+            if "log_prob_check" in state:  # not in checkpoints of before
+                self.log_prob_check.restore(state["log_prob_check"])
+            # "alarms": in checkpoints of before; older ones have neither.
+            self.warnings.restore(state.get("warnings", state.get("alarms", {})))
+            self.invariants.forget()
+            self.done = checkpoint.step
+            self.version = state["version"] - 1  # the sync that follows was counted already
+        rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.begun else -1)
+        self.course = course_of(self.folder.path, self.tracked)
+        self.evaluations = evaluations_of(self.folder.path)
+        self.checkpointer.resumed(checkpoint)
+
+    def roll_back(self, why: str) -> None:
+        """Continue from the last checkpoint, with the next prompts; if there is none yet, from the current weights,
+        since the bad update was skipped."""
+        self.phase("restore", self.done)
+        self.records.flush()  # before the files of later steps are removed
+        self.checkpointer.poll(wait=True)
+        self.prefetcher.wait()
+        checkpoint = self.checkpointer.checkpoints.newest(self.view.note)
+        if checkpoint is None:
+            self.view.note(f"{why}; there is no checkpoint to go back to: the step ends with the updates so far")
+        else:
+            check_rollbacks(self.folder.path, checkpoint, why)
+            self.view.note(f"{why}; back to {checkpoint.path}, with other prompts")
+            self.folder.event("rolled_back", step=self.done + 1, to=checkpoint.step)
+            cursor, in_a_row = self.source.cursor, self.guard.state()
+            self.load(checkpoint)
+            self.source.cursor = cursor
+            self.guard.restore(in_a_row)
+            self.show_start()
+        self.prefetcher.drop()  # samples of the prompts that are skipped
+        self.invariants.forget()
+        rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
+        self.listeners.begin(self.done)
+        self.log_prob_check.prepare(self.done, 0.0, counts=False)
+        self.sync_weights()
+        self.log_prob_check.check(self.done, [], counts=False)
+
+    def show_start(self) -> None:
+        """Show where the run begins or continues, with the steps before."""
+        before = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
+        marks = marks_of(events_of(self.folder.path)) if self.done else []
+        self.view.start(self.config.train.steps, self.folder.path.name, self.done, self.tracked, before, 0.0, marks)
+
+    def phase(self, name: str, step: int) -> None:
+        """Report the current phase: to the view, in the run folder and to the listeners."""
+        self.view.phase(name)
+        self.records.phase(name)
+        self.folder.at(step, name)
+        self.listeners.phase(name, step)
+
+    def texts(self) -> list[SampleText]:
+        """The samples of the last rollout that the view shows, fetched before an evaluation replaces them."""
+        if not self.view.show_samples or self.config.data.response:
+            return []
+        of_ranks: list[list[dict[str, Any]]] = self.engines.workers.texts(self.view.show_samples)
+        texts = [SampleText.of(row) for rows in of_ranks for row in rows]
+        if self.prefetcher.beside:  # they belong to the next step, and are shown with it
+            texts, self.coming = self.coming, texts
+        return texts

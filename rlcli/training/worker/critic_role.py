@@ -1,0 +1,105 @@
+"""Models that learn from the same batch as the policy: PPO's critic, and PRIME's process reward model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlcli.config.schema import RunConfig
+from rlcli.training.worker.backend import Loader
+from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcli.model.policy import TokenOutputs
+    from rlcli.model.value_model import ValueOutputs
+
+
+class CriticRole:
+    """A value model: fills in `values`, and learns `returns`."""
+
+    def __init__(self, config: RunConfig, load: Loader) -> None:
+        self.clip = config.critic.clip
+        self.model = load("value", config.critic.path or config.model.path)
+
+    def infer(self, batch: TrainBatch) -> None:
+        """Compute the value of the state before each token, as the batch's tokens `values`."""
+        for micro in batch:
+            micro.tokens["values"] = self.model.values(micro.packed)
+
+    def update(self, batch: TrainBatch, index: int, lr: float) -> dict[str, float]:
+        """One optimizer step on Σ value_loss / tokens. Returns sums over this rank's tokens: `tokens`, `loss`,
+        `clipped`, and for the returns R and the errors R − V their sums and the sums of their squares."""
+
+        def loss(micro: MicroBatch, outputs: ValueOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+            import torch
+
+            from rlcli.algorithms.losses.critic import value_loss
+
+            values = outputs.values
+            returns = micro.tokens["returns"]
+            term = value_loss(values, micro.tokens["values"], returns, clip=self.clip)
+            errors = returns - values.detach()
+            sums = {
+                "tokens": torch.ones_like(errors),
+                "loss": term.loss.detach(),
+                "clipped": term.clipped_low | term.clipped_high,
+                "returns": returns,
+                "returns_sq": returns.double().square(),
+                "errors": errors,
+                "errors_sq": errors.double().square(),
+            }
+            totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
+            return term.loss.sum() / max(batch.works[index].tokens, 1), totals
+
+        return self.model.update(batch.minibatches[index], loss, lr)
+
+
+class ProcessRewardRole:
+    """An implicit process reward model: fills in `process_rewards`, and learns which responses are correct."""
+
+    def __init__(self, config: RunConfig, load: Loader) -> None:
+        self.options = config.algorithm.options
+        self.temperature = config.rollout.temperature
+        self.model = load("policy", config.critic.path or config.model.path)
+
+    def infer(self, batch: TrainBatch) -> None:
+        """Compute the implicit reward of each token, as the batch's tokens `process_rewards`."""
+        from rlcli.algorithms.losses.critic import process_rewards
+        from rlcli.algorithms.named import call
+
+        for micro in batch:
+            log_probs = self.model.log_probs(micro.packed, self.temperature)
+            inputs = {"log_probs": log_probs, "reference_log_probs": micro.tokens["reference_log_probs"]}
+            micro.tokens["process_rewards"] = call(process_rewards, inputs, self.options)
+
+    def update(self, batch: TrainBatch, index: int, lr: float) -> dict[str, float]:
+        """One optimizer step on the mean cross-entropy of the responses' verdicts. Returns sums over this rank's
+        responses: `responses`, `loss` and `agree`, how often the model predicted the verdict."""
+
+        def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+            import torch
+
+            from rlcli.algorithms.losses.base import sequence_sums
+            from rlcli.algorithms.losses.critic import implicit_reward_loss
+            from rlcli.algorithms.named import call
+
+            log_probs = outputs.log_probs
+            right = batch.of(micro, "right").double()
+            inputs = {
+                "log_probs": log_probs,
+                "reference_log_probs": micro.tokens["reference_log_probs"],
+                "rewards": right,
+                "sequence": micro.packed.sequence,
+                "lengths": micro.lengths,
+            }
+            terms = call(implicit_reward_loss, inputs, self.options).loss
+            total = (terms / micro.lengths[micro.packed.sequence]).sum()
+            drift = log_probs.detach() - micro.tokens["reference_log_probs"]
+            agree = (sequence_sums(drift, micro.packed.sequence, micro.lengths) > 0) == (right > 0.5)
+            sums = {"responses": torch.ones_like(right), "loss": total.detach(), "agree": agree}
+            totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
+            return total / batch.works[index].sequences, totals
+
+        forward = {"temperature": self.temperature, "want_entropy": False}
+        return self.model.update(batch.minibatches[index], loss, lr, **forward)

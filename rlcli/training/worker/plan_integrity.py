@@ -1,0 +1,246 @@
+"""Checks on a rank that training follows the plan: the rows, the loss, the gradient, the optimizer step.
+
+Each costs far less than 2% of a step. Checks of a single rank's data raise here; those that need all ranks return sums
+whose names begin with `check_`, which the controller compares with its plan (`rlcli.training.loop.checks.invariants`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.signature import signature, tokens_digest
+from rlcli.data.trajectories import Trajectory
+from rlcli.errors import REPORT, RunFailed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+WATCHED = 1024
+"""Number of weights of the watched tensor that are compared before and after an optimizer step."""
+SURE = 16
+"""If fewer of them should have moved, the check proves nothing."""
+LEAST_GRADIENT = 1e-7
+"""Smaller gradients move a weight by far less than the learning rate: AdamW's ε is 1e-8."""
+LEAST_SHARE = 0.01
+"""Share of the learning rate: a step of this size must be visible in a watched weight."""
+REDUCTION_TOLERANCE = 1e-3
+"""Error of a reduced gradient ÷ the size of the workers' terms: both sums are in float32, of the same gradients."""
+NAMED = 3
+"""Most weights that a message names."""
+
+
+def weight_of(signatures: Any) -> Any:
+    """A weight in [0, 1) for each sample, from its signature: numpy or torch int64 `[N]` → float64 `[N]`. Advantages of
+    a group add up to 0; the weighted ones do not."""
+    return (signatures % 65536) / 65536.0
+
+
+def of_samples(values: Any) -> Any:
+    """One value a sample of a numpy or torch column `[N]`, or `[N, K]` by turn, which is summed: `[N]`."""
+    return values if values.ndim == 1 else values.sum(1)
+
+
+class RowCheck:
+    """Compares the rows of a batch with their signatures, as they are packed for the loss."""
+
+    def __init__(self, columns: Mapping[str, Any], *, one_prompt: bool = True) -> None:
+        """columns: numpy `[N]` by name, of all the step's samples. Without `signatures` nothing is checked. one_prompt:
+        the samples of a group begin with the same prompt."""
+        self.columns, self._one_prompt = columns, one_prompt
+        self._prompts: dict[int, int] = {}
+
+    def check(self, micros: Sequence[tuple[Sequence[Trajectory], Sequence[Tensor]]]) -> None:
+        """Of each micro-batch its rows, and the tensors that it is trained on (see `_check_micro`), which leave the
+        device in one copy. Raises RunFailed."""
+        from rlcli.model.device_copies import download
+
+        if "signatures" not in self.columns:
+            return
+        tensors = [each for _, each in micros]
+        arrays = iter([tensor.numpy() for tensor in download([one for each in tensors for one in each])])
+        for rows, each in micros:
+            self._check_micro(rows, *(next(arrays) for _ in each))
+
+    def _check_micro(
+        self, rows: Sequence[Trajectory], samples: Any, counts: Any, sequence: Any, targets: Any, engine: Any
+    ) -> None:
+        """rows: of each of S sequences, from its shard. samples, counts `[S]`: which it is, and its drawn tokens.
+        sequence, targets, engine `[R]`: of each drawn token the sequence, the id, and the engine's log-prob."""
+        import numpy as np
+
+        signatures = self.columns["signatures"]
+        if not np.array_equal(np.bincount(sequence, minlength=len(counts)), counts):
+            raise RunFailed("the packed batch assigns drawn tokens to other samples than planned", REPORT)
+        ends = np.cumsum(counts)[:-1]
+        of_sample = zip(rows, samples.tolist(), np.split(targets, ends), np.split(engine, ends), strict=True)
+        for row, sample, drawn, log_probs in of_sample:
+            if self._one_prompt:
+                self._check_group(sample, row.tokens[: row.prompt_tokens])
+            forwarded = row.tokens.copy()
+            forwarded[row.drawn] = drawn
+            digest = tokens_digest(replace(row, tokens=forwarded, log_probs=log_probs))
+            found = signature(digest, float(self.columns["scores"][sample]))
+            if signatures[sample] and found != signatures[sample]:
+                raise RunFailed(
+                    f"sample {sample} of the step is trained on with other tokens, log-probs or reward than it was "
+                    "generated and verified with",
+                    REPORT,
+                )
+
+    def _check_group(self, sample: int, prompt: Any) -> None:
+        """Check that samples of one group have one prompt."""
+        group, digest = int(self.columns["groups"][sample]), zlib.crc32(prompt.tobytes())
+        if self._prompts.setdefault(group, digest) != digest:
+            raise RunFailed(f"group {group} of the step holds samples of different prompts", REPORT)
+
+
+def watch_pull(log_probs: Tensor, advantages: Tensor, pull: Tensor, world: int) -> None:
+    """Have the backward pass, which runs on world × the loss, subtract from `pull` the loss gradient along the
+    advantages: −Σ A · ∂loss/∂log π over this rank's drawn tokens.
+
+    log_probs `[R]`: the input of the policy loss, for its gradient only. advantages `[R]`: the controller's, not those
+    in the batch, so that a different sign or scale between the two shows.
+    """
+
+    def subtract(gradient: Tensor) -> None:
+        pull.sub_((gradient.double() * advantages).sum() / world)
+
+    if log_probs.requires_grad:
+        log_probs.register_hook(subtract)
+
+
+class ReductionCheck:
+    """Sums the gradient of one small parameter over ranks a second time, and compares it with the reduced gradient."""
+
+    def __init__(self, model: nn.Module, world: int) -> None:
+        self.world = world
+        self._found: list[Tensor] = []
+        self._hooked: set[int] = set()
+        if world == 1:
+            return
+        # No bias, unless there is nothing else: attention ignores that of keys, so its gradient is only rounding.
+        trained = [(name.endswith("bias"), p.numel(), name) for name, p in model.named_parameters() if p.requires_grad]
+        _, _, self.name = min(trained)
+        path, _, self._attribute = self.name.rpartition(".")
+        self._owner = model.get_submodule(path)
+        _sharded_above(model, path).register_forward_pre_hook(self._hook)
+
+    def _hook(self, *_: object) -> None:
+        """FSDP2 has just gathered the parameter: its hook gets this rank's own gradient."""
+        import torch
+
+        gathered = getattr(self._owner, self._attribute)
+        if torch.is_grad_enabled() and gathered.requires_grad and id(gathered) not in self._hooked:
+            self._hooked.add(id(gathered))
+            gathered.register_hook(lambda gradient: self._found.append(gradient.detach().float()))
+
+    def check(self) -> None:
+        """Call after the backward passes of an update. Collective. Raises RunFailed on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        found, self._found = self._found, []
+        if self.world == 1:
+            return
+        parameter = getattr(self._owner, self._attribute)
+        none = torch.zeros(parameter.shape, device=parameter.device)
+        own = sum(found, none) / self.world  # FSDP2 averages over ranks
+        total = torch.cat([own.flatten(), own.norm()[None]])  # the last: size of the summands
+        dist.all_reduce(total)
+        reduced = none if parameter.grad is None else parameter.grad.full_tensor().float()
+        off, size = (reduced.flatten() - total[:-1]).norm(), total[-1]
+        if bool(torch.isfinite(size)) and bool(off > REDUCTION_TOLERANCE * size):
+            raise RunFailed(
+                f"gradients are not summed over the {self.world} workers: that of {self.name} is "
+                f"{float(reduced.norm()):.3g}, but the workers' own sum to {float(total[:-1].norm()):.3g}",
+                REPORT,
+            )
+
+
+class CopyCheck:
+    """Checks that all copies of a replicated model (HSDP) have the same trained weights, to the last bit: nothing else
+    makes them agree again once they differ. Reads each weight once, in about half the time of AdamW's step on a CPU."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._group = mesh.get_group(0) if mesh.ndim > 1 else None
+
+    def check(self) -> None:
+        """Call after an optimizer step. Collective. Raises RunFailed on the ranks of all copies."""
+        import torch
+        import torch.distributed as dist
+
+        if self._group is None:
+            return
+        bits = torch.stack([_local(p.detach()).view(torch.int32).sum() for _, p in self._named])
+        bounds = torch.stack([bits, -bits])
+        dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=self._group)
+        differ = (bounds[0] != -bounds[1]).tolist()  # the largest is not the smallest
+        names = [name for (name, _), one in zip(self._named, differ, strict=True) if one]
+        if names:
+            raise RunFailed(
+                f"{len(names)} of {len(differ)} weights differ between the {self._group.size()} copies of the model "
+                f"(parallel.replicate) after an update: {', '.join(names[:NAMED])}",
+                REPORT,
+            )
+
+
+class StepCheck:
+    """Checks that an optimizer step changes weights that have a gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.ndim > 1]
+        # An embedding row belongs to a token that may never occur.
+        inner = [p for name, p in trained if not name.endswith(("lm_head.weight", "embed_tokens.weight"))]
+        self._parameter = (inner or [p for _, p in trained])[-1]
+        self._before: Tensor | None = None
+        self._watched: Tensor | None = None
+
+    def before(self, lr: float) -> None:
+        """Copy the first weights of this rank's part of the last matrix. lr: of the step; 0 is never planned."""
+        import torch
+
+        self._before = _local(self._parameter.detach()).reshape(-1)[:WATCHED].clone()
+        gradient = self._parameter.grad
+        self._watched = None
+        if gradient is not None:
+            large = _local(gradient).reshape(-1)[:WATCHED].abs() >= LEAST_GRADIENT
+            # Half a unit in the last place of a weight w is between w · eps / 4 and w · eps / 2.
+            most = LEAST_SHARE * lr * 2 / torch.finfo(self._before.dtype).eps if lr else torch.inf
+            self._watched = large & (self._before.abs() <= most)
+
+    def after(self) -> dict[str, Tensor]:
+        """`check_watched`: how many of them should change; `check_moved`: how many of those have changed."""
+        import torch
+
+        assert self._before is not None, "before() comes first"
+        if self._watched is None:
+            return {}
+        now = _local(self._parameter.detach()).reshape(-1)[:WATCHED]
+        moved = (now != self._before) & self._watched
+        return {
+            "check_watched": self._watched.sum(dtype=torch.float64),
+            "check_moved": moved.sum(dtype=torch.float64),
+        }
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded_above(model: nn.Module, path: str) -> nn.Module:
+    """The innermost module above `path` that FSDP2 gathers as a whole, or `model` if there is none."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = path.split(".")
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    found = (module for module in map(model.get_submodule, names) if isinstance(module, FSDPModule))
+    return next(found, model)

@@ -1,0 +1,170 @@
+"""The policy on this worker, and its reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Coefficients
+from rlcli.images.image_rule import ImageRule
+from rlcli.training.worker.backend import Loader
+from rlcli.training.worker.log_prob_record import LogProbRecord
+from rlcli.training.worker.plan_integrity import of_samples, watch_pull, weight_of
+from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlcli.algorithms.aggregation import Denominators
+    from rlcli.model.policy import TokenOutputs
+
+
+class PolicyRole:
+    """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. on_outputs: called
+    with what the forward pass of an update gives for a micro-batch. images: how the model sees pictures, if it does."""
+
+    def __init__(self, config: RunConfig, device: torch.device, load: Loader, images: ImageRule | None = None) -> None:
+        from rlcli.algorithms.build import build_algorithm, pulls_by_advantage
+        from rlcli.model.lora import LoraSpec
+
+        self.temperature = config.rollout.temperature
+        self.sampled = not config.data.response
+        self.device, self.images = device, images
+        self.algorithm = build_algorithm(**config.algorithm.model_dump())
+        lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
+        replays = config.rollout.replay_routes
+        self.policy = load("policy", config.model.path, lora=lora, replays=replays)
+        self.checks_loss = self.sampled and pulls_by_advantage(self.algorithm)
+        # With LoRA the reference is the policy without its adapter; otherwise it is a second, frozen copy.
+        needs_copy = self.algorithm.needs_reference and lora is None
+        self.reference = load("policy", config.model.path, trained=False, replays=replays) if needs_copy else None
+        self.on_outputs: Callable[[MicroBatch, TokenOutputs], None] = lambda micro, outputs: None
+        self.log_prob_record = LogProbRecord()
+        # With top-p the engine's log-probs are those of a cut distribution: not the trainer's, by design.
+        self.compares_samples = self.sampled and config.rollout.top_p == 1.0 and config.rollout.log_prob_check != "off"
+
+    def begin(self, batch: TrainBatch, version: int) -> None:
+        """Begin a step on `batch`. version: of the weights, as a number of weight syncs."""
+        self.log_prob_record.begin(version)
+        self.log_prob_record.remember([row for micro in batch for row in micro.rows])
+
+    def compute_old_log_probs(self, batch: TrainBatch) -> None:
+        for micro in batch:
+            micro.tokens["old_log_probs"] = self.policy.log_probs(micro.packed, self.temperature)
+            if self.compares_samples:
+                self.log_prob_record.saw(micro, micro.tokens["old_log_probs"])
+
+    def compute_reference_log_probs(self, batch: TrainBatch) -> None:
+        model = self.reference or self.policy
+        with nullcontext() if self.reference else model.adapter_disabled():
+            for micro in batch:
+                micro.tokens["reference_log_probs"] = model.log_probs(micro.packed, self.temperature)
+
+    def update(self, batch: TrainBatch, index: int, coefficients: Coefficients) -> dict[str, float]:
+        """One optimizer step. Returns sums over this rank's drawn tokens (see `Objective.sums`), `grad_norm`, which is
+        global and so divided by the number of ranks, and `compared_tokens`, for the log-prob check."""
+
+        def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+            self.on_outputs(micro, outputs)
+            if self.compares_samples and "old_log_probs" not in micro.tokens:
+                self.log_prob_record.saw(micro, outputs.log_probs)
+            return self._objective(batch, index, micro, outputs, coefficients)
+
+        for micro in batch.minibatches[index] if self.algorithm.needs_teacher_top else ():
+            if not micro.empty:
+                micro.packed = replace(micro.packed, candidates=micro.tokens["teacher_top"])
+        forward = {"temperature": self.temperature, "want_entropy": True}
+        sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
+        compared = {"compared_tokens": float(self.log_prob_record.tokens)}
+        self.log_prob_record.end()
+        return sums | compared | self._checks(batch, index) if sums and "bad" not in sums else sums
+
+    def probe_log_probs(self, tokens: Any) -> Any:
+        """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""
+        from rlcli.model.packed_batch import pack
+
+        # The engine's log-probs of a prompt are of all tokens, those that it does not draw too.
+        packed = replace(pack([(tokens, 1)], self.device, rule=self.images), never=None)
+        return self.policy.log_probs(packed, temperature=1.0).float().cpu().numpy()
+
+    def rows_log_probs(self, rows: Sequence[tuple[Any, int]], unit: float = 0.0, seed: int = 0) -> list[Any]:
+        """For each row, int32 tokens and how many of them are its prompt, float32 log-probs at temperature 1 of the
+        tokens behind the prompt. unit: if given, layers round their outputs once more, by so much (see
+        `rlcli.model.rounding`)."""
+        from rlcli.model.packed_batch import pack
+
+        packed = replace(pack(rows, self.device, rule=self.images), never=None)
+        with self.policy.rounded_again(unit, seed) if unit else nullcontext():
+            log_probs = self.policy.log_probs(packed, temperature=1.0).float().cpu()
+        return [part.numpy() for part in log_probs.split([len(tokens) - prompt for tokens, prompt in rows])]
+
+    def _objective(
+        self, batch: TrainBatch, index: int, micro: MicroBatch, outputs: TokenOutputs, coefficients: Coefficients
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        from rlcli.algorithms.aggregation import Denominators
+
+        assert outputs.entropy is not None, "it was asked for"
+        work = batch.policy_works[index]
+        tokens = dict(micro.tokens)
+        if not self.sampled:
+            del tokens["rollout_log_probs"]  # given responses were not sampled by an engine
+        entropy = outputs.entropy if coefficients.entropy else outputs.entropy.detach()
+        columns = {name: batch.of(micro, name) for name in ("pairs", "right", "group_tokens") if name in batch.columns}
+        inputs = tokens | columns | {"log_probs": outputs.log_probs, "entropy": entropy}
+        if outputs.candidate_log_probs is not None:
+            inputs["candidate_log_probs"] = outputs.candidate_log_probs
+        inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
+        if micro.kept_places is not None:
+            inputs["kept_places"] = micro.kept_places
+        denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
+        checks, watch = self._row_sums(batch, micro, inputs, denominators)
+        objective = self.algorithm.objective(
+            inputs,
+            denominators,
+            kl_coef=coefficients.kl,
+            entropy_coef=coefficients.entropy,
+            right_tokens=work.right_tokens,
+            on_policy_input=watch,
+        )
+        return objective.loss, objective.sums | checks
+
+    def _row_sums(
+        self, batch: TrainBatch, micro: MicroBatch, inputs: dict[str, Tensor], denominators: Denominators
+    ) -> tuple[dict[str, Tensor], Callable[[Tensor], None]]:
+        """Sums of one micro-batch that the controller compares with its plan: `check_rows`, of the signatures;
+        `check_advantages`, of the advantages, each weighted by its signature; `check_expected_pull`, and `check_pull`,
+        which the backward pass fills (see `watch_pull`), where advantages determine the loss. And what to call with the
+        input of the policy loss."""
+        import torch
+
+        sums: dict[str, Tensor] = {}
+        watch: Callable[[Tensor], None] = _unwatched
+        planned = batch.of(micro, "advantages") if "advantages" in batch.columns else None
+        if "signatures" in batch.columns:
+            signatures = batch.of(micro, "signatures")
+            sums["check_rows"] = signatures.double().sum()
+            if planned is not None:
+                sums["check_advantages"] = (of_samples(planned.double()) * weight_of(signatures)).sum()
+        if self.checks_loss:
+            tokens = micro.tokens["advantages"] if planned is None else micro.spread(planned)
+            read = (tokens.index_select(0, inputs["kept_places"]) if "kept" in inputs else tokens).double()
+            sums["check_expected_pull"] = self.algorithm.pull(inputs | {"advantages": tokens}, denominators).double()
+            sums["check_pull"] = pull = torch.zeros_like(sums["check_expected_pull"])
+            watch = partial(watch_pull, advantages=read, pull=pull, world=self.policy.data_ranks)
+        return {name: value.detach() for name, value in sums.items()}, watch
+
+    def _checks(self, batch: TrainBatch, index: int) -> dict[str, float]:
+        """The same for a whole update: this rank's part of the denominator used. Rejected tokens leave it, which the
+        plan cannot predict."""
+        if self.algorithm.rejects:
+            return {}
+        return {"check_denominator": batch.policy_works[index].tokens / self.policy.data_ranks}
+
+
+def _unwatched(read: Tensor) -> None:
+    """For losses that advantages do not determine."""

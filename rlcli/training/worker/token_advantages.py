@@ -1,0 +1,172 @@
+"""Advantages that need tokens, computed on the ranks that hold the batch; only sums cross ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlcli.algorithms.algorithm import Algorithm
+from rlcli.algorithms.named import inputs_of
+from rlcli.algorithms.ranks import Ranks
+from rlcli.data.messages import MiniWork
+from rlcli.training.worker.train_batch import Joined, TrainBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def fill_advantages(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:
+    """Fill in `advantages`, unless they came with the batch because the rewards alone determine them, and, if there is
+    a critic, `returns`. Collective.
+
+    Needs of `batch` the columns `rewards` and `groups`, and the tokens' `values`, `process_rewards`, `old_log_probs`,
+    `reference_log_probs` and `teacher_log_probs` if the algorithm uses them.
+    """
+    if algorithm.advantages_before_tokens:
+        return
+    if algorithm.is_token_level:
+        _token_level(algorithm, batch, ranks, kl_coef)
+    else:
+        batch.spread("advantages", _penalised_rewards(algorithm, batch, ranks, kl_coef))
+
+
+def fill_kept(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
+    """Fill in `kept`, minibatch by minibatch: the tokens that no correction rejects; and remove the others from the
+    policy's denominators. Collective. Advantages are computed from all tokens nevertheless."""
+    import torch
+
+    for index in range(len(batch.minibatches)):
+        joined = batch.joined(index)
+        kept = algorithm.keep_tokens(
+            {
+                "log_probs": joined.tokens("old_log_probs"),
+                "rollout_log_probs": joined.tokens("rollout_log_probs"),
+                "sequence": joined.sequence,
+                "lengths": joined.lengths,
+            }
+        )
+        joined.fill_kept(kept)
+        lost = torch.zeros(len(batch.columns["groups"]), dtype=torch.float64, device=batch.device)
+        lost.index_add_(0, joined.samples[joined.sequence], (~kept).double())
+        batch.policy_works[index] = _without(batch, index, ranks.add(lost))
+
+
+def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
+    """Fill in `selected`, minibatch by minibatch: the tokens that the loss treats differently. Collective."""
+    import torch
+
+    for index in range(len(batch.minibatches)):
+        joined = batch.joined(index)
+        kept = joined.tokens("kept").bool() if algorithm.rejects else slice(None)
+        noise = _noise(batch, joined)
+        inputs = {
+            "old_log_probs": joined.tokens("old_log_probs")[kept],
+            "advantages": joined.tokens("advantages")[kept],
+            "noise": noise[kept],
+            "ranks": ranks,
+        }
+        selected = torch.zeros_like(noise, dtype=torch.bool)
+        selected[kept] = algorithm.select_tokens(inputs)
+        joined.fill("selected", selected)
+
+
+def _without(batch: TrainBatch, index: int, lost: Tensor) -> MiniWork:
+    """The denominators of a minibatch that has lost so many tokens (float64 `[N]`) of each sample. A response that has
+    lost all of its tokens is not counted, nor is a prompt that has lost all of its responses; `group_tokens` falls."""
+    import torch
+
+    work, groups, lengths = batch.works[index], batch.columns["groups"], batch.columns["lengths"]
+    gone = ((lost > 0) & (lost >= lengths)).double()
+    table = torch.stack([lost, gone, torch.ones_like(lost)], dim=1)
+    of_groups = table.new_zeros(int(groups.max()) + 1 if len(groups) else 0, 3).index_add_(0, groups, table)
+    batch.columns["group_tokens"] = batch.columns["group_tokens"] - of_groups[groups, 0].float()
+    emptied = (of_groups[:, 1] > 0) & (of_groups[:, 1] == of_groups[:, 2])
+    sums = (lost.sum(), gone.sum(), emptied.double().sum(), (lost * batch.columns["right"]).sum())
+    tokens, sequences, prompts, right_tokens = map(int, torch.stack(sums).tolist())
+    return replace(
+        work,
+        tokens=work.tokens - tokens,
+        sequences=work.sequences - sequences,
+        groups=work.groups - prompts,
+        right_tokens=work.right_tokens - right_tokens,
+    )
+
+
+def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:
+    joined = batch.joined()
+    rewards = batch.columns["rewards"][joined.samples]
+    token_rewards = _kl_penalty(algorithm, joined, kl_coef) + _rewards(batch, joined)
+    groups = batch.columns["groups"]
+    inputs = {
+        "token_rewards": token_rewards,
+        "sequence": joined.sequence,
+        "lengths": joined.lengths,
+        "rewards": rewards,
+        "groups": groups[joined.samples],
+        "group_count": int(groups.max()) + 1 if len(groups) else 0,  # the selection may be empty
+        "ranks": ranks,
+    }
+    if algorithm.needs_critic:
+        inputs["values"] = joined.tokens("values")
+    if algorithm.needs_process_rewards:
+        inputs["process_rewards"] = joined.tokens("process_rewards")
+    for name in ("old_log_probs", "teacher_log_probs"):
+        if name in inputs_of(algorithm.advantage):
+            inputs[name] = joined.tokens(name)
+    made = algorithm.token_advantages(inputs)
+    joined.fill("advantages", made.advantages.float())
+    if made.returns is not None:
+        joined.fill("returns", made.returns.float())
+
+
+def _rewards(batch: TrainBatch, joined: Joined) -> Tensor:
+    """The rewards where they are earned, float64 `[T]`: a sample's on its last token, or, if its turns are rewarded,
+    each turn's on the turn's last token. A turn without tokens counts to the token before it, else to the first one."""
+    import torch
+
+    if "turn_rewards" in batch.columns:
+        by_turn = batch.columns["turn_rewards"][joined.samples]
+        counts = torch.zeros_like(by_turn, dtype=torch.int64)
+        counts.index_put_((joined.sequence, joined.tokens("turn").long()), torch.ones_like(joined.sequence), True)
+    else:
+        by_turn = batch.columns["rewards"][joined.samples, None]
+        counts = joined.lengths[:, None]
+    present = joined.lengths > 0
+    starts = joined.lengths.cumsum(0) - joined.lengths
+    ends = starts[:, None] + (counts.cumsum(1) - 1).clamp(min=0)
+    earned = torch.zeros(len(joined.sequence), dtype=torch.float64, device=joined.sequence.device)
+    return earned.index_add_(0, ends[present].flatten(), by_turn[present].double().flatten())
+
+
+def _penalised_rewards(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> Tensor:
+    """Advantages `[N]` of rewards minus each response's KL: every rank needs those of all samples."""
+    joined = batch.joined()
+    penalties = batch.columns["rewards"].new_zeros(len(batch.columns["rewards"]))
+    penalties.index_add_(0, joined.samples[joined.sequence], _kl_penalty(algorithm, joined, kl_coef))
+    rewards = batch.columns["rewards"] + ranks.add(penalties)
+    return algorithm.response_advantages({**batch.columns, "rewards": rewards})
+
+
+def _kl_penalty(algorithm: Algorithm, joined: Joined, kl_coef: float) -> Tensor:
+    """−β KL of each token, float64 `[T]`, if the KL is part of the reward; else zeros."""
+    import torch
+
+    if not algorithm.kl_in_reward:
+        return torch.zeros(len(joined.sequence), dtype=torch.float64, device=joined.sequence.device)
+    estimate = algorithm.divergence(joined.tokens("old_log_probs"), joined.tokens("reference_log_probs"))
+    return -kl_coef * estimate.double()
+
+
+def _noise(batch: TrainBatch, joined: Joined) -> Tensor:
+    """Uniform numbers derived from the samples, float64 `[T]`: independent of the layout."""
+    import numpy as np
+    import torch
+
+    from rlcli.model.device_copies import download
+
+    samples, lengths = download([joined.samples, joined.lengths])
+    drawn = [
+        np.random.default_rng([batch.seed, sample]).random(length)
+        for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True)
+    ]
+    return torch.tensor(np.concatenate([np.zeros(0), *drawn]), device=joined.sequence.device)

@@ -1,0 +1,264 @@
+"""The train batch: this rank's rows of a step, packed into micro-batches, and the values computed for their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.messages import MiniWork, StepWork
+from rlcli.data.packer import Bin
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S
+from rlcli.data.trajectories import Trajectory
+from rlcli.images.image_rule import ImageRule
+from rlcli.support.files import replacing
+from rlcli.training.worker.plan_integrity import RowCheck
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlcli.model.device_copies import Move
+    from rlcli.model.packed_batch import PackedBatch
+
+
+@dataclass
+class MicroBatch:
+    """One micro-batch on the rank that trains it, of S sequences and R drawn tokens.
+
+    samples: int64 `[S]`, indexes into the step's samples. lengths: int64 `[S]`, drawn tokens of each. empty: this
+    rank has no rows here and only takes part in the collectives. tokens: `[R]` by name: the engine's
+    `rollout_log_probs`; if turns are rewarded, the `turn` (int64, from 0) of its sample that each is of; and what the
+    roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …), some of them `[R, K]`.
+    of_teachers: with several teachers, the number of each that has samples here → the pack of those samples alone.
+    rows: the samples' trajectories, S of them. kept_places: int64, the drawn tokens that no correction rejects, if some
+    may be rejected.
+    """
+
+    packed: PackedBatch
+    samples: Tensor
+    lengths: Tensor
+    empty: bool
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+    of_teachers: dict[int, PackedBatch] = field(default_factory=dict)
+    rows: Sequence[Trajectory] = ()
+    kept_places: Tensor | None = None
+
+    def moved(self, move: Move) -> MicroBatch:
+        """See `rlcli.model.device_copies.Movable`."""
+        return replace(
+            self,
+            packed=self.packed.moved(move),
+            samples=move(self.samples),
+            lengths=move(self.lengths),
+            tokens={name: move(values) for name, values in self.tokens.items()},
+            of_teachers={number: pack.moved(move) for number, pack in self.of_teachers.items()},
+        )
+
+    @property
+    def trained_on(self) -> tuple[Tensor, ...]:
+        """What `RowCheck` compares: samples, lengths, and of each drawn token its sequence, id and log-prob."""
+        return self.samples, self.lengths, self.packed.sequence, self.packed.targets, self.tokens["rollout_log_probs"]
+
+    def spread(self, column: Tensor) -> Tensor:
+        """The value of each token's sequence (`[S]`) or turn (`[S, K]`): float32 `[R]`."""
+        at = (self.packed.sequence,) if column.ndim == 1 else (self.packed.sequence, self.tokens["turn"])
+        return column[at].float()
+
+
+class TrainBatch:
+    """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators; policy_works: the policy's,
+    without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank.
+    recorded: the trajectories of those whose tokens are recorded, by their place."""
+
+    def __init__(
+        self,
+        bins: Sequence[Sequence[Bin]],
+        step: StepWork,
+        device: torch.device,
+        rule: ImageRule | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Fetch only the shards that hold this rank's rows, and pack the rows. bins: [minibatch][micro-batch] → this
+        rank's samples. rule: how the model sees pictures, if it does. dtype: in which models compute, so that on a GPU
+        attention's indices are there before the first pass."""
+        import numpy as np
+        import ray
+        import torch
+
+        from rlcli.model.device_copies import all_moved, upload
+
+        self.device, self.rule = device, rule
+        self.seed = step.seed
+        own = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
+        held = np.unique(step.columns["shard"][own]).tolist()
+        shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
+        self.works: list[MiniWork] = step.minibatches
+        self.policy_works = list(step.minibatches)
+        columns = upload([torch.tensor(values) for values in step.columns.values()], device)
+        self.columns: dict[str, Tensor] = dict(zip(step.columns, columns, strict=True))
+        self.recorded: dict[int, Trajectory] = {}
+        packed = [self._pack(bin, step, shards) for micros in bins for bin in micros]
+        if dtype is not None and device.type != "cpu":
+            for micro in packed:
+                for pack in (micro.packed, *micro.of_teachers.values()):
+                    pack.segments.prepare(device, dtype)
+        on_device = iter(all_moved(packed, device))
+        self.minibatches = [[next(on_device) for _ in micros] for micros in bins]
+        trained = [(micro.rows, micro.trained_on) for micro in self if not micro.empty]
+        RowCheck(step.columns, one_prompt=step.one_prompt).check(trained)
+        if "advantages" in self.columns:  # computed from the rewards alone
+            self.spread("advantages", self.columns["advantages"])
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for minibatch in self.minibatches:
+            yield from minibatch
+
+    def of(self, micro: MicroBatch, column: str) -> Tensor:
+        """A column for the sequences of a micro-batch: `[S]`."""
+        return self.columns[column][micro.samples]
+
+    def pack_of_teacher(self, micro: MicroBatch, number: int) -> PackedBatch:
+        """The samples of a micro-batch that teacher `number` scores; a dummy without drawn tokens if there are none."""
+        from rlcli.model.packed_batch import dummy
+
+        return micro.of_teachers.get(number) or dummy(self.device, self.rule)
+
+    def spread(self, name: str, column: Tensor) -> None:
+        """Give every token the value of its sample (`[N]`) or of its turn (`[N, K]`)."""
+        for micro in self:
+            micro.tokens[name] = micro.spread(column[micro.samples])
+
+    def joined(self, minibatch: int | None = None) -> Joined:
+        """The tokens of all micro-batches, or of those of one minibatch, concatenated."""
+        import torch
+
+        micros = [m for m in (self if minibatch is None else self.minibatches[minibatch]) if not m.empty]
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        lengths = torch.cat([none, *(m.lengths for m in micros)])
+        samples = torch.cat([none, *(m.samples for m in micros)])
+        drawn = sum(len(micro.packed.targets) for micro in micros)
+        places = torch.arange(len(lengths), device=self.device)
+        sequence = torch.repeat_interleave(places, lengths, output_size=drawn)
+        return Joined(micros, samples, lengths, sequence)
+
+    def export(self, name: str) -> dict[int, Any]:
+        """The values under `name`, by sample, as arrays, for another group's batch."""
+        from rlcli.model.device_copies import download
+
+        joined = self.joined()
+        samples, lengths, values = download([joined.samples, joined.lengths, joined.tokens(name)])
+        parts = values.split(lengths.tolist())
+        return {sample: part.numpy() for sample, part in zip(samples.tolist(), parts, strict=True)}
+
+    def fill(self, name: str, by_sample: dict[int, Any]) -> None:
+        """Fill in the result of `export`, for these samples and others."""
+        import numpy as np
+        import torch
+
+        for micro in self:
+            values = [by_sample[sample] for sample in micro.samples.tolist()]
+            flat = np.concatenate(values) if values else np.zeros(0, np.float32)
+            micro.tokens[name] = torch.tensor(flat, device=self.device)
+
+    def save(self, minibatch: int, path: Path) -> None:
+        """Write what this rank trains on in a minibatch, with torch.save: enough to repeat the update, in plain values.
+        `work`: the policy's denominators; `columns`: values of all the step's samples; `micros`: for each micro-batch
+        its `packed` tokens, its `samples` and `lengths`, and the filled-in `tokens`."""
+        import torch
+
+        work = {field.name: getattr(self.policy_works[minibatch], field.name) for field in fields(MiniWork)}
+        packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
+        micros = [
+            {
+                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "shown", "never")},
+                "samples": micro.samples,
+                "lengths": micro.lengths,
+                "tokens": micro.tokens,
+            }
+            for micro in self.minibatches[minibatch]
+            if not micro.empty
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
+
+    def _pack(self, bin: Bin, step: StepWork, shards: dict[int, Any]) -> MicroBatch:
+        """A micro-batch on the host."""
+        import numpy as np
+        import torch
+
+        from rlcli.model.packed_batch import dummy
+
+        shard, row = step.columns["shard"], step.columns["row"]
+        rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
+        branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
+        packed = self._packed(branches) if rows else dummy(torch.device("cpu"), self.rule)
+        samples = torch.tensor(bin, dtype=torch.int64)
+        lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64)
+        log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
+        tokens = {"rollout_log_probs": torch.tensor(log_probs)}
+        if "turn_rewards" in step.columns:
+            turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
+            tokens["turn"] = torch.tensor(turns)
+        wanted = {one.place for one in step.recording.samples} if step.recording is not None else frozenset()
+        self.recorded |= {sample: whole for sample, whole in zip(bin, rows, strict=True) if sample in wanted}
+        of_teachers = {}
+        if "teacher" in step.columns:
+            teachers = step.columns["teacher"][np.array(bin, np.int64)]
+            for number in dict.fromkeys(teachers.tolist()):
+                own = [(place, branch) for place, branch in branches if teachers[place] == number]
+                own = [(place, replace(branch, routes=None)) for place, branch in own]
+                of_teachers[number] = self._packed(own)
+        return MicroBatch(packed, samples, lengths, not rows, tokens, of_teachers, rows)
+
+    def _packed(self, branches: Sequence[tuple[int, Trajectory]]) -> PackedBatch:
+        """Of the branches of trajectories, each with the place of its sample in the micro-batch, on the host."""
+        import torch
+
+        from rlcli.model.packed_batch import pack
+
+        given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
+        masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
+        routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
+        return pack(given, torch.device("cpu"), masks, places, routes, pictures, self.rule)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several micro-batches concatenated: S sequences, T drawn tokens. samples, lengths: int64 `[S]`; sequence:
+    int64 `[T]`."""
+
+    micros: list[MicroBatch]
+    samples: Tensor
+    lengths: Tensor
+    sequence: Tensor
+
+    def tokens(self, name: str) -> Tensor:
+        """`[T]` of the values under `name`."""
+        import torch
+
+        if not self.micros:
+            return torch.zeros(0, device=self.lengths.device)
+        return torch.cat([micro.tokens[name] for micro in self.micros])
+
+    def fill(self, name: str, values: Tensor) -> None:
+        """Store `values` (`[T]`) under `name`."""
+        parts = values.split([len(micro.packed.targets) for micro in self.micros]) if self.micros else ()
+        for micro, part in zip(self.micros, parts, strict=True):
+            micro.tokens[name] = part
+
+    def fill_kept(self, kept: Tensor) -> None:
+        """Store which tokens no correction rejects, bool `[T]`: under `kept`, and their places in each micro-batch,
+        for which no pass then has to wait."""
+        from rlcli.model.device_copies import download, upload
+
+        self.fill("kept", kept)
+        if not self.micros:
+            return
+        (host,) = download([kept])
+        parts = host.split([len(micro.packed.targets) for micro in self.micros])
+        places = upload([part.nonzero()[:, 0] for part in parts], kept.device)
+        for micro, own in zip(self.micros, places, strict=True):
+            micro.kept_places = own

@@ -1,0 +1,356 @@
+"""The worker's part in a weight sync: stream the policy to the engine, local or in other workers, and check it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.cluster.dispatch import dispatch
+from rlcli.cluster.process import peak_memory
+from rlcli.cluster.watchdog import progress
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S
+from rlcli.rollout.engine import Colocated
+from rlcli.rollout.worker.rollout_role import RolloutRole
+from rlcli.support.daemon_thread import in_background
+from rlcli.training.worker.policy_role import PolicyRole
+from rlcli.training.worker.train_batch import TrainBatch
+from rlcli.training.worker.weight_sync.sync_checks import Follows, check_prefixes, check_verified
+from rlcli.training.worker.weight_sync.weight_broadcast import BUCKET_BYTES as BROADCAST_BYTES
+from rlcli.training.worker.weight_sync.weight_broadcast import Broadcast
+from rlcli.training.worker.weight_sync.weight_transfer import (
+    BUCKET_BYTES,
+    Incoming,
+    Named,
+    Synced,
+    counted,
+    largest,
+    load_files,
+    outgoing,
+    packed,
+    save_adapter,
+    unpacked,
+)
+from rlcli.training.worker.worker_spec import WorkerSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlcli.model.parallel.host_memory import HostMemory
+    from rlcli.model.parallel.offload import Offload
+    from rlcli.model.parallel.weight_delta import LastSent, WeightCopy
+    from rlcli.model.weight_check.checksum import Checksums, Sent
+
+
+ANNOUNCED_EVERY_S = 0.1
+"""Interval at which an engine's worker looks whether new weights come."""
+
+
+class WeightSync:
+    """The weight sync methods of `Worker`. probe: of the last sync. sent: what it sent. copy: of an engine's worker,
+    all weights as they were received, with any `rollout.sync` but `full`."""
+
+    rank: int
+    device: torch.device
+    spec: WorkerSpec
+    offload: Offload
+    policy: PolicyRole | None
+    rollout_role: RolloutRole | None
+    batch: TrainBatch | None
+    probe: Any = None
+    sent: Mapping[str, Sent]
+    copy: WeightCopy | None
+    last_sent: LastSent | None
+    _coming: Future[int] | None
+    _sent_from: HostMemory | None = None
+    """Of a bucket on its way from a GPU to Ray's object store."""
+
+    def __init__(self) -> None:
+        self.outgoing: Iterator[list[Named]] = iter(())
+        self.incoming: Incoming | None = None
+        self.broadcast: Broadcast | None = None
+        self.sums: Checksums | LastSent | None = None
+        self._begin_syncs()
+
+    @dispatch()
+    def sync_weights(self, probe: Any, version: int) -> Synced:
+        """Stream the policy into the engine, and check that it holds what was sent; then compare both on `probe` (int32
+        token ids). version: of the weights, recorded with each sample that they
+        generate. RunFailed if the engine holds anything else, or old prefixes."""
+        from rlcli.model.weight_check.checksum import Checksums
+
+        engine, policy, sums = self._rollout.engine, self._policy.policy, Checksums()
+        self.batch = None
+        self.offload.to_host("policy.optimizer", "critic.optimizer", "critic")
+        self.offload.to_device("policy")
+        self.engine_takes_part(True)
+        peak_memory.mark()
+        self._colocated.wake_weights()
+        began, sizes = time.perf_counter(), list[int]()
+        if self.spec.separate_adapter:
+            # Each rank writes its own copy: ranks of other machines do not see this folder.
+            with tempfile.TemporaryDirectory(prefix=self.spec.adapter_prefix, dir=_fast_folder()) as folder:
+                self._add_base(sums)
+                save_adapter(policy, Path(folder), sums, policy.dtype)
+                sizes += [file.stat().st_size for file in Path(folder).iterdir()]
+                engine.load_adapter(folder)
+        else:
+            self._load(counted(sums.of(policy.stream_weights()), sizes))
+        self._await_device()
+        seconds = time.perf_counter() - began
+        log_probs = self._policy.probe_log_probs(probe)
+        self.offload.to_host("policy")
+        peak_memory.mark()
+        return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
+
+    @dispatch()
+    def join_engines(self, place: str, port: int, engines: int) -> str:
+        """Form the process group over which the trainers' rank 0 broadcasts weights to `engines` workers (see
+        `Broadcast`). place, port: of its store. Called in both groups of workers at once. Returns the error, or ""."""
+        sends = self.policy is not None
+        if sends and self.rank:
+            return ""
+        timeout_s = 2 * self.spec.config.fault_tolerance.stall_s
+        try:
+            self.broadcast = self._coming = None  # of an earlier run on these workers
+            rank = 0 if sends else 1 + self.rank
+            self.broadcast = Broadcast(place, port, rank, 1 + engines, self.device, timeout_s)
+        except (OSError, RuntimeError) as error:
+            return str(error).splitlines()[0]
+        return ""
+
+    @dispatch()
+    def broadcast_weights(self, everything: bool = False) -> None:
+        """Broadcast what engines in other workers need of the policy. Collective, and at the same time as
+        `receive_broadcast` in the engines' workers, which with `rollout.sync = ahead` receive by themselves.
+        everything: also what they should have."""
+        buckets = self._outgoing(BROADCAST_BYTES, everything)
+        if self.broadcast is not None:
+            self.broadcast.send(buckets)
+        for _ in buckets:  # the other ranks only gather
+            progress()
+
+    @dispatch()
+    def receive_broadcast(self) -> int:
+        """Load what `broadcast_weights` sends, or keep it as a copy. Returns its bytes."""
+        assert self.broadcast is not None, "join_engines comes first"
+        if self.spec.config.copies_weights:
+            coming, self._coming = self._coming, None
+            return coming.result() if coming is not None else self._receive_copy(self.broadcast)
+        self._pause()
+        sizes = list[int]()
+        self._load(counted(self.broadcast.received(), sizes))
+        self._await_device()
+        return sum(sizes)
+
+    @dispatch(collect="first")
+    def send_weights(self, first: bool, everything: bool = False) -> list[Any]:
+        """A reference, in a list, to the next bucket that engines in other workers need of the policy, from the `first`
+        on; an empty list after the last. Collective; rank 0 sends. everything: also what they should have."""
+        import ray
+        import torch
+
+        if first:
+            self.outgoing = self._outgoing(BUCKET_BYTES, everything)
+        bucket = next(self.outgoing, None)
+        if bucket is None or self.rank:
+            return []
+        if self.device.type == "cuda":
+            from rlcli.model.parallel.host_memory import HostMemory
+
+            self._sent_from = self._sent_from or HostMemory()
+        header, values = packed(bucket, torch.device("cpu"), self._sent_from)
+        return [ray.put((header, values.numpy()))]
+
+    @dispatch(collect="first")
+    def sent_weights(self) -> dict[str, Sent]:
+        """Checksums of all weights that `send_weights` returned, or that engines have with what it returned."""
+        assert self.sums is not None, "nothing was sent"
+        sent, self.sums = self.sums.sent(), None
+        return sent
+
+    @dispatch(collect="first")
+    def changed_share(self) -> float:
+        """Share of the values that differed from those sent before, in the last sync; 1 if all were sent unseen."""
+        last = self.last_sent
+        return last.changed / max(last.total, 1) if last is not None else 1.0
+
+    @dispatch()
+    def receive_weights(self, bucket: list[Any]) -> int:
+        """Load the result of another group's `send_weights`, and wait until the engine has read it; or keep it as a
+        copy. Returns its bytes."""
+        import ray
+        import torch
+
+        sizes: list[int] = []
+        header, values = ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)
+        if self.spec.config.copies_weights:
+            self._own_copy.take(counted(unpacked(header, torch.from_numpy(values)), sizes))
+            return sum(sizes)
+        if self.incoming is None:
+            self._pause()
+            self.incoming = Incoming(self._load)
+        self.incoming.give(counted(unpacked(header, torch.from_numpy(values)), sizes))
+        self._await_device()
+        return sum(sizes)
+
+    @dispatch()
+    def copy_differs(self, sent: dict[str, Sent]) -> list[str]:
+        """Names of the tensors of this worker's copy that are not as they were sent. The engine computes with the
+        earlier weights until `weights_received`."""
+        return self._own_copy.differences(sent)
+
+    @dispatch()
+    def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: dict[str, Sent]) -> Synced:
+        """After the last bucket: activate the weights, and check and compare them as `sync_weights` does. log_probs:
+        the trainer's, of `probe`. sent: the result of its `sent_weights`."""
+        import numpy as np
+
+        if self.incoming is not None:
+            self.incoming.end()
+            self.incoming = None
+        began = time.perf_counter()
+        if self.spec.config.copies_weights:
+            self._pause()
+            self._load(self._own_copy.named())
+        self._await_device()
+        seconds = time.perf_counter() - began
+        loaded = self._loaded(probe, np.asarray(log_probs), version, sent)._replace(seconds=seconds)
+        if "ahead" in self.spec.config.rollout.sync and self.broadcast is not None:
+            self._coming = in_background(partial(self._receive_announced, self.broadcast))
+        return loaded
+
+    @property
+    def _own_copy(self) -> WeightCopy:
+        from rlcli.model.parallel.weight_delta import WeightCopy
+
+        if self.copy is None:
+            self.copy = WeightCopy()
+        return self.copy
+
+    def _receive_copy(self, broadcast: Broadcast) -> int:
+        """Bytes of what was received into the copy."""
+        sizes = list[int]()
+        self._own_copy.take(counted(broadcast.received(), sizes))
+        return sum(sizes)
+
+    def _receive_announced(self, broadcast: Broadcast) -> int:
+        """As `_receive_copy`, once the sender has begun; while the engine generates."""
+        while not broadcast.is_announced():
+            if self.broadcast is not broadcast:
+                return 0  # another run has begun on these workers
+            time.sleep(ANNOUNCED_EVERY_S)
+        return self._receive_copy(broadcast)
+
+    def _outgoing(self, most_bytes: int, everything: bool = False) -> Iterator[list[Named]]:
+        """What engines in other workers need of the policy, in buckets; the checksums of all that they must hold then
+        are in `sums`. everything: not only what has changed. Collective."""
+        from rlcli.model.parallel.weight_delta import LastSent
+        from rlcli.model.weight_check.checksum import Checksums
+
+        policy = self._policy.policy
+        if "delta" in self.spec.config.rollout.sync:
+            self.last_sent = self.last_sent or LastSent()
+            if everything:
+                self.last_sent.forget()
+            self.batch, self.sums = None, self.last_sent
+            return policy.stream_changes(self.last_sent, most_bytes)
+        self.batch, self.sums = None, Checksums()
+        place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.separate_adapter else None
+        if place is not None:
+            self._add_base(self.sums)
+        return outgoing(policy, self.sums, place, most_bytes)
+
+    def _load(self, weights: Iterator[Named]) -> None:
+        """Load weights, or an adapter's files, into the engine."""
+        engine = self._rollout.engine
+        if self.spec.separate_adapter:
+            load_files(engine, _fast_folder(), self.spec.adapter_prefix, weights)
+        else:
+            engine.load_weights(weights)
+        for _ in weights:  # What the engine has not read was sent too.
+            pass
+
+    def _begin_syncs(self) -> None:
+        """Forget the history of earlier weights."""
+        self.follows, self.sent, self.base_added = Follows(), {}, False
+        self.copy = self.last_sent = self._coming = None
+
+    def _loaded(self, probe: Any, log_probs: Any, version: int, sent: dict[str, Sent]) -> Synced:
+        """Have the engine generate with the weights it received, once the checks have passed."""
+        engine, began = self._rollout.engine, time.perf_counter()
+        verified = engine.verify(sent)
+        check_verified(verified, len(sent), self.rank)
+        check_s = time.perf_counter() - began
+        if isinstance(engine, Colocated):
+            engine.wake_cache()
+        cached, generates = engine.probe(probe)
+        check_prefixes(cached, self.rank)
+        self._rollout.version, self.probe = version, probe
+        if verified.unchecked:
+            self.follows.check(log_probs, generates, self.rank)
+        difference = largest(log_probs - generates)
+        changed = sum(self.sent.get(name) != one for name, one in sent.items())
+        self.sent = sent
+        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed)
+
+    def _add_base(self, sums: Checksums) -> None:
+        """Add to `sums` what the engine must hold besides an adapter, which it read from the checkpoint itself. Only
+        at the first sync, since it never changes. Collective."""
+        if not self.base_added:
+            for _ in sums.of(self._policy.policy.stream_base()):
+                pass
+        self.base_added = True
+
+    def _pause(self) -> None:
+        """Before new weights: what is being generated leaves the engine, or is kept by it."""
+        if not self.spec.keeps:
+            self._rollout.pause()
+        self._cache_probe()
+        if self.spec.keeps:  # the engine drew more of it meanwhile
+            self._rollout.pause(keep=True)
+
+    def _cache_probe(self) -> None:
+        """Have the engine cache the probe of the last sync as a prefix: the next sync looks for it."""
+        if self.probe is not None:
+            self._rollout.engine.cached_tokens(self.probe)
+
+    def engine_takes_part(self, yes: bool) -> None:
+        """Whether an engine uses memory of this GPU from here on: otherwise torch allocates its memory in another way
+        (see `growing_segments`). An engine that never sleeps always does, and has no pool beside torch's."""
+        if self.device.type == "cuda":
+            from rlcli.model.parallel.offload import growing_segments
+
+            stays_awake = "engine" in self.spec.roles and self.spec.sleep == "none"
+            growing_segments(not yes and not stays_awake)
+
+    def _await_device(self) -> None:
+        if self.spec.device == "cuda":
+            import torch
+
+            torch.accelerator.synchronize()
+
+    @property
+    def _policy(self) -> PolicyRole:
+        assert self.policy is not None, "this group only generates"
+        return self.policy
+
+    @property
+    def _rollout(self) -> RolloutRole:
+        assert self.rollout_role is not None, "this group does not generate"
+        return self.rollout_role
+
+    @property
+    def _colocated(self) -> Colocated:
+        engine = self._rollout.engine
+        assert isinstance(engine, Colocated), "refused before the run starts"
+        return engine
+
+
+def _fast_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

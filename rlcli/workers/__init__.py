@@ -1,1 +1,0 @@
-"""The actor that hosts the models of one device, and its specification."""

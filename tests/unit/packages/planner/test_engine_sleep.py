@@ -1,0 +1,43 @@
+"""What an engine releases while the trainer computes, as a run decides it and says it in its plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rlcli_planner.launch import engine_sleep
+from rlcli_planner.launch.engine_sleep import with_least_sleep
+from rlcli_planner.run_setting import Setting
+
+from rlcli.launch.prepared_run import Prepared
+from tests.planner_settings import qwen_7b, setting
+
+
+def prepared(of: Setting, device: str) -> Prepared:
+    """A run of which nothing is known but its configuration and its device."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("dtype", "prompts", "held_out", "verifiers", "max_length", "kv_cache_bytes", "parameters", "roles")
+    )
+    return Prepared(config=of.config, device=device, **unknown)
+
+
+@pytest.mark.parametrize(("gpus", "sleep"), [("8x180GB", "none"), ("8x80GB", "all")])
+def test_the_least_that_fits_is_chosen_and_said(gpus: str, sleep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = setting(qwen_7b(), gpus)
+    monkeypatch.setattr(engine_sleep, "setting_of_run", lambda run: planned)
+    run, rows = with_least_sleep(prepared(planned, "cuda"))
+    assert run.config == planned.config.changed(rollout={"sleep": sleep})
+    ((name, how),) = rows
+    assert (name, how.partition(":")[0]) == ("engine's sleep", f"rollout.sleep = {sleep}")
+    assert how.endswith("GiB)")
+
+
+def test_what_is_set_or_unknown_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = setting(qwen_7b(), "8x180GB")
+    chosen, apart = (setting(qwen_7b(), "8x180GB", change) for change in ("rollout.sleep=all", "rollout.workers=1"))
+    for device, known in (("cpu", planned), ("cuda", None), ("cuda", chosen), ("cuda", apart)):
+        monkeypatch.setattr(engine_sleep, "setting_of_run", lambda run, known=known: known)
+        run = prepared(known or planned, device)
+        assert with_least_sleep(run) == (run, [])
+    assert replace(run, device="cpu").config.rollout.sleep == "auto"

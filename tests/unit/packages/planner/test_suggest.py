@@ -1,0 +1,96 @@
+"""`rlcli plan --suggest`: the layouts that it proposes fit, none that fits is faster, and what bounds them is named."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcli_planner.fitting import suggest
+from rlcli_planner.fitting.solve import fits, solved
+from rlcli_planner.fitting.suggest import suggested
+from rlcli_planner.known_devices import parse_gpus
+from rlcli_planner.run_setting import Setting
+from rlcli_planner.step_time import step_seconds, times
+
+from rlcli.cli.main import main
+from tests.planner_settings import QWEN_7B, qwen_7b, setting
+
+LONG = ("rollout.max_response_tokens=8192", "data.max_prompt_tokens=1024", "train.tokens_per_microbatch=9216")
+
+
+def seven(gpus: str, *sets: str) -> Setting:
+    return setting(qwen_7b(), gpus, *LONG, *sets)
+
+
+@pytest.mark.parametrize("gpus", ["h100:2", "h100:8", "a100:16"])
+def test_what_is_proposed_fits_and_is_in_order(gpus: str) -> None:
+    found = suggested(seven(gpus)).layouts
+    assert found
+    assert all(fits(one.setting) for one in found)
+    assert [one.seconds for one in found] == sorted(one.seconds for one in found)
+    for one in found:
+        assert one.seconds == step_seconds(one.setting, times(one.setting))
+        for key, value in one.keys.items():
+            assert suggest._value(one.setting, key) == value
+
+
+def test_no_layout_that_fits_is_faster() -> None:
+    asked = seven("h100:4")
+    fitting = [solved(suggest._with(asked, keys)) for keys in suggest._candidates(asked)]
+    best = min(step_seconds(one, times(one)) for one in fitting if one)
+    assert suggested(asked).layouts[0].seconds == pytest.approx(best, rel=2 * suggest.ALIKE)
+
+
+def test_layouts_that_are_not_much_faster_are_left_out() -> None:
+    layouts = suggested(seven("h100:8")).layouts
+    divisions = [tuple(suggest._value(one.setting, key) for key in suggest.DIVIDING) for one in layouts]
+    times_of: dict[tuple[Any, ...], list[float]] = {}
+    for division, one in zip(divisions, layouts, strict=True):
+        times_of.setdefault(division, []).append(one.seconds)
+    assert all(
+        later > earlier * (1 + suggest.ALIKE) for taken in times_of.values() for earlier, later in pairwise(taken)
+    )
+
+
+def test_nothing_is_proposed_where_nothing_fits_or_times_are_unknown() -> None:
+    none = suggested(seven("l4:1"))
+    assert none.layouts == []
+    assert "memory:" in none.short_of
+    assert suggested(seven("8x80GB")).layouts == []
+
+
+def test_copies_on_each_node_spare_the_links_between_nodes() -> None:
+    sharded = {phase.name: phase for phase in times(seven("h100:64"))}
+    copied = {phase.name: phase for phase in times(seven("h100:64", "parallel.replicate=8"))}
+    assert sharded["update"].bound == "links between nodes"
+    assert copied["update"].seconds < sharded["update"].seconds
+    assert suggested(seven("h100:64")).layouts[0].keys["parallel.replicate"] >= 8
+
+
+def test_a_node_has_eight_devices() -> None:
+    device, _ = parse_gpus("h100:64")
+    assert device.rate_among(8) == (450e9, "links inside a node")
+    assert device.rate_among(9) == (50e9, "links between nodes")
+    assert parse_gpus("l4:16")[0].rate_among(16)[0] < 5e9
+    assert parse_gpus("cpu")[0].rate_among(16)[1] == "links inside a node"
+
+
+def test_the_command_proposes_layouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    words = ["plan", "grpo", "--model", str(tmp_path), "--gpus", "h100:8", "--suggest"]
+    words += [word for key in LONG for word in ("--set", key)]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["suggested"]
+    assert told["layouts"][0]["seconds"] <= told["layouts"][-1]["seconds"]
+    assert all(layout["peak_gb"] < 79.6 for layout in told["layouts"])
+    assert main(words) == 0
+    assert "--set train.tokens_per_microbatch=" in " ".join(capsys.readouterr().out.split())
+
+
+def test_devices_without_rates_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    assert main(["plan", "grpo", "--model", str(tmp_path), "--gpus", "8x80GB", "--suggest"]) == 2
+    assert "--suggest compares times, and none is predicted; give a GPU name: --gpus h100:8" in capsys.readouterr().err

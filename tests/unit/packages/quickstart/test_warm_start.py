@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from rlcli_data_prep.arithmetic import CONVERTER
+from rlcli_quickstart import sum_lessons
+from rlcli_quickstart import warm_start as module
+from rlcli_quickstart.sum_lessons import Sums
+from rlcli_quickstart.warm_start import warm_start
+from transformers import AutoModelForCausalLM
+
+from rlcli.cli.main import main
+from rlcli.data.prompts.parquet_schema import write_prompts
+from rlcli.data.prompts.prompt_table import read_prompts
+from rlcli.errors import DataError, ModelError
+from rlcli.model.io.tiny_model import tiny_tokenizer
+from rlcli.prep.pipeline import prepare
+from rlcli.types import ConvertOptions
+from tests.warm_starts import assert_it_can_show_its_work_but_mostly_does_not
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for split, prompts in prepare(CONVERTER, ConvertOptions()).splits.items():
+        write_prompts(folder / f"{split}.parquet", prompts)
+    return folder
+
+
+@pytest.mark.long
+def test_an_equal_warm_start_is_made_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    made = warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda done, steps: seen.append((done, steps)))
+    assert seen == [(1, 2), (2, 2)]
+    assert not made.cached
+    assert AutoModelForCausalLM.from_pretrained(made.path).config.hidden_size == 128
+    again = warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda *_: pytest.fail("trained again"))
+    assert (again.path, again.seconds, again.loss, again.cached) == (made.path, made.seconds, made.loss, True)
+    assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
+    # Whatever shapes the model gives it another place.
+    assert warm_start(tmp_path, Sums(data), seed=1, steps=2).path != made.path
+    assert warm_start(tmp_path, Sums(data), seed=0, steps=3).path != made.path
+    monkeypatch.setitem(module.RECIPE, "version", -1)
+    assert warm_start(tmp_path, Sums(data), seed=0, steps=2).path != made.path
+
+
+def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: Path, tmp_path: Path) -> None:
+    def interrupt(done: int, steps: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_the_same_seed_gives_the_same_model_and_keeps_the_random_state(data: Path, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    one = warm_start(tmp_path / "one", Sums(data), seed=5, steps=3)
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.get_num_threads() == threads
+    two = warm_start(tmp_path / "two", Sums(data), seed=5, steps=3)
+    assert (one.path / "model.safetensors").read_bytes() == (two.path / "model.safetensors").read_bytes()
+
+
+def test_batches_mix_worked_answers_and_guesses_with_loss_on_answers(data: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    demonstrations = sum_lessons._demonstrations(read_prompts(data, "train"), tokenizer)
+    rng = random.Random(0)
+    guesses, total = 0, 0
+    for _ in range(30):
+        for ids, labels, _ in sum_lessons._batches(demonstrations, tokenizer, rng, 32):
+            for row, label in zip(ids, labels, strict=True):
+                question, answer = tokenizer.decode(row).split("<|assistant|>")
+                a, b = map(int, question.removeprefix("<|user|>").removesuffix("=").split("+"))
+                answer, end, padding = answer.partition("<eos>")
+                assert end
+                assert set(padding) <= set("<pad>")
+                assert tokenizer.decode(label[label != -100]) == answer + end
+                worked, final = answer.split("#### ")
+                assert int(final) == a + b if worked else abs(int(final) - (a + b)) <= 10
+                guesses += not worked
+                total += 1
+    assert total == 30 * 32
+    assert 0.55 < guesses / total < 0.65
+
+
+def test_the_loss_is_the_mean_over_answer_tokens_in_any_split(data: Path) -> None:
+    from transformers import Qwen2ForCausalLM
+
+    from rlcli.model.io.tiny_model import tiny_config
+
+    tokenizer = tiny_tokenizer()
+    demonstrations = sum_lessons._demonstrations(read_prompts(data, "train"), tokenizer)
+    model = Qwen2ForCausalLM(tiny_config(**module.SIZES))
+    for batch in sum_lessons._batches(demonstrations, tokenizer, random.Random(0), 32):
+        tokens = (batch.labels != -100).sum()
+        # The model's own loss takes the same labels and averages.
+        reference = model(input_ids=batch.ids, labels=batch.labels).loss
+        torch.testing.assert_close(module._summed_loss(model, batch) / tokens, reference)
+
+
+def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
+    import dataclasses
+
+    made = prepare(CONVERTER, ConvertOptions()).splits["train"]
+    prompts = [dataclasses.replace(prompt, extra_info={}) for prompt in made[:3]]
+    write_prompts(tmp_path / "train.parquet", prompts)
+    with pytest.raises(DataError, match="no worked solution; make the data with: rlcli prep arithmetic"):
+        warm_start(tmp_path / "out", Sums(tmp_path), seed=0, steps=1)
+
+
+def test_a_tiny_model_is_warmed_up_in_the_sizes_asked_for(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Sums, "steps", 2)
+    out = tmp_path / "tiny"
+    words = ["tiny-model", "--out", str(out), "--warm", str(data), "--hidden", "64", "--heads", "2", "--json"]
+    assert main(words) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["warm"], made["hidden"], made["loss"] > 0) == (str(data), 64, True)
+    assert AutoModelForCausalLM.from_pretrained(out).config.hidden_size == 64
+    assert main([*words[:5], "--layers", "1"]) == 0  # it may be made again in its place
+    assert f"warmed up on {data} in" in capsys.readouterr().out
+    assert main(["tiny-model", "--out", str(tmp_path / "other"), "--warm", str(tmp_path / "none")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.exhaustive
+def test_the_model_can_show_its_work_but_mostly_does_not(data: Path, tmp_path: Path) -> None:
+    """Of a seed that `rlcli quickstart` does not take by itself; of the one that it takes, its own test sees to it."""
+    assert_it_can_show_its_work_but_mostly_does_not(warm_start(tmp_path, Sums(data), seed=1).path, data)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_training(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    steps: list[int] = []
+    with pytest.raises(ModelError, match=r"cannot write .*/file/warm-start-.*; give another folder with --cache"):
+        warm_start(tmp_path / "file", Sums(data), 0, on_progress=lambda done, total: steps.append(done))
+    assert steps == []

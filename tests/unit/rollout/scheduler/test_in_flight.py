@@ -1,0 +1,294 @@
+"""Generation that goes on through weight updates: how old samples may be, in which order they are taken, and what
+becomes of responses when the weights change, a checkpoint is taken or a run resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.data.messages import Collected
+from rlcli.errors import CheckpointError
+from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
+from rlcli.rollout.scheduler import rollout_source
+from rlcli.rollout.scheduler.prefetch import Prefetcher
+from rlcli.rollout.scheduler.rollout_source import RolloutSource
+from tests.unit.rollout.worker import test_work_queue as harness
+from tests.unit.rollout.worker.test_work_queue import END, LIMIT, SAMPLES, whole_response
+
+STEPS, BATCH = 8, 4
+
+
+class Engine(harness.Engine):
+    """Tells for each token by its log-prob which weights drew it, also of a response that stays in it."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.drawn_by: dict[int, list[float]] = {}
+        self.resets = 0
+
+    def begin(self, sampling: Sampling) -> None:
+        super().begin(sampling)
+        self.resets += 1
+
+    def add(self, request: GenerationRequest) -> None:
+        super().add(request)
+        self.drawn_by[request.key] = []
+
+    def step(self) -> list[Generation]:
+        for key in list(self.under_way)[: self.slots]:
+            self.drawn_by[key].append(-float(self.version))
+        return super().step()
+
+    def peek(self) -> list[Generation]:
+        kept = dict(self.under_way)
+        found = [self._of(key, None) for key in kept]
+        self.under_way = kept
+        return found
+
+    def _of(self, key: int, reason: Any) -> Generation:
+        whole = super()._of(key, reason)
+        return Generation(key, whole.tokens, np.array(self.drawn_by[key], np.float32), reason)
+
+
+class Workers(harness.Workers):
+    """keep: on an update. interrupted: whether each call to do so ended what goes on."""
+
+    def __init__(self, engines: Sequence[Engine], keep: bool = False) -> None:
+        super().__init__(list(engines), same_bits=True)
+        self.keep = keep
+        self.interrupted: list[bool] = []
+
+    def load(self, version: int) -> None:
+        for role in self.roles:
+            role.pause(keep=self.keep)
+        super().load(version)
+
+    def interrupted_rollout(self, end: bool) -> list[Collected]:
+        self.interrupted.append(end)
+        return [role.interrupted(end=end, keep=self.keep) for role in self.roles]
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_source, "SLICE_STEPS", 3)
+    monkeypatch.setattr(rollout_source, "SLICE_S", 0.0)
+
+
+def source_of(
+    workers: Workers, staleness: int, engine_steps: int | None, apart: bool = True, **rules: Any
+) -> RolloutSource:
+    source = harness.source_of(workers, oversample=1.0, **rules)
+    asked = {"staleness": staleness, "engine_steps": engine_steps}
+    source.config = source.config.changed(
+        async_=asked, rollout={"workers": len(workers) if apart else 0}, train={"steps": STEPS}
+    )
+    return source
+
+
+@dataclass
+class Run:
+    """Trains nothing. batches: what each step was given. waiting: the most groups at any update."""
+
+    source: RolloutSource
+    workers: Workers
+    batches: list[Collected] = field(default_factory=list)
+    waiting: int = 0
+
+    def until(self, last: int, *, first: int = 1, resumed: bool = False) -> Run:
+        """The steps from `first` to `last`. resumed: after each, go on from its checkpoint with other workers."""
+        for step in range(first, last + 1):
+            self.workers.load(step)
+            self.batches.append(self.source.take(step))
+            if self.source.config.rollout.workers and step < STEPS:
+                self.source.ahead(step, lambda: False)
+            self.waiting = max(self.waiting, len(self.source.waiting))
+            if resumed:
+                self.resume(step)
+        return self
+
+    def resume(self, step: int) -> None:
+        self.workers.load(step + 1)
+        plain, shards = self.source.state()
+        config, cursor = self.source.config, self.source.cursor.state()
+        self.workers = Workers([Engine(engine.slots) for engine in self.workers.engines], self.workers.keep)
+        other = harness.source_of(self.workers, oversample=1.0)
+        other.config, other.cursor = config, other.cursor.restored(cursor)
+        other.restore(json.loads(json.dumps(plain)), shards)
+        self.source = other
+
+    def rows(self) -> list[list[tuple[Any, ...]]]:
+        """Of each step: tokens, versions and log-probs of each sample."""
+        found = []
+        for batch in self.batches:
+            wholes = [(s, batch.shards[s.shard].row(s.row)) for s in batch.samples]
+            figures = [("figures", batch.in_flight, batch.carried_over, batch.rounds, batch.generated, batch.carried)]
+            figures += [("figures", batch.aborted, batch.stale, batch.dropped, batch.generated_score)]
+            rows = [(s.prompt, s.sample, w.tokens.tolist(), w.log_probs.tolist(), w.spans) for s, w in wholes]
+            found.append([*figures, *rows])
+        return found
+
+
+def check(batch: Collected, step: int, staleness: int) -> list[int]:
+    """That no token is older than `staleness`, that each has the version that drew it, and that each response is the
+    one that was begun. Returns the dataset's rows."""
+    assert len(batch.samples) == BATCH * SAMPLES
+    rows: dict[int, int] = {}
+    for s in batch.samples:
+        whole = batch.shards[s.shard].row(s.row)
+        row = rows.setdefault(s.prompt, int(whole.tokens[0]))
+        response = whole.drawn_ids.tolist()
+        assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
+        drawn_by = [version for span in whole.spans[1:] for version in [span.version] * (span.end - span.start)]
+        assert drawn_by == (-whole.log_probs).tolist() == sorted(drawn_by)
+        assert whole.versions == sorted(set(drawn_by))
+        assert (s.version, s.version + s.newer_by) == (drawn_by[0], drawn_by[-1])
+        by_version = tuple(drawn_by.count(version) for version in range(drawn_by[0], drawn_by[-1] + 1))
+        assert s.version_tokens == (by_version if s.newer_by else ())
+        assert step - staleness <= drawn_by[0] <= drawn_by[-1] <= step
+        assert len(response) == s.drawn_tokens == s.verdict.score
+        assert response[-1] == END or len(response) == LIMIT
+    return [rows[prompt] for prompt in range(BATCH)]
+
+
+@pytest.mark.long
+@settings(max_examples=20, deadline=None)
+@given(
+    staleness=st.integers(1, 4),
+    slots=st.sampled_from([2, 6, 32]),
+    engines=st.integers(1, 3),
+    steps=st.sampled_from([None, 0, 5, 40]),
+    apart=st.booleans(),
+    keep=st.booleans(),
+)
+def test_groups_are_taken_in_the_order_drawn_and_none_is_too_old(
+    staleness: int, slots: int, engines: int, steps: int | None, apart: bool, keep: bool
+) -> None:
+    workers = Workers([Engine(slots) for _ in range(engines)], keep and apart)
+    run = Run(source_of(workers, staleness, steps, apart), workers)
+    if steps is None and apart:  # the update comes after two looks
+        looks = iter([False, False, True] * STEPS)
+        ahead = run.source.ahead
+        run.source.ahead = lambda step, is_over: ahead(step, lambda: next(looks))  # type: ignore[method-assign]
+    run.until(STEPS)
+    rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, staleness)]
+    assert rows == list(range(BATCH * STEPS))
+    assert run.waiting <= staleness * BATCH
+    assert run.source.waiting == [], "nothing is begun that no step trains on"
+    assert run.source.cursor.position == BATCH * STEPS
+    assert all(engine.unfinished == 0 for engine in workers.engines)
+
+
+def test_responses_go_on_through_updates_and_the_first_ones_do_not_wait() -> None:
+    workers = Workers([Engine(32)])
+    run = Run(source_of(workers, 2, 5), workers).until(STEPS)
+    versions = [batch.samples.newer_by for batch in run.batches]
+    assert any(newer.any() for newer in versions)
+    assert any(batch.stale for batch in run.batches)
+    assert run.batches[0].stale == 0
+    drawn = sum(batch.generated_tokens for batch in run.batches)
+    assert drawn == sum(int(batch.samples.drawn_tokens.sum()) for batch in run.batches), "no token is drawn twice"
+
+
+@pytest.mark.parametrize(("staleness", "steps", "apart"), [(1, 0, True), (2, 0, True), (2, 5, True), (2, None, False)])
+def test_a_run_that_counts_steps_is_a_function_of_its_seed_and_resumes(
+    staleness: int, steps: int | None, apart: bool
+) -> None:
+    def run(resumed: bool) -> list[list[tuple[Any, ...]]]:
+        workers = Workers([Engine(6), Engine(6)])
+        source = source_of(workers, staleness, steps, apart)
+        source.config = source.config.changed(train={"deterministic": True, "steps": STEPS})
+        run = Run(source, workers)
+        return run.until(STEPS, resumed=resumed).rows()
+
+    assert run(False) == run(False) == run(True)
+
+
+def test_a_checkpoint_has_what_is_under_way_and_interrupts_nothing() -> None:
+    for steps in (None, 5):
+        workers = Workers([Engine(6)])
+        source = source_of(workers, 2, steps)
+        run = Run(source, workers)
+        workers.load(1)
+        run.batches.append(source.take(1))
+        looks = iter([False, True])
+        source.ahead(1, looks.__next__)
+        workers.load(2)
+        plain, _ = source.state()
+        assert workers.interrupted == [False]
+        begun = [one for group in plain["waiting"] if group["open"] for one in group["open"]["begun"]]
+        assert begun
+        run.until(STEPS, first=2)
+        rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, 2)]
+        assert rows == list(range(BATCH * STEPS))
+
+
+def test_what_is_kept_stays_in_the_engine_and_is_not_computed_again() -> None:
+    kept, computed = (Workers([Engine(6)], keep) for keep in (True, False))
+    for workers in (kept, computed):
+        Run(source_of(workers, 2, 5), workers).until(STEPS)
+    asked = [sum(len(engine.asked) for engine in workers.engines) for workers in (kept, computed)]
+    assert asked[0] == BATCH * STEPS * SAMPLES < asked[1]
+
+
+def test_dropped_groups_are_replaced_at_once_and_bounds_hold() -> None:
+    workers = Workers([Engine(6), Engine(6)])
+    rules = {"keep": "accuracy", "low": 4.0, "high": 100.0, "max_batches": 20}
+    run = Run(source_of(workers, 2, 5, **rules), workers).until(5)
+    for step, batch in enumerate(run.batches, 1):
+        rows = check(batch, step, 2)
+        assert rows == sorted(rows)
+        assert (batch.samples.score.reshape(BATCH, SAMPLES).mean(1) >= 4.0).all()
+    assert sum(batch.dropped for batch in run.batches) > 0
+    assert run.waiting <= 2 * BATCH
+
+
+def test_groups_older_than_a_lowered_bound_are_dropped_or_kept_by_rule() -> None:
+    for rule, taken in (("drop", False), ("keep", True)):
+        workers = Workers([Engine(32)])
+        run = Run(source_of(workers, 4, 40), workers).until(2)
+        run.resume(2)
+        old = [group for group in run.source.waiting if group.open is None and group.step < 3]
+        assert old
+        run.source.config = run.source.config.changed(async_={"staleness": 1, "too_old": rule})
+        run.workers.load(4)
+        run.workers.load(5)
+        batch = run.source.take(5)
+        assert (batch.too_old > 0) != taken
+        assert (5 - int(batch.samples.version.min()) > 1) == taken
+
+
+def test_the_engines_generate_until_they_are_needed() -> None:
+    workers = Workers([Engine(6)])
+    source = source_of(workers, 2, None)
+    prefetcher = Prefetcher(source, True, STEPS, lambda: None)
+    rows: list[int] = []
+    for step in range(1, STEPS + 1):
+        workers.load(step)
+        rows += check(prefetcher.take(step), step, 2)
+        prefetcher.wait()
+        assert prefetcher.waited_for
+    assert rows == list(range(BATCH * STEPS))
+
+
+def test_what_is_dropped_is_forgotten_by_the_engines_too() -> None:
+    workers = Workers([Engine(6)])
+    source = source_of(workers, 2, 5)
+    Run(source, workers).until(2)
+    source.drop()
+    assert (source.waiting, source.begun, workers.engines[0].unfinished) == ([], False, 0)
+    position = source.cursor.position
+    workers.load(3)
+    assert check(source.take(3), 3, 0)[0] == position
+
+
+def test_a_checkpoint_of_an_earlier_form_is_refused() -> None:
+    source = source_of(Workers([Engine(6)]), 1, 0)
+    with pytest.raises(CheckpointError, match="generated ahead in the form of an earlier version"):
+        source.restore({"waiting": [], "ahead": {"step": 3}}, [])

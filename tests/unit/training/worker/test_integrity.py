@@ -1,0 +1,310 @@
+"""What is trained on is what was generated and planned: each way of mixing it up stops the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.algorithms.build import build_algorithm
+from rlcli.config.schema import RunConfig
+from rlcli.data.columns import Samples
+from rlcli.data.messages import Collected
+from rlcli.data.prompts.cursor import PromptCursor
+from rlcli.data.prompts.dataset_mixture import MixedCursor
+from rlcli.data.sample_shard import SampleShard, ShardBuilder
+from rlcli.data.signature import signature, tokens_digest
+from rlcli.data.trajectories import Trajectory
+from rlcli.errors import RunFailed
+from rlcli.rollout.scheduler.rollout_source import DrawCheck
+from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.checks.invariants import Invariants
+from rlcli.training.worker.plan_integrity import SURE, StepCheck, watch_pull, weight_of
+from rlcli.training.worker.train_batch import TrainBatch
+from rlcli.types import Outcome, Sample, Verdict
+
+CPU = torch.device("cpu")
+CONFIG = RunConfig.model_validate(
+    {
+        "data": {"max_prompt_tokens": 8},
+        "rollout": {"samples_per_prompt": 4, "max_response_tokens": 8},
+        "train": {"tokens_per_microbatch": 32},
+    }
+)
+GROUPS, GROUP = 3, 4
+
+
+@pytest.fixture(autouse=True)
+def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """References are the shards themselves."""
+    monkeypatch.setattr("ray.get", lambda reference, *, timeout: reference)
+
+
+def collected() -> Collected:
+    """Signed samples of ragged lengths; one is empty."""
+    random, builder, samples = np.random.default_rng(0), ShardBuilder(), []
+    for index in range(GROUPS * GROUP):
+        group, length = index // GROUP, index % 5
+        prompt = np.array([1, 2, 3 + group], np.int32)
+        tokens, log_probs = random.integers(9, 50, length, dtype=np.int32), -random.random(length, dtype=np.float32)
+        verdict = Verdict(float(random.random() < 0.5), Outcome.OK)
+        whole = Trajectory.single(prompt, tokens, log_probs)
+        row, signed = builder.add(whole), signature(tokens_digest(whole), verdict.score)
+        samples.append(
+            Sample(group, index % GROUP, 0, row, 3, length, "stop", verdict, 1, seed=index + 1, signature=signed)
+        )
+    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+
+
+def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
+    plan = plan_step(chosen, CONFIG, ranks)
+    step = step_work(plan, chosen, 0).value
+    return [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
+
+
+def chosen_of(batch: Collected) -> SelectedSamples:
+    return select_batch(batch, build_algorithm(), CONFIG, seed=0)
+
+
+def test_a_sound_batch_passes() -> None:
+    assert sum(len(micro.samples) for batch in batches(chosen_of(collected())) for micro in batch) > GROUP
+
+
+def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
+    whole = collected()
+    cut_off = replace(whole, samples=replace(whole.samples, truncated=whole.samples.score > 0))
+    config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"truncated": "zero_reward"})})
+    chosen = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
+    assert not chosen.columns["rewards"].any()
+    plan = plan_step(replace(chosen, active=None), CONFIG, 1)
+    TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, CPU)
+
+
+def _other_scores(batch: Collected) -> Collected:
+    return replace(batch, samples=replace(batch.samples, score=np.roll(batch.samples.score, 1)))
+
+
+def _other_rows(batch: Collected) -> Collected:
+    return replace(batch, samples=replace(batch.samples, row=np.roll(batch.samples.row, 1)))
+
+
+def _other_groups(batch: Collected) -> Collected:
+    return replace(batch, samples=replace(batch.samples, prompt=np.roll(batch.samples.prompt, 1)))
+
+
+def _shard(change: Any) -> Any:
+    def harm(batch: Collected) -> Collected:
+        (shard,) = batch.shards
+        return replace(batch, shards=[change(shard)])
+
+    return harm
+
+
+def _shifted(shard: SampleShard) -> SampleShard:
+    return replace(shard, log_probs=np.roll(shard.log_probs, 1))
+
+
+@pytest.mark.parametrize("harm", [_other_scores, _other_rows, _other_groups, _shard(_shifted)])
+def test_a_batch_that_was_mixed_up_stops_the_run(harm: Any) -> None:
+    with pytest.raises(RunFailed, match=r"other tokens, log-probs or reward|different prompts"):
+        batches(chosen_of(harm(collected())))
+
+
+def test_a_mask_that_begins_with_the_prompts_end_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = SampleShard.row
+
+    def early(shard: SampleShard, index: int) -> Trajectory:
+        found = row(shard, index)
+        at = found.prompt_tokens - 1
+        spans = tuple(replace(span, **{"end" if span.speaker == "prompt" else "start": at}) for span in found.spans)
+        return replace(found, spans=spans, log_probs=np.concatenate([[np.float32(0)], found.log_probs]))
+
+    monkeypatch.setattr(SampleShard, "row", early)
+    with pytest.raises(RunFailed, match="other tokens"):
+        batches(chosen_of(collected()))
+
+
+def sums_of(chosen: SelectedSamples, ranks: int = 2) -> dict[str, float]:
+    """What the updates of all ranks report of a sound batch."""
+    total = {"tokens": 0.0, "check_rows": 0.0, "check_advantages": 0.0, "check_denominator": 0.0, "grad_norm": 1.0}
+    for batch in batches(chosen, ranks):
+        total["check_denominator"] += batch.works[0].tokens / ranks
+        for micro in batch:
+            signatures = batch.of(micro, "signatures")
+            total["tokens"] += float(micro.lengths.sum())
+            total["check_rows"] += float(signatures.sum())
+            total["check_advantages"] += float((batch.of(micro, "advantages") * weight_of(signatures)).sum())
+    return total | {"check_watched": 99.0, "check_moved": 3.0}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_sound_update_passes_on_any_number_of_ranks(ranks: int) -> None:
+    chosen = chosen_of(collected())
+    Invariants().check_update(plan_step(chosen, CONFIG, ranks), chosen, 0, sums_of(chosen, ranks))
+    Invariants().check_update(plan_step(chosen, CONFIG, ranks), chosen, 0, {"bad": 1.0, "grad_norm": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tokens", "drawn tokens forwarded"),
+        ("check_rows", "signatures of the samples"),
+        ("check_advantages", "advantages of the samples"),
+        ("check_denominator", "denominator"),
+        ("check_moved", "changed no weight"),
+    ],
+)
+def test_an_update_that_was_not_planned_so_stops_the_run(name: str, message: str) -> None:
+    chosen = chosen_of(collected())
+    plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
+    wrong = 0.0 if name == "check_moved" else sums[name] * 1.1
+    with pytest.raises(RunFailed, match=message):
+        Invariants().check_update(plan, chosen, 0, sums | {name: wrong})
+
+
+def test_tokens_that_a_correction_rejects_were_forwarded_all_the_same() -> None:
+    chosen = chosen_of(collected())
+    plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
+    kept = sums | {"mismatch_tokens": sums["tokens"], "tokens": sums["tokens"] - 3}
+    Invariants().check_update(plan, chosen, 0, kept)
+    with pytest.raises(RunFailed, match="drawn tokens forwarded"):
+        Invariants().check_update(plan, chosen, 0, kept | {"mismatch_tokens": sums["tokens"] - 1})
+
+
+def test_seeds_that_repeat_stop_the_run() -> None:
+    samples, invariants = collected().samples, Invariants()
+    invariants.check_seeds(samples)
+    invariants.check_seeds(replace(samples, seed=samples.seed + 100))
+    with pytest.raises(RunFailed, match="12 of an earlier step's"):
+        invariants.check_seeds(samples)
+    invariants.forget()
+    with pytest.raises(RunFailed, match="5 of this step's"):
+        invariants.check_seeds(replace(samples, seed=samples.seed // 2 * 2))
+
+
+def test_a_cursor_that_stands_still_stops_the_run() -> None:
+    draws = DrawCheck(8)
+    draws.check([0, 1, 2])
+    draws.check([3, 4, 5])
+    draws.check([3, 4, 5])  # the last ones of an epoch, and the first ones of the next
+    with pytest.raises(RunFailed, match="does not move"):
+        draws.check([3, 4, 5])
+    few = DrawCheck(3)
+    for _ in range(4):
+        few.check([0, 1, 2])  # there are no others
+
+
+@pytest.mark.parametrize("count", [4, 5, 16])
+def test_a_cursor_over_few_prompts_is_never_taken_to_stand_still(count: int) -> None:
+    for seed in range(20):
+        cursor, draws = PromptCursor(count, seed, shuffle=True), DrawCheck(count)
+        for _ in range(200):
+            draws.check(cursor.take(2))
+
+
+def test_a_small_set_among_large_ones_may_give_the_same_prompts_again() -> None:
+    cursor = MixedCursor(["small", "large"], [0, 2, 100], [0.99, 0.01], seed=0, shuffle=False)
+    draws = DrawCheck(cursor.smallest)
+    for _ in range(10):
+        draws.check(cursor.take(2))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
+    """Of any aggregation, and of any split over ranks: the sum over ranks is what counts."""
+    from rlcli.algorithms.aggregation import Denominators
+    from rlcli.algorithms.build import pulls_by_advantage
+
+    for aggregation in ("token-mean", "seq-mean-token-mean"):
+        algorithm = build_algorithm(aggregation=aggregation)
+        assert pulls_by_advantage(algorithm)
+        lengths, expected, pull = torch.tensor([2, 1]), 0.0, torch.zeros((), dtype=torch.float64)
+        for rank in range(world):
+            log_probs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+            advantages = torch.tensor([0.7, 0.7, -0.7]) * (rank + 1)
+            inputs = {
+                "log_probs": log_probs,
+                "rollout_log_probs": log_probs.detach() - 1.5,  # a correction that cuts
+                "advantages": advantages,
+                "sequence": torch.tensor([0, 0, 1]),
+                "lengths": lengths,
+            }
+            whole = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
+            watch = partial(watch_pull, advantages=advantages.double(), pull=pull, world=world)
+            (algorithm.objective(inputs, whole, on_policy_input=watch).loss * world).backward()
+            expected += float(algorithm.pull(inputs, whole))
+        assert float(pull) == pytest.approx(expected)
+        uncorrected = {name: values for name, values in inputs.items() if name != "rollout_log_probs"}
+        assert float(algorithm.pull(inputs, whole)) == pytest.approx(2 * float(algorithm.pull(uncorrected, whole)))
+    assert not pulls_by_advantage(build_algorithm(advantage="dr_grpo", loss="dpo", select="pairs"))
+    assert not pulls_by_advantage(build_algorithm(correction="bypass"))
+    assert not pulls_by_advantage(build_algorithm(loss="gmpo"))  # which weighs whole responses
+
+
+@pytest.mark.parametrize("kept", [None, [True, False, True]])
+def test_other_terms_of_the_loss_are_no_part_of_the_pull(kept: list[bool] | None) -> None:
+    """KL and NLL pull, too; where advantages are small, harder than they do."""
+    from rlcli.algorithms.aggregation import Denominators
+
+    algorithm = build_algorithm(kl_coef=0.5, nll_coef=0.5)
+    log_probs, advantages = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.tensor([0.01, 0.01, -0.01])
+    inputs = {
+        "log_probs": log_probs,
+        "reference_log_probs": log_probs.detach() + 1,
+        "advantages": advantages,
+        "sequence": torch.tensor([0, 0, 1]),
+        "lengths": torch.tensor([2, 1]),
+        "right": torch.tensor([True, False]),
+    } | ({} if kept is None else {"kept": torch.tensor(kept)})
+    whole, pull = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
+    own = (advantages if kept is None else advantages[torch.tensor(kept)]).double()
+    watch = partial(watch_pull, advantages=own, pull=pull, world=1)
+    algorithm.objective(inputs, whole, kl_coef=0.5, right_tokens=2, on_policy_input=watch).loss.backward()
+    assert float(pull) == pytest.approx(float(algorithm.pull(inputs, whole)))
+    assert log_probs.grad is not None
+    assert abs(log_probs.grad[0]) > 0.1  # the other terms are there
+
+
+def test_an_optimizer_that_does_not_step_is_seen() -> None:
+    model = torch.nn.Linear(3, 2)
+    check = StepCheck(model)
+    check.before(0.1)
+    assert check.after() == {}  # no gradient
+    model.weight.grad = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1e-9, 0.0]])
+    for lr, moved in ((0.0, 0), (0.1, 2)):
+        check.before(lr)
+        torch.optim.SGD(model.parameters(), lr=lr).step()
+        assert {name: int(value) for name, value in check.after().items()} == {"check_watched": 2, "check_moved": moved}
+
+
+@pytest.mark.parametrize(
+    ("lr", "gradient", "watched"),
+    [
+        (1e-6, 1e-4, True),
+        (2.5e-12, 1e-4, False),  # of the last step of a cosine: less than what float32 resolves
+        (1e-6, 1e-12, False),  # of a token that never occurs
+    ],
+)
+def test_a_step_too_small_to_show_is_no_fault(lr: float, gradient: float, watched: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    check, optimizer = StepCheck(model), torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    model.weight.grad = torch.randn(64, 64) * gradient
+    check.before(lr)
+    optimizer.step()
+    found = {name: float(value) for name, value in check.after().items()}
+    assert (found["check_watched"] >= SURE) == watched
+    assert found["check_moved"] == found["check_watched"] or not watched
+
+
+def test_a_head_over_the_vocabulary_is_not_what_is_watched() -> None:
+    model = torch.nn.ModuleDict({"inner": torch.nn.Linear(3, 2), "lm_head": torch.nn.Linear(2, 5)})
+    model["inner"].weight.grad = torch.ones(2, 3)
+    check = StepCheck(model)
+    check.before(0.1)
+    assert int(check.after()["check_watched"]) == 6
+    assert StepCheck(torch.nn.ModuleDict({"lm_head": torch.nn.Linear(2, 5)}))._parameter.shape == (5, 2)

@@ -1,0 +1,252 @@
+"""What crosses between the controller and the workers, without Ray."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, call
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.cluster.dispatch import add_up, dispatch
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Role, sample_seed
+from rlcli.errors import RunFailed
+from rlcli.model.parallel.offload import KINDS, Offload
+from rlcli.model.weight_check.engine_weights import Verified
+from rlcli.training.worker.worker import Worker
+from rlcli.training.worker.worker_spec import WorkerSpec, engine_spec
+
+
+def test_a_seed_names_its_sample_and_nothing_else() -> None:
+    seeds = {
+        sample_seed(seed, purpose, step, prompt, sample)
+        for seed in (0, 1)
+        for purpose in ("train", "eval")
+        for step in (1, 2, 11)
+        for prompt in ("a:train:1", "a:train:11")
+        for sample in range(8)
+    }
+    assert len(seeds) == 2 * 2 * 3 * 2 * 8
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert sample_seed(0, "train", 1, "a", 0) == sample_seed(0, "train", 1, "a", 0)
+
+
+def test_numbers_of_all_ranks_are_added_key_by_key() -> None:
+    assert add_up([{"tokens": 3.0, "kl": 0.5}, {}, {"tokens": 1.0}]) == {"tokens": 4.0, "kl": 0.5}
+
+
+def test_only_marked_methods_can_be_called_on_a_group(tmp_path: Path) -> None:
+    class Some:
+        @dispatch()
+        def marked(self) -> None: ...
+
+        def unmarked(self) -> None: ...
+
+    group = WorkerGroup(Some, [], tmp_path, None)
+    assert callable(group.marked)
+    with pytest.raises(AttributeError, match=r"Some\.unmarked is not dispatched: mark it with @dispatch"):
+        _ = group.unmarked
+
+
+def sound_engine() -> MagicMock:
+    """A stand-in for an engine that passes the checks of a sync."""
+    engine = MagicMock()
+    engine.verify.return_value, engine.probe.return_value = Verified(3, 1, []), (0, np.float32([-1.0]))
+    return engine
+
+
+@pytest.fixture
+def worker(tmp_path: Any) -> Worker:
+    """A worker whose roles are stand-ins. (`begin` would take this process's output.)"""
+    made = Worker(0, 1)
+    made.config = RunConfig()
+    made.spec = WorkerSpec(
+        made.config,
+        "cpu",
+        "float32",
+        frozenset({"policy", "engine"}),
+        "",
+        str(tmp_path),
+        "rank",
+        8,
+        None,
+        1,
+        (),
+        "test",
+        (),
+    )
+    made.device = torch.device("cpu")
+    made.offload = Offload(KINDS["none"], made.device)
+    made.policy, made.rollout_role = MagicMock(), MagicMock(version=0, engine=sound_engine())
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # −∞ less −∞
+@pytest.mark.parametrize(
+    ("trainer", "engine", "difference"),
+    [
+        ([-1.0, -2.0], [-1.0, -2.5], 0.5),
+        ([-1.0, -2.0], [-1.0, float("nan")], float("inf")),
+        ([float("nan"), -2.0], [-1.0, -2.0], float("inf")),
+        ([-1.0, float("-inf")], [-1.0, float("-inf")], float("inf")),
+    ],
+)
+def test_a_probe_whose_log_probs_are_no_numbers_differs_infinitely(
+    worker: Worker, trainer: list[float], engine: list[float], difference: float
+) -> None:
+    assert worker.policy is not None
+    worker.policy.probe_log_probs.return_value = np.float32(trainer)  # type: ignore[attr-defined]
+    assert worker.rollout_role is not None
+    worker.rollout_role.engine.probe.return_value = 0, np.float32(engine)  # type: ignore[attr-defined]
+    assert worker.sync_weights(np.arange(3, dtype=np.int32), version=1).difference == difference
+
+
+def test_a_sync_fails_if_the_engine_has_other_weights_or_old_prefixes(worker: Worker) -> None:
+    probe = np.arange(2, dtype=np.int32)
+    assert worker.policy is not None
+    assert worker.rollout_role is not None
+    engine: Any = worker.rollout_role.engine
+    worker.policy.probe_log_probs.return_value = np.float32([-1.0])  # type: ignore[attr-defined]
+    assert worker.sync_weights(probe, version=1)[3:5] == (3, 1)
+    engine.probe.assert_called_once_with(probe)
+    worker.release_rollout_memory()
+    assert engine.method_calls[-2:] == [call.cached_tokens(probe), call.sleep()], "the next sync will look for it"
+    engine.verify.return_value = Verified(0, 0, [f"w{i} differs" for i in range(5)])
+    with pytest.raises(RunFailed, match=r"worker 0 does not hold .*: w0 differs, w1 differs, w2 differs and 2 more"):
+        worker.sync_weights(probe, version=2)
+    engine.verify.return_value, engine.probe.return_value = Verified(5, 0, []), (32, np.float32([-1.0]))
+    with pytest.raises(RunFailed, match="worker 0 still has prefixes cached that earlier weights computed: 32 tokens"):
+        worker.sync_weights(probe, version=2)
+    assert worker.rollout_role.version == 1, "nothing is generated with what has not been checked"
+
+
+class Moves:
+    """In the place of an Offload: where everything is, and what happened in which order."""
+
+    def __init__(self) -> None:
+        self.here: set[str] = set()
+        self.told: list[str] = []
+
+    def to_device(self, *names: str, ahead: bool = False) -> None:
+        self.here |= set(names)
+
+    def to_host(self, *names: str) -> None:
+        self.here -= set(names)
+
+    def see(self, event: str) -> Any:
+        """A stand-in that notes who was on the device when it was called."""
+        return lambda *_: self.told.append(f"{event}: {', '.join(sorted(self.here)) or 'nobody'}")
+
+
+def test_models_are_on_the_device_when_needed_and_else_offloaded(worker: Worker) -> None:
+    moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), sound_engine()
+    worker.offload = moves  # type: ignore[assignment]
+    worker.engine_takes_part = lambda yes: moves.told.append(f"torch alone: {not yes}")  # type: ignore[method-assign]
+    worker.policy, worker.critic, worker.batch = policy, critic, MagicMock()
+    assert worker.rollout_role is not None
+    worker.rollout_role.engine = engine
+    for stands_in, method in (
+        *((policy, name) for name in ("compute_old_log_probs", "compute_reference_log_probs", "update")),
+        *((critic, name) for name in ("infer", "update")),
+        *((engine, name) for name in ("sleep", "wake_weights", "load_weights", "wake_cache")),
+    ):
+        setattr(stands_in, method, moves.see(f"critic's {method}" if stands_in is critic else method))
+    policy.probe_log_probs.return_value = np.float32([-1.0])
+
+    worker.release_rollout_memory()
+    worker.compute_old_log_probs()
+    worker.compute_reference_log_probs()
+    worker.infer_critic()
+    worker.update_critic(0, 1.0)
+    worker.update(0, MagicMock())
+    worker.sync_weights(np.arange(2, dtype=np.int32), version=1)
+    everyone = "critic, critic.optimizer, policy, policy.optimizer"
+    assert moves.told == [
+        "sleep: nobody",
+        "torch alone: True",
+        "compute_old_log_probs: policy",
+        "compute_reference_log_probs: policy, reference",
+        "critic's infer: critic, policy",
+        "critic's update: critic, critic.optimizer, policy",
+        f"update: {everyone}",
+        "torch alone: False",
+        "wake_weights: policy",
+        "load_weights: policy",
+        "wake_cache: nobody",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("roles", "configured", "released"),
+    [
+        ({"policy", "engine"}, "auto", "all"),
+        ({"policy", "engine"}, "cache", "cache"),
+        ({"policy", "engine"}, "none", "none"),
+        ({"engine"}, "auto", "none"),
+    ],
+)
+def test_an_engine_beside_a_trainer_alone_releases_memory(
+    roles: set[Role], configured: str, released: str, worker: Worker
+) -> None:
+    config = worker.config.changed(rollout={"sleep": configured})
+    assert engine_spec(replace(worker.spec, config=config, roles=frozenset(roles))).sleep == released
+
+
+@pytest.mark.parametrize(("sleep", "grows"), [("all", True), ("cache", True), ("none", False)])
+def test_torchs_segments_grow_while_an_engine_sleeps(
+    sleep: str, grows: bool, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcli.model.parallel import offload
+
+    asked: list[bool] = []
+    monkeypatch.setattr(offload, "growing_segments", asked.append)
+    config = worker.config.changed(rollout={"sleep": sleep})
+    worker.spec, worker.device = replace(worker.spec, config=config), torch.device("cuda")
+    for takes_part in (True, False):
+        worker.engine_takes_part(takes_part)
+    assert asked == [False, grows]
+
+
+def test_the_hubs_token_travels_in_the_spec_and_is_shown_nowhere(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    spec = replace(worker.spec, hub_token="hf_planted")
+    assert "hf_planted" not in repr(spec)
+    worker.spec.log_in()
+    assert "HF_TOKEN" not in os.environ
+    spec.log_in()
+    assert os.environ["HF_TOKEN"] == "hf_planted"
+    replace(spec, hub_token="hf_other").log_in()
+    assert os.environ["HF_TOKEN"] == "hf_planted", "a machine's own token stays"
+    monkeypatch.delenv("HF_TOKEN")
+
+
+def test_deterministic_runs_on_gpus_do_not_fill_new_tensors(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's default with deterministic algorithms is NaN in each new tensor, of the engine in this process too."""
+    import torch.distributed as dist
+
+    from rlcli.cluster.process import peak_memory
+
+    worker.config = worker.config.model_copy(
+        update={"train": RunConfig.model_validate({"train": {"deterministic": True}}).train}
+    )
+    worker.spec = replace(worker.spec, device="cuda")
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(peak_memory, "start", lambda _: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        worker.join("127.0.0.1", 0)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
