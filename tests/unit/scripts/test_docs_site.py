@@ -16,6 +16,8 @@ import pytest
 from rlcli.cli.group import COMMANDS
 from rlcli.config.keys import keys
 from rlcli.config.recipes import names as recipe_names
+from rlcli.runs.event_kinds import EVENTS
+from rlcli.runs.metric_names import METRIC_NAMES
 from scripts._docs import staging
 from scripts._docs.__main__ import build
 from scripts._docs.built import Page, breakable, problems
@@ -64,6 +66,12 @@ def test_the_reference_has_every_recipe_and_plugin(site: Path) -> None:
         assert {entry.name for entry in entry_points(group=group)} <= anchors(site, page)
 
 
+def test_the_reference_has_every_metric_and_event(site: Path) -> None:
+    assert {name for name in METRIC_NAMES if "/" in name} <= anchors(site, "metrics")
+    text = (site / "reference" / "events.html").read_text(encoding="utf-8")
+    assert all(f"<code>{kind.replace('_', '_<wbr>')}</code>" in text for kind in EVENTS)
+
+
 def test_the_reference_has_every_algorithm_with_its_formula(site: Path) -> None:
     from rlcli.cli.recipes.choices import MODULES, choices
 
@@ -78,7 +86,7 @@ def test_the_reference_has_every_algorithm_with_its_formula(site: Path) -> None:
 def test_keys_and_metrics_of_a_page_are_links(site: Path) -> None:
     links = Page(site / "debug.html").links
     assert "reference/keys.html#train.truncated" in links
-    assert "metrics.html#reward/equal_groups" in links
+    assert "reference/metrics.html#reward/equal_groups" in links
 
 
 def test_a_diagram_is_part_of_the_page(site: Path) -> None:
