@@ -27,6 +27,7 @@ def generated() -> dict[str, str]:
         "reference/keys.md": keys_page(recipes),
         "reference/metrics.md": metrics(),
         "reference/events.md": events(),
+        "reference/keys_of_verl_and_trl.md": foreign_keys(),
         "reference/algorithms.md": algorithms(recipes),
         "reference/verifiers.md": verifiers(),
         "reference/environments.md": environments(),
@@ -109,6 +110,27 @@ def keys_page(recipes: list[dict[str, Any]]) -> str:
         "explain KEY` prints the same in the terminal. Recipes inherit what the recipe that they start from sets."
     )
     return page("Configuration keys", opening, parts())
+
+
+def foreign_keys() -> str:
+    def parts() -> Iterator[str]:
+        for title, framework in (("verl", "verl"), ("TRL", "trl")):
+            tables = import_module(f"rlcli.config.importing.{framework}_keys")
+            yield entry(title, framework, 2)
+            rows = {name: (key,) for name, (key, _) in tables.DIRECT.items()} | tables.COMPUTED
+            links = {name: ", ".join(f"[`{key}`](keys.md#{key})" for key in keys) for name, keys in rows.items()}
+            yield table(["key", "here"], [(code(name), links[name]) for name in sorted(links)])
+            for heading, reasons in (("Nothing needs to be set", tables.SAME), ("Given by hand, or no counterpart", tables.MISSING)):
+                yield entry(f"{heading} ({title})", "", 3)
+                rows_of_reasons = [(", ".join(map(code, names.split())), cell(why)) for why, names in reasons.items()]
+                yield table(["key", "why"], rows_of_reasons)
+
+    opening = (
+        "For whoever has a configuration of verl or TRL: every key that `rlcli config import` knows, and the keys here "
+        "that take its part. `*` stands for any text. [Coming from verl or TRL](../porting.md) has values and defaults "
+        "that differ."
+    )
+    return page("Keys of verl and TRL", opening, parts())
 
 
 def metrics() -> str:
