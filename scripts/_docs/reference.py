@@ -120,7 +120,7 @@ def foreign_keys() -> str:
             rows = {name: (key,) for name, (key, _) in tables.DIRECT.items()} | tables.COMPUTED
             links = {name: ", ".join(f"[`{key}`](keys.md#{key})" for key in keys) for name, keys in rows.items()}
             yield table(["key", "here"], [(code(name), links[name]) for name in sorted(links)])
-            for heading, reasons in (("Nothing needs to be set", tables.SAME), ("Given by hand, or no counterpart", tables.MISSING)):
+            for heading, reasons in (("Nothing needs to be set", tables.SAME), ("By hand, or missing", tables.MISSING)):
                 yield entry(f"{heading} ({title})", "", 3)
                 rows_of_reasons = [(", ".join(map(code, names.split())), cell(why)) for why, names in reasons.items()]
                 yield table(["key", "why"], rows_of_reasons)
