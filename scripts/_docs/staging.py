@@ -22,6 +22,7 @@ from scripts._docs.reference import generated
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 OUTSIDE = {
+    "AGENTS.md": "notes/changing_the_code.md",
     "CHANGELOG.md": "notes/changelog.md",
     "CONTRIBUTING.md": "notes/contributing.md",
     "SECURITY.md": "notes/reporting_a_vulnerability.md",

@@ -21,7 +21,7 @@ from rlcli.runs.metric_names import METRIC_NAMES
 from scripts._docs import staging
 from scripts._docs.__main__ import build
 from scripts._docs.built import Page, breakable, problems
-from scripts._docs.questions import with_questions
+from scripts._docs.questions import questions, with_questions
 from scripts._docs.staging import DOCS, ROOT, SiteError, adapted, check_navigation, navigated
 from scripts._docs.text import prose, table
 from tests.browser import LAPTOP, PHONE, Visitor, chromium, url_of
@@ -139,7 +139,15 @@ QUESTIONS = {
     "entropy collapse": "debug.html",
     "wandb": "metrics.html",
     "slurm": "clusters.html",
+    "chat template": "base_models.html",
+    "reproducible": "nothing_lost.html",
+    "jupyter": "from_python.html",
+    "off-policy": "concepts/staleness.html",
+    "rocm": "installing.html",
 }
+
+MOST_ASKED = ("reward stuck at 0", "multi-node", "hold out test split")
+"""Questions that the site must answer, word for word."""
 """What is typed → the page that is among the first two results, whichever of its sections."""
 
 
@@ -170,6 +178,12 @@ def test_the_search_finds_the_page_that_answers(served: str) -> None:
                 missed[typed] = first
         visitor.close()
     assert missed == {}
+
+
+def test_the_questions_are_many_and_have_those_most_asked() -> None:
+    typed = [question for sections in questions().values() for text in sections.values() for question in text.split("; ")]
+    assert len(typed) >= 33
+    assert all(any(asked in question for question in typed) for asked in MOST_ASKED)
 
 
 def test_a_question_about_a_section_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
