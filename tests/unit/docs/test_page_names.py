@@ -118,3 +118,14 @@ def test_the_links_of_a_page_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^()\s#]+)[^()\s]*\)", FENCE.sub("", page.read_text(encoding="utf-8")))
     local = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+FOR_GPUS = re.compile(r"Qwen/|--gpus|scripts/gpu-check|\b(meta-llama|google)/")
+UNTRIED = re.compile(r"\b(not|nothing|no)\b[^.|]{0,80}\bGPU|\bGPU[^.|]{0,60}\bnot\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_with_commands_for_gpus_says_that_none_has_run(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    commands = "".join(body for _, language, body in FENCE.findall(text) if language == "bash")
+    assert not FOR_GPUS.search(commands) or UNTRIED.search(" ".join(FENCE.sub("", text).split()))
