@@ -27,7 +27,7 @@ from rlcli.errors import RlcliError
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
     *(ROOT / folder / "README.md" for folder in ("recipes", "verifiers", "environments", "data_prep")),
 ]
 NOT_RUN = {
@@ -51,7 +51,7 @@ NOT_RUN = {
     "eval *": "sets variables of the reader's shell",
     "hf download *": "downloads",
     "pip install *": "installs",
-    "pre-commit install": "installs",
+    "pre-commit *": "installs, or checks the code",
     "python -m pytest *": "runs tests",
     "python -P -m vllm.*": "serves until it is ended",
     "ray start *": "starts a Ray cluster of several machines",

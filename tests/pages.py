@@ -18,9 +18,3 @@ def commands(page: str) -> list[list[str]]:
     """The words of each command line in the page's `bash` blocks."""
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True) for line in lines if line.strip()]
-
-
-def documented_metrics() -> set[str]:
-    """The names in the first column of the table of `docs/metrics.md`."""
-    rows = [line for line in (DOCS / "metrics.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}

@@ -1,6 +1,8 @@
-"""The reference pages, made from the code: commands, keys, algorithms, verifiers, environments, datasets, recipes.
+"""The reference pages, made from the code: commands, keys, metrics, events, algorithms, verifiers, environments,
+datasets, recipes.
 
-All but the algorithms are asked of the command line itself (`--json`), so a page holds what the terminal prints.
+All but the algorithms, metrics and events are asked of the command line itself (`--json`), so a page holds what the
+terminal prints.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import io
 import json
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 from scripts._docs.text import block, cell, code, entry, prose, table
@@ -22,6 +25,9 @@ def generated() -> dict[str, str]:
     return {
         "reference/commands.md": commands(),
         "reference/keys.md": keys_page(recipes),
+        "reference/metrics.md": metrics(),
+        "reference/events.md": events(),
+        "reference/keys_of_verl_and_trl.md": foreign_keys(),
         "reference/algorithms.md": algorithms(recipes),
         "reference/verifiers.md": verifiers(),
         "reference/environments.md": environments(),
@@ -104,6 +110,53 @@ def keys_page(recipes: list[dict[str, Any]]) -> str:
         "explain KEY` prints the same in the terminal. Recipes inherit what the recipe that they start from sets."
     )
     return page("Configuration keys", opening, parts())
+
+
+def foreign_keys() -> str:
+    def parts() -> Iterator[str]:
+        for title, framework in (("verl", "verl"), ("TRL", "trl")):
+            tables = import_module(f"rlcli_port.configs.{framework}_keys")
+            yield entry(title, framework, 2)
+            rows = {name: (key,) for name, (key, _) in tables.DIRECT.items()} | tables.COMPUTED
+            links = {name: ", ".join(f"[`{key}`](keys.md#{key})" for key in keys) for name, keys in rows.items()}
+            yield table(["key", "here"], [(code(name), links[name]) for name in sorted(links)])
+            for heading, reasons in (("Nothing needs to be set", tables.SAME), ("By hand, or missing", tables.MISSING)):
+                yield entry(f"{heading} ({title})", "", 3)
+                rows_of_reasons = [(", ".join(map(code, names.split())), cell(why)) for why, names in reasons.items()]
+                yield table(["key", "why"], rows_of_reasons)
+
+    opening = (
+        "For whoever has a configuration of verl or TRL: every key that `rlcli config import` knows, and the keys here "
+        "that take its part. `*` stands for any text. [Coming from verl or TRL](../porting.md) has values and defaults "
+        "that differ."
+    )
+    return page("Keys of verl and TRL", opening, parts())
+
+
+def metrics() -> str:
+    from rlcli.runs.metric_names import METRICS
+
+    def marked(name: str) -> str:
+        return f'<span id="{name}">`{name}`</span>' if "/" in name else f"`{name}`"
+
+    opening = (
+        "For whoever reads or plots the numbers of a run: every name in `metrics.jsonl`. [Metrics](../metrics.md) "
+        "explains memory and trackers, [Mismatch](../concepts/mismatch.md) and [Checks](../checks.md) the statistics "
+        "that compare engine and trainer. Means over tokens are over the tokens that were forwarded."
+    )
+    rows = [(", ".join(map(marked, names)), cell(what)) for names, what in METRICS.items()]
+    return page("All metrics", opening, iter([table(["metric", "what"], rows)]))
+
+
+def events() -> str:
+    from rlcli.runs.event_kinds import EVENTS
+
+    opening = (
+        "For whoever reads `events.jsonl` of a [run folder](../run_folder.md): every kind of event. Each line also has "
+        "`time`, seconds since 1970. [Checks](../checks.md#warnings) has the names of warnings."
+    )
+    rows = [(code(kind), cell(what)) for kind, what in EVENTS.items()]
+    return page("All events", opening, iter([table(["event", "when, and its entries"], rows)]))
 
 
 KINDS = {
@@ -204,12 +257,18 @@ def _options(options: list[dict[str, Any]]) -> str:
 
 
 def datasets() -> str:
+    converters = {entry.name: entry for entry in entry_points(group="rlcli.data_prep")}
+
     def parts() -> Iterator[str]:
         for each in asked("prep", "list"):
             yield entry(f"`{each['name']}`", each["name"], 2)
             facts = {"From": each["source"], "Verifier": each["verifier"], "Reference": each["reference"]}
             yield prose(each["summary"] + ".") + "\n"
             yield " · ".join(f"{name}: {prose(value)}" for name, value in facts.items() if value) + "\n"
+            converter = converters[each["name"]].load()
+            for function in (converter.read, converter.prompt):
+                if explained := inspect.getdoc(function):
+                    yield prose(explained) + "\n"
             if each["options"]:
                 yield table(["option", "what"], [(code(name), cell(what)) for name, what in each["options"].items()])
 

@@ -22,6 +22,7 @@ from scripts._docs.reference import generated
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 OUTSIDE = {
+    "AGENTS.md": "notes/changing_the_code.md",
     "CHANGELOG.md": "notes/changelog.md",
     "CONTRIBUTING.md": "notes/contributing.md",
     "SECURITY.md": "notes/reporting_a_vulnerability.md",
@@ -32,7 +33,8 @@ OUTSIDE = {
 }
 """Pages that are kept elsewhere in the repository, and where they are on the site."""
 ALIASES = {"README.md": "index.md"}
-METRICS = "metrics.md"
+METRICS = "reference/metrics.md"
+"""The page of reference with an anchor for each metric."""
 LINK = re.compile(r"(?<!\!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 NAMED = re.compile(r"(?<![`\[\w])`([\w./@]+)(?: ?= ?[^`]+)?`(?![`\]])")
 """Code that is a name, or a name and a value: `train.lr`, `train.truncated = mask`."""
@@ -102,8 +104,7 @@ def adapted(text: str, page: str, file: Path, pages: Path) -> str:
     """A written page for the site: its links, names of keys and metrics as links to what explains them, diagrams."""
 
     def prose(part: str) -> str:
-        part = _names_linked(LINK.sub(lambda link: _link(link, page, file, pages), part), page)
-        return _metrics_marked(part) if page == METRICS else part
+        return _names_linked(LINK.sub(lambda link: _link(link, page, file, pages), part), page)
 
     return "".join(_parts(text, prose, lambda block: as_svg(block, page)))
 
@@ -152,11 +153,10 @@ def _link(link: re.Match[str], page: str, file: Path, pages: Path) -> str:
 def _places() -> dict[str, str]:
     """Names that pages have in code → page and anchor of what explains them: configuration keys and metrics."""
     from rlcli.config.keys import keys
+    from rlcli.runs.metric_names import METRIC_NAMES
 
-    rows = [line for line in (DOCS / METRICS).read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    metrics = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
     return {key: f"reference/keys.md#{key}" for key in keys()} | {
-        name: f"{METRICS}#{name}" for name in metrics if "/" in name
+        name: f"{METRICS}#{name}" for name in METRIC_NAMES if "/" in name
     }
 
 
@@ -169,13 +169,3 @@ def _names_linked(text: str, page: str) -> str:
 
     lines = text.splitlines(keepends=True)  # no links within headings: their anchors and the table of contents stay
     return "".join(line if line.startswith("#") else re.sub(NAMED, linked, line) for line in lines)
-
-
-def _metrics_marked(text: str) -> str:
-    """The table of metrics, with an anchor for each name."""
-
-    def marked(line: str) -> str:
-        names, bar, rest = line.partition(" | ")
-        return re.sub(r"`([^`]+/[^`]+)`", r'<span id="\1">`\1`</span>', names) + bar + rest
-
-    return "".join(marked(line) if line.startswith("| `") else line for line in text.splitlines(keepends=True))

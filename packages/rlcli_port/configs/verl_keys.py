@@ -166,7 +166,7 @@ SAME = {
 }
 MISSING = {
     "no Megatron backend: only FSDP2": "*.megatron*",
-    "no sequence parallelism": "*ulysses_sequence_parallel_size",
+    "give it by hand: parallel.context": "*ulysses_sequence_parallel_size",
     "give it by hand: --environment verl_tools (docs/adapters.md)": f"{ROLLOUT}.multi_turn.* {ROLLOUT}.agent.*",
     "engine arguments cannot be set": f"{ROLLOUT}.engine_kwargs.*",
     "give it by hand: --verifier served_reward_model (docs/judges.md)": "reward_model.* reward.*",

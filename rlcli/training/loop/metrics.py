@@ -1,4 +1,4 @@
-"""The metrics of a step. docs/metrics.md documents the names."""
+"""The metrics of a step. `rlcli.runs.metric_names` documents the names."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ import pytest
 
 from rlcli.config.keys import find, sections
 from rlcli.config.recipes import names as recipe_names
+from rlcli.runs.metric_names import METRIC_NAMES
 from rlcli.training.loop.warnings import NAMES
 from tests.page_commands import FENCE, PAGES, ROOT
-from tests.pages import documented_metrics
 
 DOCS = ROOT / "docs"
 EXPLAINING = [
@@ -29,7 +29,7 @@ def code_in(text: str) -> list[str]:
 
 def unknown_metrics(text: str) -> list[str]:
     """Names that begin as a metric does and are none. `eval/pass@1` is `eval/pass@K`."""
-    known = documented_metrics()
+    known = METRIC_NAMES
     families = {name.partition("/")[0] for name in known if "/" in name}
     used = [
         code for code in code_in(text) if code.partition("/")[0] in families and re.fullmatch(r"\w+(/[\w@]+)+", code)
@@ -37,7 +37,7 @@ def unknown_metrics(text: str) -> list[str]:
     return [name for name in used if re.sub(r"@\d+", "@K", name) not in known and not stands_for_one(name, known)]
 
 
-def stands_for_one(name: str, known: set[str]) -> bool:
+def stands_for_one(name: str, known: frozenset[str]) -> bool:
     """Whether it is a documented name whose part in capitals is filled in: `reward/part/format`, `memory/PHASE_gb`."""
     patterns = [re.sub(r"\b[A-Z]+\b", r"[\\w/]+", other) for other in known if re.search(r"\b[A-Z]{3,}\b", other)]
     phase = name == "memory/PHASE_gb"
@@ -86,7 +86,7 @@ def test_wrong_names_are_found() -> None:
 
 
 def test_the_debug_page_names_many_metrics_and_keys() -> None:
-    assert len({code for code in code_in(DEBUG) if code in documented_metrics()}) > 40
+    assert len({code for code in code_in(DEBUG) if code in METRIC_NAMES}) > 40
     assert len({code.partition(" ")[0] for code in code_in(DEBUG) if find(code.partition(" ")[0])}) > 30
 
 
@@ -118,3 +118,14 @@ def test_the_links_of_a_page_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^()\s#]+)[^()\s]*\)", FENCE.sub("", page.read_text(encoding="utf-8")))
     local = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+FOR_GPUS = re.compile(r"Qwen/|--gpus|scripts/gpu-check|\b(meta-llama|google)/")
+UNTRIED = re.compile(r"\b(not|nothing|no)\b[^.|]{0,80}\bGPU|\bGPU[^.|]{0,60}\bnot\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_with_commands_for_gpus_says_that_none_has_run(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    commands = "".join(body for _, language, body in FENCE.findall(text) if language == "bash")
+    assert not FOR_GPUS.search(commands) or UNTRIED.search(" ".join(FENCE.sub("", text).split()))

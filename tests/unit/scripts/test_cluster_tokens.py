@@ -32,7 +32,7 @@ def test_where_a_cluster_is_started_its_token_is_set() -> None:
     starts = [
         path for path in files("scripts", "docs") if re.search(r"\bray\"? start\b", path.read_text(errors="replace"))
     ]
-    assert {"slurm.sbatch", "several_machines.md", "clusters.md"} <= {path.name for path in starts}
+    assert {"slurm.sbatch", "several_machines.md"} <= {path.name for path in starts}
     for path in starts:
         assert "RAY_AUTH_MODE" in path.read_text(), path
 

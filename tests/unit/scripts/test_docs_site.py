@@ -16,10 +16,12 @@ import pytest
 from rlcli.cli.command_group import COMMANDS
 from rlcli.config.keys import keys
 from rlcli.config.recipes import names as recipe_names
+from rlcli.runs.event_kinds import EVENTS
+from rlcli.runs.metric_names import METRIC_NAMES
 from scripts._docs import staging
 from scripts._docs.__main__ import build
 from scripts._docs.built import Page, breakable, problems
-from scripts._docs.questions import with_questions
+from scripts._docs.questions import questions, with_questions
 from scripts._docs.staging import DOCS, ROOT, SiteError, adapted, check_navigation, navigated
 from scripts._docs.text import prose, table
 from tests.browser import LAPTOP, PHONE, Visitor, chromium, url_of
@@ -64,6 +66,12 @@ def test_the_reference_has_every_recipe_and_plugin(site: Path) -> None:
         assert {entry.name for entry in entry_points(group=group)} <= anchors(site, page)
 
 
+def test_the_reference_has_every_metric_and_event(site: Path) -> None:
+    assert {name for name in METRIC_NAMES if "/" in name} <= anchors(site, "metrics")
+    text = (site / "reference" / "events.html").read_text(encoding="utf-8")
+    assert all(f"<code>{kind.replace('_', '_<wbr>')}</code>" in text for kind in EVENTS)
+
+
 def test_the_reference_has_every_algorithm_with_its_formula(site: Path) -> None:
     from rlcli.cli.recipes.algorithm_choices import MODULES, choices
 
@@ -78,7 +86,7 @@ def test_the_reference_has_every_algorithm_with_its_formula(site: Path) -> None:
 def test_keys_and_metrics_of_a_page_are_links(site: Path) -> None:
     links = Page(site / "debug.html").links
     assert "reference/keys.html#train.truncated" in links
-    assert "metrics.html#reward/equal_groups" in links
+    assert "reference/metrics.html#reward/equal_groups" in links
 
 
 def test_a_diagram_is_part_of_the_page(site: Path) -> None:
@@ -131,7 +139,14 @@ QUESTIONS = {
     "entropy collapse": "debug.html",
     "wandb": "metrics.html",
     "slurm": "clusters.html",
+    "reproducible": "nothing_lost.html",
+    "jupyter": "from_python.html",
+    "off-policy": "concepts/staleness.html",
+    "rocm": "installing.html",
 }
+
+MOST_ASKED = ("reward stuck at 0", "multi-node", "hold out test split")
+"""Questions that the site must answer, word for word."""
 """What is typed → the page that is among the first two results, whichever of its sections."""
 
 
@@ -156,12 +171,24 @@ def test_the_search_finds_the_page_that_answers(served: str) -> None:
         for typed, answer in QUESTIONS.items():
             box.fill(typed)
             results = page.locator(f"a[href*='?h={quote_plus(typed)}']")
-            results.first.wait_for()
-            first = [str(link.get_attribute("href")).partition("?")[0] for link in results.all()[:2]]
-            if f"{served}/{answer}" not in first:
+            for _ in range(100):  # the list of the last query stays for a moment
+                found = results.evaluate_all("links => links.slice(0, 2).map(link => link.getAttribute('href'))")
+                first = [str(address).partition("?")[0] for address in found]
+                if f"{served}/{answer}" in first:
+                    break
+                page.wait_for_timeout(100)
+            else:
                 missed[typed] = first
         visitor.close()
     assert missed == {}
+
+
+def test_the_questions_are_many_and_have_those_most_asked() -> None:
+    typed = [
+        question for sections in questions().values() for text in sections.values() for question in text.split("; ")
+    ]
+    assert len(typed) >= 33
+    assert all(any(asked in question for question in typed) for asked in MOST_ASKED)
 
 
 def test_a_question_about_a_section_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

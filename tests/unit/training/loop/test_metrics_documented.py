@@ -1,4 +1,4 @@
-"""docs/metrics.md names what metrics.jsonl holds: all of it, and nothing else."""
+"""`METRICS` names what metrics.jsonl holds: all of it, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlcli.data.messages import Coefficients, Collected
 from rlcli.data.prompts.prompt_selection import SelectingCursor
 from rlcli.evaluation.evaluation_report import report_of
 from rlcli.evaluation.responses import Responses
+from rlcli.runs.metric_names import METRIC_NAMES
 from rlcli.training.loop.metrics import PER_TOKEN
 from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
 from rlcli.types import Outcome, Sample, Verdict
-from tests.pages import documented_metrics
 from tests.trainers import PROMPT, trainer_of
 
 SUMS = ("tokens", *PER_TOKEN, "grad_norm")
@@ -105,4 +105,4 @@ def test_the_metrics_are_those_that_are_documented(tmp_path: Path) -> None:
     found = {re.sub(r"^ended/\w+", "ended/NAME", name) for name in found}
     found = {re.sub(r"^rollout/age/\d+", "rollout/age/AGE", name) for name in found}
     found = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in found}
-    assert found == documented_metrics()
+    assert found == METRIC_NAMES
