@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-import rlcli
 from rlcli.runs import curve_marks
 from rlcli.runs.event_kinds import EVENTS
+from tests.page_commands import ROOT
 
 WRITERS = {"event": 0, "add_event": 1}
 """Name of the function → which of its arguments is the kind."""
 
 
 def kinds() -> Iterator[str]:
-    for path in Path(rlcli.__file__).parent.rglob("*.py"):
+    for path in [*(ROOT / "rlcli").rglob("*.py"), *(ROOT / "packages").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if isinstance(node, ast.Call) and name in WRITERS and len(node.args) > WRITERS[name]:
