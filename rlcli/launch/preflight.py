@@ -42,7 +42,7 @@ from rlcli.runs.checkpoint import TEMPLATE
 from rlcli.support.attempt import is_restart
 from rlcli.support.hub import offline_unless_reachable
 from rlcli.support.machine import processor
-from rlcli.support.machine.gpus import NVML, for_rocm, has_nvml
+from rlcli.support.machine.gpus import NVML, for_rocm, has_gpu, has_nvml
 from rlcli.support.reading import read_json
 from rlcli.support.served_models import ENGINE_KEY
 from rlcli.types import Prompt
@@ -78,6 +78,7 @@ def prepare(
     _check_given(config, train)
     check_engine(config, train=train)
     device = check_machine(config)
+    _note_unused_gpu(config, device, on_note)
     _note_open_cluster(config, on_note)
     config, adapter = _located(with_model_folders(config, on_note), train)
     check_adapter(config, compute_dtype(config, device), device, adapter)
@@ -144,6 +145,16 @@ def with_length_of(config: RunConfig, counted: RunConfig) -> RunConfig:
         train={name: getattr(counted.train, name) for name in length},
         critic={"warmup_steps": counted.critic.warmup_steps},
     )
+
+
+def _note_unused_gpu(config: RunConfig, device: str, on_note: Callable[[str], None]) -> None:
+    """A note if the run takes the CPUs of a machine with a GPU only because the installed packages are built for them."""
+    chosen = config.cluster.device != "auto" or bool(cluster_address(config.cluster.address))
+    if device == "cpu" and not chosen and has_gpu():
+        on_note(
+            "this machine has a GPU, but the installed torch or vLLM is built for CPUs: the run takes the CPUs. "
+            "RLCLI_EXTRA=gpu scripts/env installs what uses the GPU; cluster.device = cpu ends this note"
+        )
 
 
 def _note_open_cluster(config: RunConfig, on_note: Callable[[str], None]) -> None:

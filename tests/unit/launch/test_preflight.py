@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -247,3 +248,15 @@ def test_a_cluster_that_is_joined_without_a_token_is_noted(
     preflight._note_open_cluster(resolve("grpo", {"cluster.address": address}).config, notes.append)
     assert len(notes) == noted
     assert all(address in note and "without a token" in note for note in notes)
+
+
+@pytest.mark.parametrize(("device", "noted"), [("auto", True), ("cpu", False)])
+def test_a_gpu_that_the_packages_cannot_use_is_noted(
+    device: str, noted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    notes: list[str] = []
+    preflight._note_unused_gpu(resolve("grpo", {"cluster.device": device}).config, "cpu", notes.append)
+    assert [note.startswith("this machine has a GPU, but") for note in notes] == [True] * noted
