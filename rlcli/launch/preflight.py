@@ -148,7 +148,7 @@ def with_length_of(config: RunConfig, counted: RunConfig) -> RunConfig:
 
 
 def _note_unused_gpu(config: RunConfig, device: str, on_note: Callable[[str], None]) -> None:
-    """A note if the run takes the CPUs of a machine with a GPU only because the installed packages are built for them."""
+    """A note if the run takes the CPUs of a machine with a GPU because the installed packages are built for them."""
     chosen = config.cluster.device != "auto" or bool(cluster_address(config.cluster.address))
     if device == "cpu" and not chosen and has_gpu():
         on_note(
