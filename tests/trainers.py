@@ -16,6 +16,7 @@ from rlcli.training.loop.trainer import Trainer
 from rlcli.training.worker.worker_pools import Groups
 from rlcli.training.worker.worker_spec import WorkerSpec
 from rlcli.types import Prompt
+from tests.contexts import context_of
 
 PROMPT = Prompt("a:0", ({"role": "user", "content": "2+2?"},), "a", "math", "exact", "4")
 PROMPTS = TokenizedPrompts([PROMPT], 0, np.arange(4, dtype=np.int32), np.array([0, 4]))
@@ -30,4 +31,4 @@ def trainer_of(folder: Path, workers: Any, held_out: TokenizedPrompts | None = N
     config = RunConfig.model_validate(sections)
     groups = Groups(workers, None, None, MagicMock(spec=WorkerSpec))
     view, trackers = MagicMock(spec=View, show_samples=1), MagicMock()
-    return Trainer(config, "float32", PROMPTS, held_out, groups, RunFolder.create(folder), trackers, view, Stop())
+    return Trainer(context_of(config), PROMPTS, held_out, groups, RunFolder.create(folder), trackers, view, Stop())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from rlcli.cluster.process.busy_lanes import busy
 from rlcli.cluster.process.peak_memory import measured
@@ -14,78 +15,193 @@ from rlcli.cluster.watchdog import progress, watched
 
 Send = Literal["broadcast", "scatter", "data", "first"]
 Collect = Literal["all", "first", "sum", "stream"]
+Sums = dict[str, float]
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A large argument that is the same for all ranks: it is serialised once, whatever the number of ranks, and each
-    reads it from the object store. The method receives `value`."""
-
-    value: Any
+A = TypeVar("A")
+"""The first parameter of a method."""
+P = ParamSpec("P")
+"""Its parameters, or those after the first."""
+R = TypeVar("R")
+"""What it returns on one worker, or what it yields."""
+Given = ParamSpec("Given")
+"""What the controller passes for the whole group."""
+Got = TypeVar("Got")
+"""What the controller gets from the whole group."""
+R_co = TypeVar("R_co", covariant=True)
+Got_co = TypeVar("Got_co", covariant=True)
+W = TypeVar("W")
+W_contra = TypeVar("W_contra", contravariant=True)
+"""The workers' class."""
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """send: `broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of each; `data` gives
-    each rank the item of its data rank, which the worker's method `data_rank` returns; `first` calls rank 0 alone.
-    collect: `all` returns a list by rank; `first` the result of rank 0; `sum` adds dicts of numbers key by key, those
-    of the first rank of each data rank; `stream` iterates over what generator methods yield, from any rank, in order
-    of arrival."""
+    """How a method is called on a group."""
 
-    send: Send
-    collect: Collect
+    send: Send = "broadcast"
+    """`broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of the first one, and all
+    ranks the others; `data` gives each rank the item of its data rank, which the worker's method `data_rank` returns;
+    `first` calls rank 0 alone."""
+    collect: Collect = "all"
+    """`all` returns a list by rank; `first` the result of rank 0; `sum` adds dicts of numbers key by key, those of the
+    first rank of each data rank; `stream` iterates over what generator methods yield, from any rank, in order of
+    arrival."""
+    shared: frozenset[str] = frozenset()
+    """Parameters whose argument is large and the same for all ranks: it is serialised once, whatever the number of
+    ranks, and each reads it from the object store."""
+    parameters: tuple[str, ...] = ()
+    """Names of all parameters."""
+
+    def stored(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], store: Callable[[Any], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with the shared ones replaced by `store` of them, unless they are None."""
+
+        def sent(name: str, value: Any) -> Any:
+            return store(value) if name in self.shared and value is not None else value
+
+        positional = tuple(sent(name, value) for name, value in zip(self.parameters, args, strict=False))
+        return positional, {name: sent(name, value) for name, value in kwargs.items()}
 
 
-def dispatch(send: Send = "broadcast", collect: Collect = "all") -> Callable[[F], F]:
-    """Mark a worker's method as callable through a WorkerGroup.
+class Dispatched(Generic[W_contra, P, R_co, Given, Got_co]):
+    """The type of a method that is marked with `@dispatch`: what `WorkerGroup.call` checks a call against.
+
+    On an instance it is the method itself, with parameters `P` and result `R_co`. Of the group, the controller passes
+    `Given` and gets `Got_co`. (When the program runs it is a plain function, as Ray needs it, with the attribute
+    `dispatch`.)
+    """
+
+    __name__: str
+    dispatch: Dispatch
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, worker: None, owner: type) -> Dispatched[W_contra, P, R_co, Given, Got_co]: ...
+        @overload
+        def __get__(self, worker: object, owner: type) -> Callable[P, R_co]: ...
+        def __get__(self, worker: object, owner: type) -> Any: ...
+
+
+@overload
+def dispatch(
+    send: Literal["broadcast", "first"] = "broadcast",
+    collect: Literal["all"] = "all",
+    *,
+    shared: Collection[str] = (),
+) -> Callable[[Callable[Concatenate[W, P], R]], Dispatched[W, P, R, P, list[R]]]: ...
+@overload
+def dispatch(
+    send: Literal["broadcast", "first"] = "broadcast",
+    *,
+    collect: Literal["first"],
+    shared: Collection[str] = (),
+) -> Callable[[Callable[Concatenate[W, P], R]], Dispatched[W, P, R, P, R]]: ...
+@overload
+def dispatch(
+    send: Literal["broadcast", "first"] = "broadcast",
+    *,
+    collect: Literal["sum"],
+    shared: Collection[str] = (),
+) -> Callable[[Callable[Concatenate[W, P], Sums]], Dispatched[W, P, Sums, P, Sums]]: ...
+@overload
+def dispatch(
+    send: Literal["broadcast", "first"] = "broadcast",
+    *,
+    collect: Literal["stream"],
+    shared: Collection[str] = (),
+) -> Callable[[Callable[Concatenate[W, P], Iterator[R]]], Dispatched[W, P, Iterator[R], P, Iterator[R]]]: ...
+@overload
+def dispatch(
+    send: Literal["scatter", "data"],
+    collect: Literal["all"] = "all",
+    *,
+    shared: Collection[str] = (),
+) -> Callable[
+    [Callable[Concatenate[W, A, P], R]],
+    Dispatched[W, Concatenate[A, P], R, Concatenate[Sequence[A], P], list[R]],
+]: ...
+@overload
+def dispatch(
+    send: Literal["scatter", "data"],
+    collect: Literal["sum"],
+    *,
+    shared: Collection[str] = (),
+) -> Callable[
+    [Callable[Concatenate[W, A, P], Sums]],
+    Dispatched[W, Concatenate[A, P], Sums, Concatenate[Sequence[A], P], Sums],
+]: ...
+@overload
+def dispatch(
+    send: Literal["scatter", "data"],
+    collect: Literal["stream"],
+    *,
+    shared: Collection[str] = (),
+) -> Callable[
+    [Callable[Concatenate[W, A, P], Iterator[R]]],
+    Dispatched[W, Concatenate[A, P], Iterator[R], Concatenate[Sequence[A], P], Iterator[R]],
+]: ...
+def dispatch(send: Send = "broadcast", collect: Collect = "all", *, shared: Collection[str] = ()) -> Any:
+    """Mark a worker's method as callable through a `WorkerGroup`, and say how.
 
     class Echo:
         @dispatch(send="data", collect="sum")
         def count(self, rows: list[int]) -> dict[str, float]:
             return {"rows": len(rows)}
 
-    With two data ranks, `group.count([[1, 2], [3]])` is `{"rows": 3}`. While the method runs its process is watched
-    (see `watch`): it has to end, to yield, or to call `watch.progress` regularly.
+    With two data ranks, `group.call(Echo.count, [[1, 2], [3]])` is `{"rows": 3}`. While the method runs its process is
+    watched (see `rlcli.cluster.watchdog`): it has to end, to yield, or to call `progress` regularly. shared: names of
+    large arguments that are the same for all ranks (see `Dispatch`).
     """
 
-    def mark(method: F) -> F:
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with watched(method.__name__), span(method.__name__), measured(method.__name__), busy(method.__name__):
-                return method(*args, **kwargs)
-
-        @functools.wraps(method)
-        def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with watched(method.__name__), span(method.__name__), measured(method.__name__), busy(method.__name__):
-                for item in method(*args, **kwargs):
-                    yield item
-                    progress()
-
-        marked = stream if collect == "stream" else call
-        marked.__dict__["dispatch"] = Dispatch(send, collect)
-        return cast(F, marked)
+    def mark(method: Callable[..., Any]) -> Any:
+        parameters = tuple(inspect.signature(method).parameters)[1:]  # without `self`
+        assert set(shared) <= set(parameters), f"{method.__name__} shares no parameter of its own"
+        return _marked(method, Dispatch(send, collect, frozenset(shared), parameters))
 
     return mark
 
 
-def dispatch_of(worker: type, name: str) -> Dispatch:
-    """The dispatch of a method; AttributeError if the worker has no such method or it is not marked."""
-    method = getattr(worker, name)
-    mark = getattr(method, "dispatch", None)
-    if not isinstance(mark, Dispatch):
-        raise AttributeError(f"{worker.__name__}.{name} is not dispatched: mark it with @dispatch")
+def implements(
+    declared: Dispatched[W, P, R, Given, Got],
+) -> Callable[[Callable[Concatenate[Any, P], R]], Dispatched[W, P, R, Given, Got]]:
+    """Mark a method as the one that another class has declared with `@dispatch`: of the same name, with the same
+    parameters and result, and called on a group in the same way."""
+
+    def mark(method: Callable[Concatenate[Any, P], R]) -> Dispatched[W, P, R, Given, Got]:
+        assert method.__name__ == declared.__name__, f"{method.__name__} implements {declared.__name__}"
+        return cast("Dispatched[W, P, R, Given, Got]", _marked(method, declared.dispatch))
+
     return mark
+
+
+def _marked(method: Callable[..., Any], how: Dispatch) -> Callable[..., Any]:
+    """The method, watched while it runs, with its dispatch."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with watched(method.__name__), span(method.__name__), measured(method.__name__), busy(method.__name__):
+            return method(*args, **kwargs)
+
+    @functools.wraps(method)
+    def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with watched(method.__name__), span(method.__name__), measured(method.__name__), busy(method.__name__):
+            for item in method(*args, **kwargs):
+                yield item
+                progress()
+
+    marked: Callable[..., Any] = stream if how.collect == "stream" else call
+    marked.__dict__["dispatch"] = how
+    return marked
 
 
 def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int, data_ranks: Sequence[int] = ()) -> list[tuple[Any, ...]]:
-    """The arguments of each rank that is called. data_ranks: of each rank, for `data`. A `Shared` argument goes to all
-    of them, even in a scatter.
+    """The positional arguments of each rank that is called. data_ranks: of each rank, for `data`.
 
-    >>> per_rank(Dispatch("scatter", "all"), ([1, 2], Shared("both")), 2)
-    [(1, Shared(value='both')), (2, Shared(value='both'))]
+    >>> per_rank(Dispatch("scatter", "all"), ([1, 2], "both"), 2)
+    [(1, 'both'), (2, 'both')]
     >>> per_rank(Dispatch("data", "all"), (["a", "b"],), 4, data_ranks=[0, 0, 1, 1])  # two share each part
     [('a',), ('a',), ('b',), ('b',)]
     >>> per_rank(Dispatch("first", "first"), ("to rank 0",), 2)
@@ -93,11 +209,11 @@ def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int, data_ranks: Seque
     """
     if how.send in ("broadcast", "first"):
         return [args] * (ranks if how.send == "broadcast" else 1)
-    places = data_ranks if how.send == "data" else range(ranks)
-    count = 1 + max(places)
-    lists = [[arg] * count if isinstance(arg, Shared) else arg for arg in args]
-    assert all(len(values) == count for values in lists), f"one argument for each of {count} {how.send} ranks"
-    return [tuple(values[place] for values in lists) for place in places]
+    parts, *same = args
+    part_of = data_ranks if how.send == "data" else range(ranks)
+    count = 1 + max(part_of)
+    assert len(parts) == count, f"one item for each of {count} {how.send} ranks"
+    return [(parts[part], *same) for part in part_of]
 
 
 def one_each(results: Sequence[T], data_ranks: Sequence[int]) -> list[T]:
@@ -109,13 +225,13 @@ def one_each(results: Sequence[T], data_ranks: Sequence[int]) -> list[T]:
     return [results[data_ranks.index(place)] for place in range(1 + max(data_ranks))]
 
 
-def add_up(results: list[dict[str, float]]) -> dict[str, float]:
+def add_up(results: list[Sums]) -> Sums:
     """Key by key sum of dicts that may lack keys.
 
     >>> add_up([{"a": 1.0}, {"a": 2.0, "b": 1.0}])
     {'a': 3.0, 'b': 1.0}
     """
-    total: dict[str, float] = {}
+    total: Sums = {}
     for result in results:
         for key, value in result.items():
             total[key] = total.get(key, 0.0) + value

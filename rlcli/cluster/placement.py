@@ -49,6 +49,7 @@ them: of collectives (FI_: libfabric, as for AWS EFA), torch and vLLM."""
 OF_ONE_MACHINE = {"VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH"}
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Placed:
 
 
 def start_group(
-    worker: type,
+    worker: type[W],
     pool: Pool,
     logs: Path,
     *args: Any,
@@ -102,19 +103,15 @@ def start_group(
     stall_s: float | None = None,
     placed: Placed | None = None,
     places: Places | None = None,
-) -> WorkerGroup:
+) -> WorkerGroup[W]:
     """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args). name: prefix of
-    their logs. stall_s: seconds without progress after which a worker has failed (see `WorkerGroup`). placed: existing
-    actors, constructed without `args`: their method `begin` is called with these. places: the result of `reserve` for
-    the pool, if it was called."""
+    their logs. stall_s: seconds without progress after which a worker has failed (see `WorkerGroup`). placed: actors of
+    this pool that exist already. places: the result of `reserve` for the pool, if it was called."""
     for left in logs.glob(f"{name}-*.stack"):
         left.unlink(missing_ok=True)  # notes of earlier workers
     found = placed or place(worker, pool, *args, places=places)
     same_bits = pool.device == "cpu" or pool.deterministic
-    group = WorkerGroup(worker, found.actors, logs, found.places, name, stall_s, same_bits)
-    if placed is not None:
-        group.begin(*args)
-    return group
+    return WorkerGroup(found.actors, logs, found.places, name, stall_s, same_bits)
 
 
 def place(worker: type, pool: Pool, *args: Any, places: Places | None = None) -> Placed:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from rlcli.cluster import worker_errors
-from rlcli.cluster.dispatch import Dispatch, Shared, add_up, dispatch_of, one_each, per_rank
+from rlcli.cluster.dispatch import Dispatched, add_up, one_each, per_rank
 from rlcli.cluster.watchdog import START_S, Note, StallDetector, bound, read_note
 from rlcli.errors import RlcliError, RunFailed
+from rlcli.support.redact import printable
 
 CLOSE_TIMEOUT_S = 20.0
 DEATH_GRACE_S = 10.0
@@ -23,24 +25,28 @@ PAUSE_PER_RANK_S = 2e-4
 """Answers that arrive within this time of each other are handled together: a `ray.wait` costs as much as an answer."""
 LOG_TAIL_LINES = 8
 
+W_co = TypeVar("W_co", covariant=True)
+"""The workers' class, or one that declares their methods."""
+Given = ParamSpec("Given")
+Got = TypeVar("Got")
 
-class WorkerGroup:
+
+class WorkerGroup(Generic[W_co]):
     """Actors of one class, by rank. A method of the class that is marked with `@dispatch` is called on all of them:
 
-        group.update(0)      # every rank updates; the returned numbers are added up
+        group.call(Worker.update, 0)      # every rank updates; the returned numbers are added up
 
     The first error of any rank is raised without waiting for ranks that hang in a collective on the failed one. If a
     rank has died, that is the error, not the broken connections of the others. A rank that makes no progress for
     `stall_s` seconds is an error too, with the location from its stack.
 
     places: the placement group that holds the actors' resources; it is removed with them. name: prefix of their logs,
-    `name`-0.log and so on. stall_s: None waits indefinitely; else the workers record their progress (see `watch`).
+    `name`-0.log and so on. stall_s: None waits indefinitely; else the workers record their progress (see `watchdog`).
     same_bits: whether every run must give the same bits, so that nothing may depend on which rank is faster.
     """
 
     def __init__(
         self,
-        worker: type,
         actors: Sequence[Any],
         logs: Path,
         places: Any,
@@ -49,7 +55,6 @@ class WorkerGroup:
         same_bits: bool = True,
     ) -> None:
         self.same_bits = same_bits
-        self._worker = worker
         self._actors = list(actors)
         self._logs = logs
         self._places = places
@@ -62,9 +67,25 @@ class WorkerGroup:
     def __len__(self) -> int:
         return len(self._actors)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        how = dispatch_of(self._worker, name)
-        return lambda *args, **kwargs: self._call(name, how, args, kwargs)
+    def call(self, method: Dispatched[W_co, ..., Any, Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
+        """Call a method on the ranks that its dispatch names; returns what the dispatch makes of their results."""
+        import ray
+
+        name, how = method.__name__, method.dispatch
+        # Ray passes the value of a reference to a method, not the reference.
+        sent, named = how.stored(args, kwargs, ray.put)
+        data_ranks = self._data_ranks if how.send == "data" or how.collect == "sum" else []
+        arguments = per_rank(how, sent, len(self), data_ranks)
+        if how.collect == "stream":
+            return cast(Got, self._stream(name, arguments, named))
+        actors = self._actors[: len(arguments)]
+        calls = [getattr(actor, name).remote(*own, **named) for actor, own in zip(actors, arguments, strict=True)]
+        results: Any = self._gather(name, calls)
+        if how.collect == "first":
+            results = results[0]
+        elif how.collect == "sum":
+            results = add_up(one_each(results, data_ranks))
+        return cast(Got, results)
 
     @property
     def data_ranks(self) -> int:
@@ -74,45 +95,44 @@ class WorkerGroup:
     @cached_property
     def _data_ranks(self) -> list[int]:
         """The data rank of each worker, which it is asked for once."""
-        return list(self.data_rank())
+        return self._gather("data_rank", [actor.data_rank.remote() for actor in self._actors])
 
     def close(self) -> None:
-        """Ask each actor to close, then end its process, whether or not it answered."""
+        """Ask each actor to close, then end its process, whether or not it answered. One that fails is reported: the
+        run's results are written by then, but the records of its last step or its memory may not be in order."""
         import ray
 
-        closing = [actor.close.remote() for actor in self._actors]
-        with contextlib.suppress(Exception):
-            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+        closing = {actor.close.remote(): rank for rank, actor in enumerate(self._actors)}
+        closed: list[Any] = []
+        with self._reporting("the workers could not be waited for, and are killed"):
+            closed, late = ray.wait(list(closing), num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+            for rank in sorted(closing[call] for call in late):
+                _report(f"{self._who(rank)} did not close within {CLOSE_TIMEOUT_S:g} s, and is killed")
+        for call in closed:
+            with self._reporting(f"{self._who(closing[call])} failed to close"):
+                ray.get(call)
         self.kill()
 
     def kill(self) -> None:
         """End the processes now and release their resources."""
         import ray
 
-        for actor in self._actors:
-            with contextlib.suppress(Exception):
+        for rank, actor in enumerate(self._actors):
+            with self._reporting(f"{self._who(rank)} could not be killed: its process may live on"):
                 ray.kill(actor)
-        with contextlib.suppress(Exception):
+        with self._reporting(f"the resources of {self._name} stay reserved until Ray ends"):
             ray.util.remove_placement_group(self._places)
 
-    def _call(self, name: str, how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        import ray
+    @contextlib.contextmanager
+    def _reporting(self, what: str) -> Iterator[None]:
+        """Report an error within the block instead of raising it: the workers are being given up."""
+        try:
+            yield
+        except Exception as error:  # of the workers' roles, or of a Ray that is gone
+            _report(f"{what}: {type(error).__name__}: {worker_errors.last_line(error)}")
 
-        # Ray passes the value of a reference to a method, not the reference.
-        sent = tuple(Shared(ray.put(arg.value)) if isinstance(arg, Shared) else arg for arg in args)
-        data_ranks = self._data_ranks if how.send == "data" or how.collect == "sum" else []
-        arguments = [
-            tuple(arg.value if isinstance(arg, Shared) else arg for arg in own)
-            for own in per_rank(how, sent, len(self._actors), data_ranks)
-        ]
-        if how.collect == "stream":
-            return self._stream(name, arguments, kwargs)
-        actors = self._actors[: len(arguments)]
-        calls = [getattr(actor, name).remote(*own, **kwargs) for actor, own in zip(actors, arguments, strict=True)]
-        results = self._gather(name, calls)
-        if how.collect == "first":
-            return results[0]
-        return add_up(one_each(results, data_ranks)) if how.collect == "sum" else results
+    def _who(self, rank: int) -> str:
+        return f"worker {rank} (its log is {self._log(rank)})"
 
     def _gather(self, name: str, calls: list[Any]) -> list[Any]:
         results: dict[int, Any] = {}
@@ -250,6 +270,10 @@ class WorkerGroup:
         except OSError:
             return ""
         return " | ".join([line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:])
+
+
+def _report(text: str) -> None:
+    print(printable(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def _ready(waiting: list[Any], timeout: float | None) -> list[Any]:

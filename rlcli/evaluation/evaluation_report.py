@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PromptTask
@@ -21,6 +20,7 @@ from rlcli.evaluation.statistics import Estimate, interval, ks_of, majorities, p
 from rlcli.rollout.engine import Sampling
 from rlcli.rollout.rollout_call import RolloutCall
 from rlcli.rollout.scheduler.dispatcher import OnProgress, gather
+from rlcli.rollout.worker_calls import RolloutWorkers
 from rlcli.types import UNVERIFIED, Outcome, Prompt
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class EvalReport:
 
 
 def evaluate(
-    workers: WorkerGroup,
+    workers: RolloutWorkers,
     prompts: TokenizedPrompts,
     config: RunConfig,
     *,
@@ -207,7 +207,7 @@ def evaluate(
 
 
 def generate(
-    workers: WorkerGroup,
+    workers: RolloutWorkers,
     prompts: TokenizedPrompts,
     wanted: Sequence[tuple[int, ...]],
     config: RunConfig,

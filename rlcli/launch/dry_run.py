@@ -29,7 +29,7 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: boo
         check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
     found = [check_not_empty(rows, on_note) for rows in sets]
-    if prepared.verifiers and verifies and not config.data.response:
+    if prepared.facts.verifiers and verifies and not config.data.response:
         with ScoringPool(1, config.verifier.deadline_s, sandbox=prepared.sandbox) as pool:
             for answers in found:
                 # `check_verifiers` has tried the other verifiers; an empty answer may be further down.

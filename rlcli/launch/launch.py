@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcli.cluster.placement import Pool, reserve, start_group
+from rlcli.cluster.placement import Placed, Places, Pool, reserve, start_group
 from rlcli.cluster.process import startup_times
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, policy_pool
 from rlcli.cluster.same_code import check_same_code
 from rlcli.cluster.supervisor.failure_record import exit_when_cluster_lost, noting_failure
 from rlcli.cluster.supervisor.stop_signals import StopOnSignal, ignoring_signals
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
+from rlcli.context import RunContext
 from rlcli.errors import SetupError
 from rlcli.launch.input_files import (
     Input,
@@ -56,6 +56,7 @@ from rlcli.training.listener import listener_types
 from rlcli.training.loop.step_profile import StepProfile, profiled_step
 from rlcli.training.loop.trainer import StopRequest, Trainer
 from rlcli.training.loop.warnings import FILE_EDITED
+from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.worker import Worker
 from rlcli.training.worker.worker_pools import CRITIC, ENGINES, POLICY, TEACHERS, Groups
 from rlcli.training.worker.worker_spec import WorkerSpec
@@ -66,7 +67,6 @@ def running_workers(
     prepared: Prepared,
     logs: Path,
     *,
-    train: bool,
     on_phase: Callable[[str], None],
     on_lost: OnLost = leave,
     early: EarlyStart | None = None,
@@ -74,20 +74,23 @@ def running_workers(
     """Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: what has
     started already."""
     config, early = prepared.config, early or EarlyStart()
-    pools = _pools(prepared, worker_spec(prepared, logs, train=train, group_id=attempt.group_id()))
+    pools = _pools(worker_spec(prepared.context, logs, attempt.group_id()))
     on_phase("start Ray")
-    started: dict[str, WorkerGroup] = {}
+    started: dict[str, Workers] = {}
     with early.session(config, on_lost), _serving(prepared, logs, pools) as servers:
         failed = True
         try:
             startup_times.done("ray")
             wait_s = config.cluster.wait_s
             on_phase("start workers" + (f" (up to {wait_s:.0f} s for machines to join)" if wait_s else ""))
-            for own, pool, held in _held(pools, servers, early, wait_s):
-                how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, **held}
-                started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)
-                group.join(*group.rendezvous())
-                if train:
+            stall_s = config.fault_tolerance.stall_s
+            for own, pool, placed, places in _reserved(pools, servers, early, wait_s):
+                started[own.name] = workers = start_group(
+                    Worker, pool, logs.resolve(), name=own.name, stall_s=stall_s, placed=placed, places=places
+                )
+                workers.call(WorkerCalls.begin, own)
+                workers.call(WorkerCalls.join, *workers.call(WorkerCalls.rendezvous))
+                if prepared.context.trains:
                     check_shared(logs, own.name, pool.workers)
             startup_times.done("workers")
             on_phase("load model")
@@ -96,9 +99,13 @@ def running_workers(
             if servers.addresses:
                 on_phase(f"wait for the server of {', '.join(servers.addresses)}")
                 servers.wait()
-            others = {"critic": CRITIC, "engines": ENGINES, "teachers": TEACHERS}
-            found = {pool: started.get(name) for pool, name in others.items()}
-            yield Groups(policy=started[POLICY], spec=pools[0][0], **found)
+            yield Groups(
+                policy=started[POLICY],
+                critic=started.get(CRITIC),
+                engines=started.get(ENGINES),
+                spec=pools[0][0],
+                teachers=started.get(TEACHERS),
+            )
             failed = False
         finally:
             with ignoring_signals():
@@ -110,12 +117,12 @@ def running_workers(
                     attempt.remove_shared(left)
 
 
-def build(groups: Sequence[WorkerGroup]) -> None:
+def build(groups: Sequence[Workers]) -> None:
     """Build the roles of all groups in parallel. If one fails, all are killed."""
     first, *others = groups
-    building = [in_background(group.build) for group in others]
+    building = [in_background(partial(group.call, WorkerCalls.build)) for group in others]
     try:
-        first.build()
+        first.call(WorkerCalls.build)
         for one in building:
             one.result()
     except BaseException:
@@ -125,29 +132,16 @@ def build(groups: Sequence[WorkerGroup]) -> None:
         raise
 
 
-def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -> WorkerSpec:
-    """The spec of the policy's workers; with train=False only engines."""
+def worker_spec(context: RunContext, logs: Path, group_id: str) -> WorkerSpec:
+    """The spec of the policy's workers; in an evaluation, of engines."""
     return WorkerSpec(
-        config=prepared.config,
-        device=prepared.device,
-        dtype=prepared.dtype,
-        roles=prepared.roles if train else frozenset({"engine"}),
-        adapter=prepared.adapter,
-        logs=str(logs.resolve()),
+        context=context,
+        roles=context.facts.roles,
         name=POLICY,
-        max_length=prepared.max_length,
-        kv_cache_bytes=prepared.kv_cache_bytes,
-        scoring_processes=prepared.config.verifier.processes,
-        verifiers=prepared.verifiers,
+        logs=str(logs.resolve()),
         group_id=group_id,
-        stop_token_ids=tuple(prepared.stop_tokens),
-        thinking=prepared.thinking,
-        environments=prepared.environments,
-        day=prepared.day,
         hub_token=os.environ.get("HF_TOKEN", ""),
         engine_key=os.environ.get(ENGINE_KEY, ""),
-        images=prepared.images,
-        pictures=prepared.pictures,
     )
 
 
@@ -157,13 +151,13 @@ def _serving(
     """Servers of the models that verifiers ask for, beside the pools."""
     loopback = not cluster_address(prepared.config.cluster.address)
     beside = [pool for _, pool in pools]
-    return serving(prepared.served, prepared.device, logs, beside=beside, loopback=loopback)
+    return serving(prepared.served, prepared.facts.device, logs, beside=beside, loopback=loopback)
 
 
-def _pools(prepared: Prepared, spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
+def _pools(spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
     """Each pool of workers and their spec; `spec`: of the policy's, the first."""
-    config = prepared.config
-    first = policy_pool(config, prepared.device)
+    config = spec.config
+    first = policy_pool(config, spec.facts.device)
     pools = [(spec, first)]
     if workers := config.critic.workers:
         critic = replace(spec, roles=frozenset({"critic"}), name=CRITIC)
@@ -177,11 +171,12 @@ def _pools(prepared: Prepared, spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]
     return pools
 
 
-def _held(
+def _reserved(
     pools: Sequence[tuple[WorkerSpec, Pool]], servers: Serving, early: EarlyStart, wait_s: float
-) -> Iterator[tuple[WorkerSpec, Pool, dict[str, Any]]]:
-    """Each pool, the spec of its workers, and the arguments of `start_group` for its reserved places: reserved for all
-    pools before the first one starts. servers: those that the workers' verifiers ask. wait_s: as of `reserve`."""
+) -> Iterator[tuple[WorkerSpec, Pool, Placed | None, Places | None]]:
+    """The spec of each pool's workers, the pool, and its actors, if it has some already, or else its places: reserved
+    for all pools before the first one starts. servers: those that the workers' verifiers ask. wait_s: as of
+    `reserve`."""
     first_spec, first = pools[0]
     placed = early.take(first)
     there = [first] if placed is not None else []
@@ -191,14 +186,14 @@ def _held(
         check_same_code(reserved)
     places = iter(reserved)
     for own, pool in pools:
-        taken = own.name == POLICY and placed is not None
+        actors = placed if own.name == POLICY else None
         own = replace(own, served=servers.addresses, served_key=servers.key)
-        yield own, pool, {"placed": placed} if taken else {"places": next(places)}
+        yield own, pool, actors, None if actors is not None else next(places)
 
 
 def engine_spec(spec: WorkerSpec) -> WorkerSpec:
     """The spec of separate engine workers, for a policy built from `spec`."""
-    return replace(spec, roles=frozenset({"engine"}), name=ENGINES, weights_follow=True)
+    return replace(spec, roles=frozenset({"engine"}), name=ENGINES)
 
 
 def train_in_folder(
@@ -235,7 +230,6 @@ def train_in_folder(
                 running_workers(
                     prepared,
                     folder.logs,
-                    train=True,
                     on_phase=on_phase,
                     on_lost=lost,
                     early=early,
@@ -261,8 +255,7 @@ def trainer_of(
 ) -> Trainer:
     """A trainer for running workers, with all published listeners."""
     return Trainer(
-        prepared.config,
-        prepared.dtype,
+        prepared.context,
         prepared.prompts,
         prepared.held_out,
         groups,
@@ -280,7 +273,7 @@ def _folder(
 ) -> RunFolder:
     """The run folder, locked by this process, with the current configuration."""
     facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
-    facts |= {"day": prepared.day.isoformat()} if prepared.day else {}
+    facts |= {"day": prepared.facts.day.isoformat()} if prepared.facts.day else {}
     if resumed:
         folder = RunFolder.resume(target)
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from rlcli.cluster.ray_session import check_local, cluster_address, resolve_devi
 from rlcli.config.load import Resolved, with_length
 from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
+from rlcli.context import RunContext, RunFacts
 from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.overlap import repeated_rows, rows_in
@@ -90,42 +90,39 @@ def prepare(
     if train:
         _check_early(config, test_rows)
     on_checked(config, device)
-    facts = check_model(config.model.path, has_template=bool(config.model.chat_template))
-    check_half(dtype, facts.kind)
-    max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
+    model = check_model(config.model.path, has_template=bool(config.model.chat_template))
+    check_half(dtype, model.kind)
+    max_length = check_fit(config, model.max_positions, model.heads, model.experts)
     if train:
-        check_quantized(config, dtype, facts.experts)
-    roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
+        check_quantized(config, dtype, model.experts)
+    roles = _roles(config, model, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
     tokenizer, template_day = _tokenizer(config, day, sets, on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
-    pictures = check_images(config, facts.kind, facts.images, dtype, sets, train=train)
-    ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=facts.images)
+    pictures = check_images(config, model.kind, model.images, dtype, sets, train=train)
+    ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=model.images)
     prompts = ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation")
     held_out = ready(test_rows, "evaluation") if train and test_rows else None
     if train:
         _note_repeats(config, prompts, held_out, on_note)
         _check_best(config, held_out, on_note)
-    return Prepared(
-        config=config,
+    facts = RunFacts(
         device=device,
         dtype=dtype,
-        pictures=pictures,
-        prompts=prompts,
-        held_out=held_out,
-        verifiers=verifiers,
         max_length=max_length,
         kv_cache_bytes=kv_cache_bytes(config, device, dtype, longest_of(config, prompts, held_out)),
-        parameters=facts.parameters,
         roles=roles,
         adapter=adapter,
-        sandbox=sandbox,
+        verifiers=verifiers,
+        environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=model.images),
         stop_tokens=stops,
         thinking=thinking,
         day=template_day,
-        environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=facts.images),
-        served=models_of(verifiers),
-        images=facts.images,
+        images=model.images,
+        pictures=pictures,
+    )
+    return Prepared(
+        RunContext(config, facts), prompts, held_out, model.parameters, sandbox=sandbox, served=models_of(verifiers)
     )
 
 
@@ -135,7 +132,7 @@ def with_epochs_counted(resolved: Resolved, prepared: Prepared) -> tuple[Resolve
     if resolved.config.train.epochs is None:
         return resolved, prepared
     resolved = with_length(resolved, len(prepared.prompts))
-    return resolved, replace(prepared, config=with_length_of(prepared.config, resolved.config))
+    return resolved, prepared.changed(with_length_of(prepared.config, resolved.config))
 
 
 def with_length_of(config: RunConfig, counted: RunConfig) -> RunConfig:

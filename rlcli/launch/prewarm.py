@@ -31,7 +31,7 @@ class EarlyStart:
             early.begin(config, "cpu")        # until the workers start; a running cluster is joined later, as usual
             ...
             with early.session(config, on_lost):
-                group = start_group(Worker, pool, logs, spec, placed=early.take(pool))
+                group = start_group(Worker, pool, logs, placed=early.take(pool))
 
     It runs in a separate thread, since Ray's daemons die with the thread that started them. `session` raises the
     errors of that thread. If the run is refused before `session`, the process can exit at once: a supervisor ends what

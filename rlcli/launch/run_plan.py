@@ -61,27 +61,27 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     trained = 2 * rollout.prompts_per_step if algorithm.selects_pairs else samples
     most = "at most " if config.algorithm.select == "right" else ""
     rows = {
-        "model": f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}"
-        + (", layers compiled" if config.model.compile else ""),
+        "model": f"{config.model.path}, {_count(prepared.parameters)} parameters, "
+        f"{prepared.facts.dtype} on {prepared.facts.device}" + (", layers compiled" if config.model.compile else ""),
         "trained": _trained(prepared),
         **_algorithm_rows(config, algorithm),
         **_prompt_rows(prepared, epoch),
         "samples a step": f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}",
         "samples an update": f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}",
         **_rollout_rows(prepared, algorithm, samples),
-        "longest sample": f"{config.longest} = {prepared.max_length} tokens",
+        "longest sample": f"{config.longest} = {prepared.facts.max_length} tokens",
         "micro-batch": _micro_batch(config),
-        "workers": f"{workers} on {prepared.device}"
+        "workers": f"{workers} on {prepared.facts.device}"
         + _divided(config)
         + (f", and {rollout.workers} that generate" if rollout.workers else "")
-        + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
+        + (f", {prepared.threads} threads each" if prepared.facts.device == "cpu" else ""),
         "optimizer": f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}",
         "length": f"{train.steps} steps, {train.steps * samples} samples"
         + (f", {train.steps / epoch:.2f} epochs" if epoch else ""),
         **_memory_rows(prepared),
     }
     if train.deterministic:
-        rows["deterministic"] = DETERMINISTIC[prepared.device]
+        rows["deterministic"] = DETERMINISTIC[prepared.facts.device]
     if train.passes > 1:
         updates = train.passes * train.minibatches
         rows["updates a step"] = f"{train.passes} passes × {train.minibatches} minibatches = {updates}"
@@ -90,7 +90,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
 
 def _memory_rows(prepared: Prepared) -> dict[str, str]:
     """What moves to host memory, and what is recomputed to save memory."""
-    config, on_gpu = prepared.config, prepared.device == "cuda"
+    config, on_gpu = prepared.config, prepared.facts.device == "cuda"
     rows = {}
     if config.train.offload != "none":
         where = f"{OFFLOADED[config.train.offload]}: in host memory while the engine generates"
@@ -141,7 +141,7 @@ def _trained(prepared: Prepared) -> str:
     if not lora.rank:
         frozen = prepared.config.model.freeze
         return "all weights" + (f" but {' and '.join(frozen)} (model.freeze)" if frozen else "")
-    how = "added to the engine's weights" if prepared.dtype == "float32" else "sent to the engine separately"
+    how = "added to the engine's weights" if prepared.facts.dtype == "float32" else "sent to the engine separately"
     return f"LoRA of rank {lora.rank} on {lora.targets}, {how}"
 
 
@@ -232,17 +232,17 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
         }[dynamic.keep]
         missing = f"{dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds"
         rows["dynamic sampling"] = f"groups {kept}; {missing}"
-    if prepared.verifiers:
+    if prepared.facts.verifiers:
         count = config.verifier.processes
         processes = f"{count} processes a machine" if count else "processes by the machine's cores"
         rows["verifiers"] = (
-            f"{_listed(prepared.verifiers)}; {processes}, each response for at most "
+            f"{_listed(prepared.facts.verifiers)}; {processes}, each response for at most "
             f"{config.verifier.deadline_s:g} s of CPU time"
         )
     if prepared.sandbox:
         rows["programs run in"] = SANDBOXES.get(prepared.sandbox, prepared.sandbox)
-    if prepared.kv_cache_bytes:
-        rows["KV cache"] = f"{prepared.kv_cache_bytes >> 20} MiB an engine"
+    if prepared.facts.kv_cache_bytes:
+        rows["KV cache"] = f"{prepared.facts.kv_cache_bytes >> 20} MiB an engine"
     return rows
 
 
@@ -261,7 +261,7 @@ def _ahead(config: RunConfig) -> str:
 def _ending_rows(prepared: Prepared) -> dict[str, str]:
     """What ends a response, and how a cut-off one is treated."""
     cut = {"mask": "left out of the loss and of the group's statistics", "zero_reward": "their reward is 0"}
-    stops = ", ".join(f"{token} {text!r}" for token, text in prepared.stop_tokens.items())
+    stops = ", ".join(f"{token} {text!r}" for token, text in prepared.facts.stop_tokens.items())
     rows = {"a response ends at": stops} if stops else {}
     rule = prepared.config.train.truncated
     return rows | ({"cut-off responses": cut[rule]} if rule in cut else {})
@@ -271,9 +271,9 @@ def _template_rows(prepared: Prepared) -> dict[str, str]:
     """What prompts are rendered with, if not only the template."""
     given = prepared.config.data.chat_template_kwargs
     rows = {"chat template": ", ".join(f"{name} = {value!r}" for name, value in given.items())} if given else {}
-    if prepared.day:
-        rows["date in the template"] = f"{prepared.day.isoformat()}, kept with the run"
-    return rows | ({"reasoning": "the template opens a <think>"} if prepared.thinking else {})
+    if prepared.facts.day:
+        rows["date in the template"] = f"{prepared.facts.day.isoformat()}, kept with the run"
+    return rows | ({"reasoning": "the template opens a <think>"} if prepared.facts.thinking else {})
 
 
 def _listed(verifiers: Sequence[str]) -> str:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rlcli.cluster.process import process_time, startup_times
 from rlcli.runs.folder import RunFolder
 from rlcli.support.attempt import is_supervised
 from rlcli.training.listener import Listener
-
-if TYPE_CHECKING:
-    from rlcli.cluster.worker_group import WorkerGroup
-
+from rlcli.training.worker.calls import WorkerCalls, Workers
 
 IDLE = ("sync", "generate", "evaluate")
 """Phases that begin when no engine generates. In others the next step's samples may already be in progress, and a
@@ -24,7 +20,7 @@ class StartReport(Listener):
     to the run's folder: what generates, and seconds from the start of the command until each thing was done, in order.
     For workers, the slowest counts. engines: the group that generates, one of `groups`."""
 
-    def __init__(self, folder: RunFolder, groups: Sequence[WorkerGroup], engines: WorkerGroup) -> None:
+    def __init__(self, folder: RunFolder, groups: Sequence[Workers], engines: Workers) -> None:
         self._folder, self._groups, self._engines = folder, groups, engines
         self._generating = self._reported = False
 
@@ -37,9 +33,10 @@ class StartReport(Listener):
                 self._generating = True
         elif name in IDLE:
             self._reported = True
-            workers = [moments for group in self._groups for moments in group.startup_moments()]
+            workers = [moments for group in self._groups for moments in group.call(WorkerCalls.startup_moments)]
             after = timeline(_began(), startup_times.moments(), workers)
-            self._folder.event("startup", step=step, engine=self._engines.describe_engine(), done_after_s=after)
+            engine = self._engines.call(WorkerCalls.describe_engine)
+            self._folder.event("startup", step=step, engine=engine, done_after_s=after)
 
 
 def timeline(began: float, driver: Mapping[str, float], workers: Sequence[Mapping[str, float]]) -> dict[str, float]:

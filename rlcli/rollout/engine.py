@@ -20,6 +20,8 @@ from rlcli.types import FinishReason
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlcli.config.schema import RunConfig
+    from rlcli.context import RunContext
     from rlcli.images.image_rule import ImageRule
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.model.weight_check.engine_weights import Verified
@@ -97,6 +99,14 @@ class ServerSettings:
     logs: str = ""
     answer_s: float = 600.0
 
+    @classmethod
+    def of(cls, config: RunConfig, logs: str) -> ServerSettings:
+        """Those of a run with its logs in the folder `logs`. A server that is silent is lost before the watchdog ends
+        its worker, which waits for it."""
+        rollout, silent_s = config.rollout, config.fault_tolerance.stall_s / 2
+        urls, count = rollout.server_urls, rollout.servers if isinstance(rollout.servers, int) else 0
+        return cls(tuple(dict.fromkeys(url.rstrip("/") for url in urls)), count, rollout.servers_folder, logs, silent_s)
+
 
 @dataclass(frozen=True)
 class EngineSpec:
@@ -133,6 +143,38 @@ class EngineSpec:
     """What `Colocated.sleep` releases."""
     images: ImageRule | None = None
     pictures: int = 0
+
+    @classmethod
+    def of(cls, context: RunContext, group_id: str, logs: str) -> EngineSpec:
+        """The engine of a run's workers. group_id: of the run on this machine. logs: folder of its logs."""
+        config, facts, rollout = context.config, context.facts, context.config.rollout
+        asked = "all" if rollout.sleep == "auto" else rollout.sleep  # where the planner knew too little to choose
+        return cls(
+            model=config.model.path,
+            dtype=facts.dtype,
+            device=facts.device,
+            max_length=facts.max_length,
+            max_concurrent=rollout.max_concurrent,
+            tensor_parallel=rollout.tensor_parallel,
+            lora_rank=config.lora.rank if context.separate_adapter else 0,
+            lora_targets=config.lora.targets,
+            lora_experts=context.separate_adapter and config.lora.on_experts,
+            sleep="none" if context.engine_alone else asked,
+            weights_follow=context.trains and not context.separate_adapter,
+            kv_cache_bytes=facts.kv_cache_bytes,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            enforce_eager=rollout.enforce_eager,
+            quantization=rollout.quantization,
+            stop_token_ids=tuple(facts.stop_tokens),
+            group_id=group_id,
+            exact_steps=context.keeps or (config.in_flight and config.counts_steps),
+            speculate=rollout.speculate,
+            routes=rollout.replay_routes,
+            float_head=config.model.head_dtype == "float32" and facts.dtype != "float32",
+            images=facts.images,
+            pictures=facts.pictures,
+            servers=ServerSettings.of(config, logs) if rollout.engine == "server" else ServerSettings(),
+        )
 
 
 class Generator(Protocol):

@@ -35,6 +35,7 @@ from rlcli.runs.record_files import metrics_of
 from rlcli.runs.tracking import open_trackers
 from rlcli.runs.tracking.run_console import View
 from rlcli.training.loop.trainer import Trainer
+from rlcli.training.worker.calls import WorkerCalls
 
 SMALL = (
     *("train.minibatches=2", "train.tokens_per_microbatch=256", "train.lr=1e-4", "train.warmup_steps=0"),
@@ -171,7 +172,7 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
     with (
         View() as view,
         StopOnSignal(lambda: None) as stop,
-        launch.running_workers(first, out / "logs", train=True, on_phase=view.phase) as groups,
+        launch.running_workers(first, out / "logs", on_phase=view.phase) as groups,
     ):
         for name in names:
             began, failed = time.perf_counter(), ""
@@ -183,10 +184,10 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
             except RlcliError as error:  # refused before anything starts
                 _print(name, layout, *_named(str(error), 0), stopped=True, began=began)
                 continue
-            spec = launch.worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
-            groups.policy.build(spec)
+            spec = launch.worker_spec(ready.context, out / "logs", groups.spec.group_id)
+            groups.policy.call(WorkerCalls.build, spec)
             if groups.engines:
-                groups.engines.build(launch.engine_spec(spec))
+                groups.engines.call(WorkerCalls.build, launch.engine_spec(spec))
             path = out / name.replace(":", "-")
             with RunFolder.create(path, force=True) as folder, planted(fault, groups):
                 folder.write_config(dump_toml(run))

@@ -26,7 +26,8 @@ def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
 
     # The worker sends its process's output to a log of its own; here it stays in the part's.
     ours = (os.dup(1), os.dup(2))
-    found = Worker(0, 1, spec(check, model, lora_rank))
+    found = Worker(0, 1)
+    found.begin(spec(check, model, lora_rank))
     for number, kept in enumerate(ours, 1):
         os.dup2(kept, number)
     with socket.socket() as free:
@@ -42,6 +43,7 @@ def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
 
 def spec(check: Check, model: str, lora_rank: int) -> Any:
     from rlcli.config.schema import RunConfig
+    from rlcli.context import RunContext, RunFacts
     from rlcli.data.prompts.chat_template import stop_tokens
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer
     from rlcli.training.worker.worker_spec import WorkerSpec
@@ -53,23 +55,19 @@ def spec(check: Check, model: str, lora_rank: int) -> Any:
             "rollout": {"max_response_tokens": MAX_RESPONSE, "gpu_memory_utilization": 0.3, "sleep": "all"},
             "train": {"tokens_per_microbatch": MAX_PROMPT + MAX_RESPONSE},
             "lora": {"rank": lora_rank},
+            "verifier": {"processes": 1},
         }
     )
-    return WorkerSpec(
-        config=config,
+    facts = RunFacts(
         device=check.device,
         dtype="float32" if check.rehearse else "bfloat16",
-        roles=frozenset({"policy", "engine"}),
-        adapter="",
-        logs=str(check.work),
-        name="rank",
         max_length=MAX_PROMPT + MAX_RESPONSE,
         kv_cache_bytes=64 << 20 if check.rehearse else None,
-        scoring_processes=1,
-        verifiers=(),
-        group_id=f"gpu-check-{os.getpid()}",
-        stop_token_ids=tuple(stop_tokens(load_tokenizer(model), model, ())),
+        roles=frozenset({"policy", "engine"}),
+        stop_tokens=stop_tokens(load_tokenizer(model), model, ()),
     )
+    context = RunContext(config, facts)
+    return WorkerSpec(context, facts.roles, "rank", str(check.work), f"gpu-check-{os.getpid()}")
 
 
 def probe() -> Any:

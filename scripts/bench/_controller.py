@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
-from rlcli.cluster.dispatch import Dispatch, Shared, add_up, per_rank
+from rlcli.cluster.dispatch import add_up, per_rank
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.messages import Collected, Progress, PromptTask
 from rlcli.rollout.worker.work_queue import Queue
+from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
-from rlcli.training.worker.worker import Worker
 from rlcli.types import Outcome
 
 ALIKE = sample_table(np.full(5, -1.0), np.full(5, -1.0), np.array([5]), drawn=True)
@@ -61,7 +61,7 @@ class FakeRank:
             return [np.full(4, -1.0)] * len(args[0])
         if name == "step_report":
             return StepReport({}, (), compared=Comparison.of(np.repeat(ALIKE, self.loaded, axis=0)))
-        kind = str(getattr(Worker, name).__annotations__["return"]).partition("[")[0]
+        kind = str(getattr(WorkerCalls, name).__annotations__["return"]).partition("[")[0]
         return {"dict": {}, "list": []}.get(kind)
 
     def shard(self) -> Any:
@@ -139,12 +139,12 @@ class Account:
         self.received.clear()
 
 
-class Loopback(WorkerGroup):
+class Loopback(WorkerGroup[WorkerCalls]):
     """Fake ranks in this process; arguments and results are serialised as Ray would, once a rank, and once for all
     ranks where they are shared."""
 
     def __init__(self, fakes: Sequence[FakeRank]) -> None:
-        super().__init__(Worker, list(fakes), Path("/nonexistent"), None)
+        super().__init__(list(fakes), Path("/nonexistent"), None)
         self.account = Account()
 
     @property
@@ -152,15 +152,16 @@ class Loopback(WorkerGroup):
         """Each fake has rows of its own."""
         return list(range(len(self)))
 
-    def _call(self, name: str, how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        account = self.account
-        account.sent[name] += sum(_size(arg.value) for arg in args if isinstance(arg, Shared))
+    def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        account, name, how = self.account, method.__name__, method.dispatch
+        args, _ = how.stored(args, kwargs, Stored)
+        account.sent[name] += sum(_size(arg.value) for arg in args if isinstance(arg, Stored))
         given = []
         for own in per_rank(how, args, len(self), self._data_ranks):
-            data = pickle.dumps(tuple(arg for arg in own if not isinstance(arg, Shared)))
+            data = pickle.dumps(tuple(arg for arg in own if not isinstance(arg, Stored)))
             account.sent[name] += len(data)
             account.calls += 1
-            given.append(tuple(arg.value if isinstance(arg, Shared) else arg for arg in own))
+            given.append(tuple(arg.value if isinstance(arg, Stored) else arg for arg in own))
         if how.collect == "stream":
             return self._streamed(name, given)
         called = zip(self._actors[: len(given)], given, strict=True)
@@ -181,6 +182,13 @@ class Loopback(WorkerGroup):
         self.account.outside += time.process_time() - started
         self.account.received[name] += len(data)
         return pickle.loads(data)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An argument that all ranks share."""
+
+    value: Any
 
 
 def _size(value: Any) -> int:
@@ -231,10 +239,10 @@ class Method:
         return self.host.call.remote(self.rank, self.name, *args)
 
 
-def over_ray(fakes: Sequence[FakeRank], hosts: int, logs: Path) -> WorkerGroup:
+def over_ray(fakes: Sequence[FakeRank], hosts: int, logs: Path) -> Workers:
     """The same ranks behind real actors, in `hosts` processes."""
     import ray
 
     remote: Any = ray.remote(num_cpus=0)(Host)
     actors = [remote.remote(fakes[number::hosts]) for number in range(hosts)]
-    return WorkerGroup(Worker, [Rank(actors[fake.rank % hosts], fake.rank) for fake in fakes], logs, None)
+    return WorkerGroup([Rank(actors[fake.rank % hosts], fake.rank) for fake in fakes], logs, None)

@@ -174,5 +174,5 @@ def run_ours(
                 launch.trainer_of(prepared, groups, home, trackers, view, NeverStop()).run()
             return view.steps
 
-        with launch.running_workers(prepared, folder / "logs", train=True, on_phase=lambda name: None) as groups:
+        with launch.running_workers(prepared, folder / "logs", on_phase=lambda name: None) as groups:
             yield run

@@ -18,6 +18,7 @@ from rlcli.cluster.ray_session import ray_session
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import Train
 from rlcli.training.loop.engine_groups import Engines
+from rlcli.training.worker.calls import WorkerCalls, Workers
 
 
 class Trained(Member):
@@ -62,23 +63,23 @@ def measured(shape: dict[str, Any], steps: int, lr: float) -> dict[str, Any]:
 
     with TemporaryDirectory() as logs, ray_session("", 2):
         pair = [actor(Trained).remote(0, shape, engine) for engine in (False, True)]
-        policy, own = (WorkerGroup(Trained, [one], Path(logs), None) for one in pair)
+        policy, own = (WorkerGroup[Any]([one], Path(logs), None) for one in pair)
         engines = Engines(policy, own, copies=True)
         engines.broadcasts = engines._joined(own)
         assert engines.broadcasts
         return {"steps": list(_syncs(engines, own, steps, lr))}
 
 
-def _syncs(engines: Engines, own: WorkerGroup, steps: int, lr: float) -> Iterator[dict[str, Any]]:
+def _syncs(engines: Engines, own: Workers, steps: int, lr: float) -> Iterator[dict[str, Any]]:
     for number in range(steps + 1):
         if number:
-            engines.policy.step(number, lr)
+            engines.policy.call(Trained.step, number, lr)  # type: ignore[arg-type]
         nbytes, transfer_s = engines._transfer(own)
-        sent, began = engines.policy.sent_weights(), time.perf_counter()
-        share = engines.policy.changed_share()
-        assert own.copy_differs(sent) == [[]]
+        sent, began = engines.policy.call(WorkerCalls.sent_weights), time.perf_counter()
+        share = engines.policy.call(WorkerCalls.changed_share)
+        assert own.call(WorkerCalls.copy_differs, sent) == [[]]
         check_s, began = time.perf_counter() - began, time.perf_counter()
-        own.load_copy()
+        own.call(Trained.load_copy)  # type: ignore[arg-type]
         delta = {"bytes": nbytes, "transfer_s": transfer_s, "check_s": check_s, "load_s": time.perf_counter() - began}
         nbytes, transfer_s = engines._transfer(own, everything=True)
         if number:  # the first sync sends everything in any case

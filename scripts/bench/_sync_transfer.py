@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from _common import interleaved
 
-from rlcli.cluster.dispatch import dispatch
+from rlcli.cluster.dispatch import dispatch, implements
 from rlcli.cluster.process import malloc
 from rlcli.cluster.ray_session import ray_session
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.training.loop.engine_groups import Engines
+from rlcli.training.worker.calls import WorkerCalls
 from rlcli.training.worker.weight_sync.weight_sync import WeightSync
 
 MIB = 1 << 20
@@ -50,9 +51,8 @@ class Member(WeightSync):
         rollout = SimpleNamespace(sync="full")
         stalls = SimpleNamespace(stall_s=60.0)
         config: Any = SimpleNamespace(fault_tolerance=stalls, rollout=rollout, copies_weights=False)
-        self.spec: Any = SimpleNamespace(
-            separate_adapter=False, adapter_prefix="", device=self.device.type, config=config, keeps=False
-        )
+        context = SimpleNamespace(separate_adapter=False, keeps=False)
+        self.spec: Any = SimpleNamespace(adapter_prefix="", config=config, context=context)
         self.policy = self.rollout_role = self.batch = None
         with torch.device(self.device):
             lm = Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype))
@@ -62,7 +62,7 @@ class Member(WeightSync):
         else:
             self.policy: Any = SimpleNamespace(policy=PolicyModel(lm, dtype=getattr(torch, dtype), source="bench"))
 
-    @dispatch(collect="first")
+    @implements(WorkerCalls.rendezvous)
     def rendezvous(self) -> tuple[str, int]:
         import socket
 
@@ -95,8 +95,8 @@ def measured(shape: dict[str, Any], dtype: str, engines: int, repeats: int) -> d
         runtime_env={"env_vars": malloc.environment() | {"OMP_NUM_THREADS": "1"}},
     )(Member)
 
-    def group(logs: str, count: int, engine: bool) -> WorkerGroup:
-        return WorkerGroup(Member, [actor.remote(i, shape, dtype, engine) for i in range(count)], Path(logs), None)
+    def group(logs: str, count: int, engine: bool) -> WorkerGroup[Any]:
+        return WorkerGroup([actor.remote(i, shape, dtype, engine) for i in range(count)], Path(logs), None)
 
     def ways(logs: str) -> tuple[Engines, dict[str, Any]]:
         sync = Engines(group(logs, 1, False), group(logs, engines, True))
@@ -104,12 +104,12 @@ def measured(shape: dict[str, Any], dtype: str, engines: int, repeats: int) -> d
         return sync, {"broadcast": sync._by_broadcast, "object store": sync._by_object_store}
 
     with TemporaryDirectory() as logs, ray_session("", 2):
-        peaks = {}
+        peaks, peak = {}, cast(Any, Member.peak)
         for name in ("broadcast", "object store"):
             sync, each = ways(logs)
-            sync.policy.peak(), sync.workers.peak()
+            sync.policy.call(peak), sync.workers.call(peak)
             each[name](sync.workers)
-            peaks[name] = [max(sync.policy.peak()) // MIB, max(sync.workers.peak()) // MIB]
+            peaks[name] = [max(sync.policy.call(peak)) // MIB, max(sync.workers.call(peak)) // MIB]
             sync.policy.kill(), sync.workers.kill()
         sync, each = ways(logs)
         return {"peak_mib": peaks} | _timed(sync, each, repeats)
@@ -122,7 +122,7 @@ def _timed(sync: Engines, ways: dict[str, Any], repeats: int) -> dict[str, Any]:
         began = time.perf_counter()
         sizes.add(work(sync.workers))
         seconds = time.perf_counter() - began
-        sync.policy.sent_weights()
+        sync.policy.call(WorkerCalls.sent_weights)
         return seconds
 
     found = interleaved({name: lambda work=work: timed(work) for name, work in ways.items()}, repeats=repeats)  # type: ignore[misc]

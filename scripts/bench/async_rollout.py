@@ -211,7 +211,7 @@ class Contest:
         logs = Path(tempfile.mkdtemp(prefix="logs-", dir=self.folder))
         ready = self.prepared(own, max(STALENESS), self.steps(0))
         given = self.arguments.median, self.arguments.spread, self.arguments.samples
-        with running_workers(ready, logs, train=True, on_phase=lambda name: None) as groups:
+        with running_workers(ready, logs, on_phase=lambda name: None) as groups:
             self.actors = [actor for pool in groups.by_name.values() for actor in pool._actors]
             ray.get([one.__ray_call__.remote(lambda w: give_lengths(w, *given)) for one in self.actors])
             yield groups
@@ -223,10 +223,11 @@ class Contest:
         from rlcli.launch.launch import trainer_of, worker_spec
         from rlcli.runs.folder import RunFolder
         from rlcli.runs.tracking import open_trackers
+        from rlcli.training.worker.calls import WorkerCalls
 
         ready, logs = self.prepared(own, staleness, steps or self.steps(staleness)), Path(groups.spec.logs)
-        spec = worker_spec(ready, logs, train=True, group_id=groups.spec.group_id)
-        groups.policy.build(spec)
+        spec = worker_spec(ready.context, logs, groups.spec.group_id)
+        groups.policy.call(WorkerCalls.build, spec)
         self.number += 1
         view = RecordingView()
         path = self.folder / f"run-{self.number}"

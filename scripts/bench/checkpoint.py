@@ -51,6 +51,9 @@ class Ranks:
         self.count, self.content = count, bytes(bytes_each)
         self.files: list[dict[str, Any]] = []
 
+    def call(self, method: Any, *args: Any) -> Any:
+        return getattr(self, method.__name__)(*args)
+
     def save_state(self, folder: str) -> None:
         place = Path(folder)
         place.mkdir()

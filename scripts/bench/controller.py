@@ -37,6 +37,7 @@ from rich.table import Table
 
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
+from rlcli.context import RunContext, RunFacts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.rollout.scheduler import rollout_source
 from rlcli.rollout.scheduler.rollout_source import RolloutSource
@@ -45,6 +46,7 @@ from rlcli.runs.tracking import Trackers
 from rlcli.runs.tracking.run_console import View
 from rlcli.training.loop import trainer
 from rlcli.training.loop.trainer import Trainer
+from rlcli.training.worker.calls import Workers
 from rlcli.training.worker.worker_pools import Groups
 from rlcli.types import Prompt
 
@@ -52,7 +54,7 @@ MEMORY_STEPS = 20
 HOSTS = 4
 """Processes that stand for all ranks behind Ray."""
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
-    "calls": ((WorkerGroup, "_call"), (Loopback, "_call")),
+    "calls": ((WorkerGroup, "call"), (Loopback, "call")),
     "gather": ((rollout_source, "gather"),),
     "source": ((RolloutSource, "take"),),
     "select": ((trainer, "select_batch"),),
@@ -140,7 +142,7 @@ def config_of(args: argparse.Namespace, steps: int) -> RunConfig:
 
 
 @contextmanager
-def trainer_over(workers: WorkerGroup, args: argparse.Namespace, steps: int) -> Iterator[Trainer]:
+def trainer_over(workers: Workers, args: argparse.Namespace, steps: int) -> Iterator[Trainer]:
     with tempfile.TemporaryDirectory() as place, RunFolder.create(Path(place) / "run") as folder:
         view = View(console=Console(file=StringIO()))
         trackers = Trackers(folder, [], view.note)
@@ -148,7 +150,8 @@ def trainer_over(workers: WorkerGroup, args: argparse.Namespace, steps: int) -> 
         unbuilt: Any = None  # what workers are built from: these are not
         groups = Groups(workers, None, None, unbuilt)
         given = (prompts_of(2 * args.prompts), None, groups, folder, trackers, view, stop)
-        trainer = Trainer(config_of(args, steps), "bfloat16", *given)
+        facts = RunFacts("cpu", "bfloat16", 5 * args.length, None, frozenset({"policy", "engine"}))
+        trainer = Trainer(RunContext(config_of(args, steps), facts), *given)
         yield trainer
         trainer.records.flush()  # which are written in the background, into a folder that is removed here
 
@@ -167,7 +170,7 @@ def measured(args: argparse.Namespace) -> Row:
             return _steps(loop, workers, args)
 
 
-def _steps(loop: Trainer, workers: WorkerGroup, args: argparse.Namespace) -> Row:
+def _steps(loop: Trainer, workers: Workers, args: argparse.Namespace) -> Row:
     account = workers.account if isinstance(workers, Loopback) else None
     parts = Parts(lambda: account.outside if account else 0.0)
     idle = _rss()

@@ -141,7 +141,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     logs = folder / "logs"
     logs.mkdir()
     ready = replace(ready, roles=frozenset({"engine"}))
-    with running_workers(ready, logs, train=True, on_phase=lambda name: None) as groups:
+    with running_workers(ready, logs, on_phase=lambda name: None) as groups:
         workers = groups.policy
         spread, middle = arguments.spread, arguments.median
         ray.get([a.__ray_call__.remote(lambda w: give_lengths(w, middle, spread)) for a in workers._actors])

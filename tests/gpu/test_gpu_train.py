@@ -184,6 +184,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
 
     from rlcli.cluster.placement import WORKER_ENV
     from rlcli.config.schema import RunConfig
+    from rlcli.context import RunContext, RunFacts
     from rlcli.data.prompts.chat_template import stop_tokens
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer
     from rlcli.rollout.engine import GenerationRequest, Sampling, finished
@@ -198,24 +199,15 @@ def drive(model: str, out: str, lora_rank: str) -> None:
             "rollout": {"max_response_tokens": 64, "gpu_memory_utilization": 0.3},
             "train": {"tokens_per_microbatch": 128},
             "lora": {"rank": int(lora_rank)},
+            "verifier": {"processes": 1},
         }
     )
-    spec = WorkerSpec(
-        config=config,
-        device="cuda",
-        dtype="bfloat16",
-        roles=frozenset({"policy", "engine"}),
-        adapter="",
-        logs=str(Path(out).parent),
-        name="rank",
-        max_length=128,
-        kv_cache_bytes=None,
-        scoring_processes=1,
-        verifiers=(),
-        group_id="gpu-test",
-        stop_token_ids=tuple(stop_tokens(load_tokenizer(model), model, ())),
-    )
-    worker = Worker(0, 1, spec)
+    stops = stop_tokens(load_tokenizer(model), model, ())
+    facts = RunFacts("cuda", "bfloat16", 128, None, frozenset({"policy", "engine"}), stop_tokens=stops)
+    context = RunContext(config, facts)
+    spec = WorkerSpec(context, facts.roles, "rank", str(Path(out).parent), "gpu-test")
+    worker = Worker(0, 1)
+    worker.begin(spec)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

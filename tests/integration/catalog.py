@@ -34,6 +34,7 @@ from rlcli.runs.folder import RunFolder
 from rlcli.runs.record_files import metrics_of
 from rlcli.runs.tracking import open_trackers
 from rlcli.runs.tracking.run_console import View
+from rlcli.training.worker.calls import WorkerCalls
 
 STEPS = 2
 SMALL = [
@@ -89,14 +90,14 @@ def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> 
     with (
         View() as view,
         StopOnSignal(lambda: None) as stop,
-        running_workers(first, out / "logs", train=True, on_phase=view.phase) as groups,
+        running_workers(first, out / "logs", on_phase=view.phase) as groups,
     ):
         for recipe in recipes:
             started, failed = time.perf_counter(), ""
             config = resolved(recipe, model, data, workers)
             ready = prepare(config.config)
-            spec = worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
-            groups.policy.build(spec)
+            spec = worker_spec(ready.context, out / "logs", groups.spec.group_id)
+            groups.policy.call(WorkerCalls.build, spec)
             _, _, harm = recipe.partition(":")
             with RunFolder.create(out / recipe, force=False) as folder, harmed(groups.engines or groups.policy, harm):
                 folder.write_config(dump_toml(config))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.training.worker.calls import Workers
 
 Weights = Iterable[tuple[str, Any]]
 SETTINGS = {
@@ -200,7 +200,7 @@ def _heal(worker: Any) -> None:
 
 
 @contextmanager
-def harmed(group: WorkerGroup, harm: str) -> Iterator[None]:
+def harmed(group: Workers, harm: str) -> Iterator[None]:
     """The last rank alone is harmed, or all with what is in `OF_ALL`; their engines are well again afterwards."""
     import ray
     from ray import cloudpickle

@@ -90,7 +90,7 @@ def main(model: str, data: str, whole: Path, disk: Path, copy: Path) -> None:
     first = prepare(resolved(CASE, model, data, workers=1).config)
     logs = whole.with_name("logs")
     logs.mkdir(parents=True)
-    with running_workers(first, logs, train=True, on_phase=lambda name: None) as groups:
+    with running_workers(first, logs, on_phase=lambda name: None) as groups:
         tell(groups, whole, CASE, Filler(disk))
         out = disk / "run"
         tell(groups, out, CASE, Filler(disk, step=2, phase="plan", room=SOME_BYTES))

@@ -32,6 +32,7 @@ from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.tracking import open_trackers
 from rlcli.runs.tracking.run_console import View
+from rlcli.training.worker.calls import WorkerCalls
 from rlcli.training.worker.worker_pools import Groups
 
 STEPS, STOP = 4, 2
@@ -78,10 +79,10 @@ def settings(case: str) -> list[str]:
 
 def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Checkpoint | None = None) -> None:
     ready = prepare(config.config)
-    spec = worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
-    groups.policy.build(spec)
+    spec = worker_spec(ready.context, out / "logs", groups.spec.group_id)
+    groups.policy.call(WorkerCalls.build, spec)
     if groups.engines is not None:
-        groups.engines.build(engine_spec(spec))
+        groups.engines.call(WorkerCalls.build, engine_spec(spec))
     with (
         RunFolder.resume(out) if checkpoint else RunFolder.create(out) as folder,
         view,
@@ -108,7 +109,7 @@ def go_on(groups: Groups, folder: Path, workers: int) -> None:
 def main(model: str, data: str, out: Path, workers: int, cases: list[str]) -> None:
     first = prepare(resolved(cases[0], model, data, workers).config)
     (out / "logs").mkdir(parents=True)
-    with running_workers(first, out / "logs", train=True, on_phase=lambda name: None) as groups:
+    with running_workers(first, out / "logs", on_phase=lambda name: None) as groups:
         for number, case in enumerate(cases):
             started = time.perf_counter()
             if Path(case).is_dir():

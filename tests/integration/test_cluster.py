@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from rlcli.cluster.dispatch import Shared
 from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.process import malloc
 from rlcli.cluster.ray_session import closed_to_others, ray_session
@@ -28,7 +27,7 @@ from rlcli.errors import DataError, RunFailed, SetupError
 TWO = Pool(workers=2, device="cpu", threads=1)
 
 
-def toy() -> type:
+def toy() -> Any:
     """A worker class. Made by a function, so that Ray carries its code to the actors."""
     from rlcli.cluster.dispatch import dispatch
 
@@ -49,7 +48,7 @@ def toy() -> type:
         def count(self, rows: list[int]) -> dict[str, float]:
             return {"rows": float(len(rows)), f"rank {self.rank}": 1.0}
 
-        @dispatch(send="data")
+        @dispatch(send="data", shared=["all_alike"])
         def both(self, own: str, all_alike: list[str]) -> list[str]:
             return [own, *all_alike]
 
@@ -118,7 +117,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture
-def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup]:
+def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup[Any]]:
     with ray_session(cluster, 2):
         workers = start_group(toy(), TWO, tmp_path)
         try:
@@ -140,7 +139,7 @@ def test_a_cpu_worker_starts_with_our_heap_unless_the_user_set_another(
         monkeypatch.setenv(name, value)
     with ray_session(cluster, 2):
         workers = start_group(toy(), TWO, tmp_path)
-        pids = workers.pid()
+        pids = workers.call(toy().pid)
         mapped = ["libjemalloc" in Path(f"/proc/{pid}/maps").read_text() for pid in pids]
         begun_with = [psutil.Process(pid).environ() for pid in pids]
         workers.close()
@@ -175,16 +174,15 @@ def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, t
     from ray.util import placement_group_table
 
     with ray_session(cluster, 2):
-        workers = start_group(toy(), TWO, tmp_path)
-        processes = [psutil.Process(pid) for pid in workers.pid()]
+        worker = toy()
+        workers = start_group(worker, TWO, tmp_path)
+        processes = [psutil.Process(pid) for pid in workers.call(worker.pid)]
         assert workers.data_ranks == 1
-        assert workers.count([[1, 2]]) == {"rows": 2.0, "rank 0": 1.0}
-        assert workers.both(["a"], Shared(["c"])) == [["a", "c"], ["a", "c"]]
-        spelt = list(workers.spell(["ab", "xyz"]))
+        assert workers.call(worker.count, [[1, 2]]) == {"rows": 2.0, "rank 0": 1.0}
+        assert workers.call(worker.both, ["a"], ["c"]) == [["a", "c"], ["a", "c"]]
+        spelt = list(workers.call(worker.spell, ["ab", "xyz"]))
         assert [letter for rank, letter in spelt if rank == 1] == ["x", "y", "z"]
         assert len(spelt) == 5
-        with pytest.raises(AttributeError):
-            workers.unheard_of()
         workers.close()
         assert {entry["state"] for entry in placement_group_table().values()} == {"REMOVED"}
         deadline = time.monotonic() + 60
@@ -195,25 +193,25 @@ def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, t
     assert not ray.is_initialized()
 
 
-def failure(group: WorkerGroup, how: str) -> Any:
+def failure(group: WorkerGroup[Any], how: str) -> Any:
     with pytest.raises((RunFailed, DataError)) as raised:
-        group.meet(how)
+        group.call(toy().meet, how)
     return raised.value
 
 
-def test_the_first_failure_is_raised_while_others_wait_for_ever(group: WorkerGroup, tmp_path: Path) -> None:
+def test_the_first_failure_is_raised_while_others_wait_for_ever(group: WorkerGroup[Any], tmp_path: Path) -> None:
     error = failure(group, "raises")
     assert "worker 0 failed in meet: ValueError: seven is odd" in str(error)
     assert str(tmp_path / "rank-0.log") in error.hint
 
 
-def test_a_users_error_comes_as_it_was_raised(group: WorkerGroup) -> None:
+def test_a_users_error_comes_as_it_was_raised(group: WorkerGroup[Any]) -> None:
     error = failure(group, "user's error")
     assert type(error) is DataError
     assert (error.message, error.hint) == ("no row 7", "make one")
 
 
-def test_a_death_is_told_rather_than_the_broken_connections_it_left(group: WorkerGroup, tmp_path: Path) -> None:
+def test_a_death_is_told_rather_than_the_broken_connections_it_left(group: WorkerGroup[Any], tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").write_text("loading\n\nSegmentation fault\n")
     error = failure(group, "dies")
     assert "worker 0 died in meet" in str(error)
@@ -224,7 +222,7 @@ def test_a_worker_that_does_not_start_says_why(cluster: str, tmp_path: Path) -> 
     with ray_session(cluster, 2):
         workers = start_group(toy(), TWO, tmp_path, 1)
         with pytest.raises(RunFailed, match=r"worker 1 died in pid: PermissionError: .*cannot write the log"):
-            workers.pid()
+            workers.call(toy().pid)
         workers.kill()
 
 

@@ -122,12 +122,13 @@ def test_actors_have_a_gpu_each_and_the_drivers_variables(
     monkeypatch.setenv("HF_TOKEN", "secret")
     with ray_session(cluster.address, 1):
         engines = pool(4, 2)
-        group = start_group(empty(), engines, tmp_path, places=reserve([engines])[0])
-        found = group.where()
+        worker = empty()
+        group = start_group(worker, engines, tmp_path, places=reserve([engines])[0])
+        found = group.call(worker.where)
         assert [rank for rank, _, _ in found] == [0, 1, 2, 3]
         assert engines_on_one_machine([node for _, node, _ in found], 2)
         assert len({(node, *gpu) for _, node, gpu in found}) == 4
-        for environment in group.environment():
+        for environment in group.call(worker.environment):
             assert environment["NCCL_SOCKET_IFNAME"] == "eth7"
             assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
             assert "secret" not in environment.values()

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ STALL_S = 5.0
 """Long enough for a rank of a busy machine to show that it computes."""
 
 
-def stuck() -> type:  # noqa: C901  (a class is no branching)
+def stuck() -> Any:  # noqa: C901  (a class is no branching)
     """A worker class. Made by a function, so that Ray carries its code to the actors."""
     from rlcli.cluster import watchdog
     from rlcli.cluster.dispatch import dispatch
@@ -82,7 +83,7 @@ def stuck() -> type:  # noqa: C901  (a class is no branching)
     return Stuck
 
 
-def failing() -> type:
+def failing() -> Any:
     """A worker class whose rank 1 runs out of memory, or rank 0 is killed."""
     from rlcli.cluster.dispatch import dispatch
 
@@ -121,13 +122,16 @@ def ray_here() -> Iterator[None]:
 
 
 def test_each_hanging_rank_is_named_and_waiting_ranks_are_not(ray_here: None, tmp_path: Path) -> None:
-    group = start_group(stuck(), Pool(4, "cpu", 1), tmp_path, str(tmp_path), stall_s=STALL_S)
-    processes = [psutil.Process(pid) for pid in group.pid()]
+    worker = stuck()
+    group = start_group(worker, Pool(4, "cpu", 1), tmp_path, str(tmp_path), stall_s=STALL_S)
+    processes = [psutil.Process(pid) for pid in group.call(worker.pid)]
     try:
-        group.join(str(tmp_path))
-        assert sum(group.work(2.5 * STALL_S)) > 10  # going on all the time, though one of them says nothing
+        group.call(worker.join, str(tmp_path))
+        assert (
+            sum(group.call(worker.work, 2.5 * STALL_S)) > 10
+        )  # going on all the time, though one of them says nothing
         with pytest.raises(RunFailed) as raised:
-            group.hang()
+            group.call(worker.hang)
     finally:
         group.kill()
     error = raised.value
@@ -144,19 +148,20 @@ def test_each_hanging_rank_is_named_and_waiting_ranks_are_not(ray_here: None, tm
 
 
 def test_out_of_memory_has_a_hint_and_a_killed_rank_may_be_retried(ray_here: None, tmp_path: Path) -> None:
-    group = start_group(failing(), Pool(2, "cpu", 1), tmp_path)
+    worker = failing()
+    group = start_group(worker, Pool(2, "cpu", 1), tmp_path)
     try:
         for kind, said in (("CUDA", "Tried to allocate 2.00 GiB"), ("CPU", "allocate memory"), ("Python", "Memory")):
             with pytest.raises(RunFailed, match=rf"worker 1 ran out of memory in update: .*{said}") as raised:
-                group.update(kind)
+                group.call(worker.update, kind)
             assert not raised.value.retry
             assert "train.tokens_per_microbatch" in raised.value.hint
         with pytest.raises(RunFailed, match="worker 1 ran out of memory in rollout: MemoryError") as raised:
-            list(group.rollout())
+            list(group.call(worker.rollout))
         assert "rollout.gpu_memory_utilization" in raised.value.hint
         (tmp_path / "rank-0.log").write_text("step 3\n")
         with pytest.raises(RunFailed, match=r"worker 0 died in update; its log .*rank-0.log ends: step 3") as raised:
-            group.update("killed")
+            group.call(worker.update, "killed")
         assert raised.value.retry
         assert "memory" in raised.value.hint
     finally:

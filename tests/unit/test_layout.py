@@ -96,6 +96,26 @@ def test_the_page_names_what_exists() -> None:
         assert name in names_in(ROOT / place), f"{place} has no {name}"
 
 
+def test_each_call_of_the_path_is_made_by_an_earlier_one() -> None:
+    rows = re.findall(
+        r"^\| (\d+) \| `([\w.]+)`.*`(rlcli/[\w/]+\.py)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [int(number) for number, _, _ in rows[:13]] == list(range(1, 14))
+    made = names_read(ROOT / rows[0][2], rows[0][1])
+    for _, name, place in rows[1:13]:
+        assert name.rpartition(".")[2] in made, f"no row before it calls {name}"
+        made |= names_read(ROOT / place, name)
+
+
+def names_read(path: Path, name: str) -> set[str]:
+    """Names and attributes in the body of a function, or of a class's method."""
+    scope: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
+    for part in name.split("."):
+        scope = next(node for node in ast.walk(scope) if getattr(node, "name", "") == part)
+    read = (getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(scope))
+    return set(filter(None, read))
+
+
 def test_contributing_names_files_that_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     places = re.findall(r"`((?:rlcli|packages|recipes|verifiers|environments|data_prep|tests|scripts)/[\w/.]+)`", text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rlcli.launch.prepared_run import Prepared
 from rlcli_planner.launch.plan_summary import setting_of_run
 
@@ -21,7 +19,7 @@ def with_least_sleep(prepared: Prepared) -> tuple[Prepared, list[tuple[str, str]
     from rlcli_planner.known_devices import GIB
     from rlcli_planner.phase_memory import phases
 
-    if prepared.device == "cpu" or prepared.config.rollout.sleep != "auto":
+    if prepared.facts.device == "cpu" or prepared.config.rollout.sleep != "auto":
         return prepared, []
     setting = setting_of_run(prepared)
     if setting is None or not setting.hosts_engine:
@@ -31,4 +29,4 @@ def with_least_sleep(prepared: Prepared) -> tuple[Prepared, list[tuple[str, str]
     peak = max(phase.total for phase in phases(found))
     of = f"{peak / GIB:.1f} of {budget(found) / GIB:.1f} GiB"
     row = ("engine's sleep", f"rollout.sleep = {sleep}: {SAYS[sleep]} ({of})")
-    return replace(prepared, config=prepared.config.changed(rollout={"sleep": sleep})), [row]
+    return prepared.changed(prepared.config.changed(rollout={"sleep": sleep})), [row]

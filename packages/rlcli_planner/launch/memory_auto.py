@@ -14,6 +14,7 @@ import numpy as np
 from rlcli.cluster.ray_session import cluster_address
 from rlcli.config.load import Resolved, is_given, layered, resolve, with_length
 from rlcli.config.schema import RunConfig, Train
+from rlcli.context import RunContext, RunFacts
 from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.prompt_table import read_sets, verifiers_of
@@ -197,7 +198,7 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
     config = prepared.config
     device = own_device(config)
     read = of_prompts(prepared.prompts)
-    setting = setting_of(config, device, kv_cache_bytes=prepared.kv_cache_bytes, **read)
+    setting = setting_of(config, device, kv_cache_bytes=prepared.facts.kv_cache_bytes, **read)
     wanted = {key for key in NAMES if not is_given(resolved.origins[key])}
     chosen = largest_of(setting, wanted)
     rows = [(NAMES[key], f"{key} = {resolved.values()[key]}, as set") for key in NAMES if key not in wanted]
@@ -216,17 +217,17 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
         rows.append((NAMES[key], f"{key} = {value}, {why} of {found.budget / GIB:.1f} GiB"))
     origins = resolved.origins | dict.fromkeys(chosen, AUTO)
     resolved = replace(resolved, config=resolved.config.changed(**sections), origins=origins)
-    return resolved, replace(prepared, config=config.changed(**sections)), rows
+    return resolved, prepared.changed(config.changed(**sections)), rows
 
 
 def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared, Rows]:
     """Lower sizes that are not set as far as the memory of this machine asks for it; also returns rows for the printed
     plan. On GPUs, in a cluster, and where the recipe's sizes fit, nothing changes."""
     config = prepared.config
-    if prepared.device != "cpu" or cluster_address(config.cluster.address):
+    if prepared.facts.device != "cpu" or cluster_address(config.cluster.address):
         return resolved, prepared, []
     read = of_prompts(prepared.prompts)
-    setting = setting_of(config, cpu(), kv_cache_bytes=prepared.kv_cache_bytes, **read)
+    setting = setting_of(config, cpu(), kv_cache_bytes=prepared.facts.kv_cache_bytes, **read)
     sections, rows = _lowered(resolved, setting)
     if not sections:
         return resolved, prepared, []
@@ -234,8 +235,8 @@ def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolve
     origins = resolved.origins | dict.fromkeys(keys, FOLLOWED)
     resolved = replace(resolved, config=resolved.config.changed(**sections), origins=origins)
     config = config.changed(**sections)
-    cache = prepared.kv_cache_bytes if config.rollout.kv_cache_mb is None else config.rollout.kv_cache_mb * MIB
-    return resolved, replace(prepared, config=config, kv_cache_bytes=cache), rows
+    cache = prepared.facts.kv_cache_bytes if config.rollout.kv_cache_mb is None else config.rollout.kv_cache_mb * MIB
+    return resolved, prepared.changed(config, kv_cache_bytes=cache), rows
 
 
 def _lowered(resolved: Resolved, setting: Setting) -> tuple[dict[str, dict[str, Any]], Rows]:
@@ -301,16 +302,12 @@ def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows
     config = setting.config
     roles: set[Role] = {"policy", "engine"} if setting.has_engine else {"policy"}
     none = TokenizedPrompts((), 0, np.zeros(0, np.int32), np.zeros(1, np.int64))
-    prepared = Prepared(
-        config=config,
+    facts = RunFacts(
         device=kind,
         dtype=compute_dtype(config, kind),
-        prompts=prompts or none,
-        held_out=None,
-        verifiers=tuple(sorted(verifiers_of(prompts.prompts))) if prompts else (),
         max_length=setting.max_length,
         kv_cache_bytes=setting.kv_cache_bytes,
-        parameters=setting.policy.parameters,
         roles=frozenset(roles),
+        verifiers=tuple(sorted(verifiers_of(prompts.prompts))) if prompts else (),
     )
-    return derived_plan(prepared)
+    return derived_plan(Prepared(RunContext(config, facts), prompts or none, None, setting.policy.parameters))

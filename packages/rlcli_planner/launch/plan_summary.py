@@ -34,7 +34,7 @@ def _data(prepared: Prepared) -> str:
     config, prompts = prepared.config, prepared.prompts
     names = ", ".join(config.data.paths) or f"rows of {config.environment.name}"
     scored = f"responses given by extra_info.{config.data.response}" if config.data.response else ""
-    scored = scored or f"scored by {', '.join(prepared.verifiers[:3]) or 'the environment'}"
+    scored = scored or f"scored by {', '.join(prepared.facts.verifiers[:3]) or 'the environment'}"
     left_out = f" ({prompts.too_long} too long)" if prompts.too_long else ""
     held_out = f"; evaluated on {len(prepared.held_out)}" if prepared.held_out is not None else ""
     return f"{len(prompts)} prompts of {names}{left_out}, {scored}{held_out}"
@@ -63,8 +63,8 @@ def _setting(prepared: Prepared, measure: Literal["unless known", "never"]) -> S
     from rlcli_planner.run_setting import setting_of
 
     config = prepared.config
-    device = with_rates(own_device(config), rates_of(config, prepared.device, measure))
-    return setting_of(config, device, kv_cache_bytes=prepared.kv_cache_bytes, **of_prompts(prepared.prompts))
+    device = with_rates(own_device(config), rates_of(config, prepared.facts.device, measure))
+    return setting_of(config, device, kv_cache_bytes=prepared.facts.kv_cache_bytes, **of_prompts(prepared.prompts))
 
 
 def estimates(prepared: Prepared, steps: int) -> Rows:

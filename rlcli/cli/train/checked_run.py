@@ -19,6 +19,7 @@ from rlcli.support.attempt import INTERRUPTED, is_restart, is_supervised
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
     from rlcli.config.schema import RunConfig
+    from rlcli.launch.prepared_run import Prepared
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.resume import Resumption
     from rlcli.runs.tracking.run_console import View
@@ -58,7 +59,15 @@ def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: boo
         RunFolder.check(target, force)
         # Resolved now and recorded in the run: the newest checkpoint of another run may change.
         resolved = replace(resolved, config=with_model_folders(resolved.config, view.note))
-        outcome = _run(resolved, target, call, view, early, list(resolved.notes), force=force, auto_memory=auto_memory)
+        checked = _checked(resolved, target, call, view, early, list(resolved.notes), auto_memory=auto_memory)
+        if isinstance(checked, CheckedRun):
+            from rlcli.launch.launch import train_in_folder
+
+            outcome = train_in_folder(
+                checked.resolved, checked.prepared, target, view, force=force, profile=call.profile, early=early
+            )
+        else:
+            outcome = checked
     print_result(outcome, call.as_json)
 
 
@@ -81,10 +90,25 @@ def resume_training(
         view.phase("check the run")
         with noting_failure(find_run(run)) if is_restart() else nullcontext():
             resumed = resumption(run, recipe, flags, sets, notes.append, accept_changes=call.accept_changes)
+        checked: CheckedRun | dict[str, Any]
         if resumed.nothing_to_do:
-            outcome = _finished(resumed)
+            checked = _finished(resumed)
         else:
-            outcome = _run(resumed.resolved, resumed.run, call, view, early, notes, resumed)
+            checked = _checked(resumed.resolved, resumed.run, call, view, early, notes, resumed)
+        if isinstance(checked, CheckedRun):
+            from rlcli.launch.launch import train_in_folder
+
+            outcome = train_in_folder(
+                checked.resolved,
+                checked.prepared,
+                resumed.run,
+                view,
+                resumed=checked.resumed,
+                profile=call.profile,
+                early=early,
+            )
+        else:
+            outcome = checked
     print_result(outcome, call.as_json)
 
 
@@ -98,7 +122,17 @@ def _finished(resumed: Resumption) -> dict[str, Any]:
     return finished(resumed)
 
 
-def _run(
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that has passed all checks, and whose plan is printed."""
+
+    resolved: Resolved
+    prepared: Prepared
+    resumed: Resumption | None
+    """Of a run that continues: from where."""
+
+
+def _checked(
     resolved: Resolved,
     target: Path,
     call: Call,
@@ -107,11 +141,10 @@ def _run(
     notes: list[str],
     resumed: Resumption | None = None,
     *,
-    force: bool = False,
     auto_memory: bool = False,
-) -> dict[str, Any]:
-    """Run all checks that need no worker, while `early` starts Ray; then print the plan and train, or try verifiers and
-    weights and return what `--dry-run` reports."""
+) -> CheckedRun | dict[str, Any]:
+    """Run all checks that need no worker, while `early` starts Ray, and print the plan. If nothing is to be trained
+    then, returns the result: what `--dry-run` reports of verifiers and weights, or that of a finished run."""
     from rlcli.cluster.process import startup_times
     from rlcli.config.rules import without_effect
     from rlcli.launch.planner import planner
@@ -127,7 +160,7 @@ def _run(
         prepared = prepare(
             resolved.config,
             on_note=notes.append,
-            on_checked=partial(_checked, early=None if call.dry_run else early, view=view),
+            on_checked=partial(_start_early, early=None if call.dry_run else early, view=view),
             on_progress=view.progress,
             day=resumed.day if resumed else None,
             loads_verifiers=not call.untried,
@@ -170,13 +203,12 @@ def _run(
         view.note(line)
     view.phase("load torch and the engine")  # done by the next import, takes seconds
     with startup_times.few_collections():
-        from rlcli.launch.launch import train_in_folder
+        import rlcli.launch.launch  # noqa: F401
 
-    how: dict[str, Any] = {"force": force, "resumed": resumed, "profile": call.profile, "early": early}
-    return train_in_folder(resolved, prepared, target, view, **how)
+    return CheckedRun(resolved, prepared, resumed)
 
 
-def _checked(config: RunConfig, device: str, early: EarlyStart | None, view: View) -> None:
+def _start_early(config: RunConfig, device: str, early: EarlyStart | None, view: View) -> None:
     """After the fast checks: measure the machine unless its rates are known, while nothing else runs on it; then start
     Ray."""
     from rlcli.launch.planner import planner

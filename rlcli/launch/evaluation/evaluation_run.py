@@ -131,7 +131,7 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
         for (name, own), mark in zip(prepared.items(), marks, strict=True)
     ]
     _check_fields(request.by, datasets)
-    model = local_model(ready.config.model.path, ready.adapter, ready.dtype, ready.day)
+    model = local_model(ready.config.model.path, ready.facts.adapter, ready.facts.dtype, ready.facts.day)
     with ExitStack() as stack:
         store = _open(request, datasets, ready.config, model, stack)
         engines = partial(_engines, ready, {name: own.prompts for name, own in prepared.items()}, bool(store), view)
@@ -213,7 +213,7 @@ def _engines(
     from rlcli.cluster.supervisor.stop_signals import StopOnSignal
     from rlcli.launch.launch import check_shared, running_workers
 
-    with StopOnSignal(lambda: None), running_workers(ready, logs, train=False, on_phase=view.phase) as groups:
+    with StopOnSignal(lambda: None), running_workers(ready, logs, on_phase=view.phase) as groups:
         if shared:
             check_shared(logs, groups.spec.name, len(groups.policy))
         yield lambda dataset, save_as: generate(
@@ -366,7 +366,8 @@ def _open(
 def _together(prepared: Sequence[Prepared]) -> Prepared:
     """One `Prepared` for workers that serve all of them: with every verifier, and the sandbox if one needs it."""
     first = next((own for own in prepared if own.sandbox), prepared[0])
-    return dataclasses.replace(first, verifiers=tuple(sorted({name for own in prepared for name in own.verifiers})))
+    verifiers = sorted({name for own in prepared for name in own.facts.verifiers})
+    return first.changed(first.config, verifiers=tuple(verifiers))
 
 
 def _check_templates(model: str, prepared: Mapping[str, Prepared], notes: Callable[[str], None]) -> None:
@@ -375,7 +376,7 @@ def _check_templates(model: str, prepared: Mapping[str, Prepared], notes: Callab
     first = next(iter(prepared.values()))
     given = first.config.data.chat_template_kwargs
     chosen = first.config.model.chat_template  # by the user, or that of an adapter's run
-    trained = [] if chosen else trained_with(first.config.model.path, first.adapter)
+    trained = [] if chosen else trained_with(first.config.model.path, first.facts.adapter)
     for note in trained + rendered_with(model, given):
         notes(note)
 

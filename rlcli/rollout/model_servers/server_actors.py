@@ -63,7 +63,7 @@ def serving(
     """
     key = secrets.token_urlsafe(24) if models else ""
     pools = [pool_of(served, device) for served in models]
-    groups: dict[str, WorkerGroup] = {}
+    groups: dict[str, WorkerGroup[ServerActor]] = {}
     try:
         places = reserve(pools, beside=beside) if pools else []
         for number, ((served, classifies), pool, held) in enumerate(zip(models.items(), pools, places, strict=True)):
@@ -72,11 +72,11 @@ def serving(
             place = ServerPlace(device, host, key, logs.resolve() / name, classifies, group=group_id())
             given = (served, place, os.environ.get("HF_TOKEN", ""))
             groups[served.model] = start_group(ServerActor, pool, logs.resolve(), *given, name=name, places=held)
-        addresses = {model: tuple(group.address()) for model, group in groups.items()}
+        addresses = {model: tuple(group.call(ServerActor.address)) for model, group in groups.items()}
 
         def wait() -> None:
             for group in groups.values():
-                group.wait()
+                group.call(ServerActor.wait)
 
         yield Serving(addresses, key, wait)
     finally:

@@ -8,23 +8,22 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from uuid import uuid4
 
-from rlcli.cluster.dispatch import Shared
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, PromptTask
 from rlcli.rollout.rollout_call import RolloutCall, progress_every
 from rlcli.rollout.worker.work_queue import Queue
+from rlcli.rollout.worker_calls import RolloutCalls, RolloutWorkers
 
 OnProgress = Callable[[int, int], None]
 
 
-def collect(workers: WorkerGroup, reports: Sequence[Collected]) -> Collected:
+def collect(workers: RolloutWorkers, reports: Sequence[Collected]) -> Collected:
     """The reports of `gather` as one, with the workers' shards. `Sample.prompt` is the task's, `Sample.shard` the
     worker's rank; with `until` there may be more groups than that, and aborted responses."""
     samples = Samples.joined([report.samples for report in reports]).sorted()
     baselines = {prompt: verdict for report in reports for prompt, verdict in report.baselines.items()}
     begun = [one for report in reports for one in report.begun]
-    shards = [shard for (shard,) in workers.take_shard()] if len(samples) or begun else []
+    shards = [shard for (shard,) in workers.call(RolloutCalls.take_shard)] if len(samples) or begun else []
     slowest = max(reports, key=lambda report: report.seconds)
     return Collected(
         samples,
@@ -47,7 +46,7 @@ def collect(workers: WorkerGroup, reports: Sequence[Collected]) -> Collected:
 
 
 def gather(
-    workers: WorkerGroup,
+    workers: RolloutWorkers,
     tasks: Sequence[PromptTask],
     call: RolloutCall,
     *,
@@ -80,7 +79,7 @@ def gather(
 
 
 def run_shares(
-    workers: WorkerGroup,
+    workers: RolloutWorkers,
     shares: Sequence[Sequence[PromptTask]],
     call: RolloutCall,
     on_finished: Callable[[int], None],
@@ -93,7 +92,7 @@ def run_shares(
     per_rank = [shares[rank // tensor_parallel] for rank in range(len(workers))]
     call = replace(call, progress_s=progress_every(len(workers)))
     reports: list[Collected] = []
-    for item in workers.rollout(per_rank, [call] * len(workers), *([] if queue is None else [Shared(queue)])):
+    for item in workers.call(RolloutCalls.rollout, per_rank, call, queue):
         if isinstance(item, Collected):
             reports.append(item)
         else:

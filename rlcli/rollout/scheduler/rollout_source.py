@@ -9,7 +9,6 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, PartialRollout, PromptTask
@@ -36,6 +35,7 @@ from rlcli.rollout.scheduler.round_totals import DrawCheck, Rounds
 from rlcli.rollout.scheduler.sample_filter import left_out, rewarded
 from rlcli.rollout.scheduler.supervised_source import SupervisedSource
 from rlcli.rollout.scheduler.verifier_failures import part_weights
+from rlcli.rollout.worker_calls import RolloutCalls, RolloutWorkers
 
 NONE = Samples.of([])
 SLICE_STEPS = 16
@@ -47,7 +47,7 @@ SLICE_S = 0.25
 def source_of(
     config: RunConfig,
     prompts: TokenizedPrompts,
-    workers: WorkerGroup,
+    workers: RolloutWorkers,
     samples: Path,
     *,
     greedy: bool,
@@ -96,7 +96,7 @@ class RolloutSource:
 
     def __init__(
         self,
-        workers: WorkerGroup,
+        workers: RolloutWorkers,
         prompts: TokenizedPrompts,
         cursor: Cursor,
         config: RunConfig,
@@ -203,7 +203,7 @@ class RolloutSource:
     def _end(self) -> None:
         """Have the engines forget what goes on."""
         if self._sent:
-            self.workers.interrupted_rollout(True)
+            self.workers.call(RolloutCalls.interrupted_rollout, True)
             self._sent.clear()
 
     @property
@@ -368,7 +368,7 @@ class RolloutSource:
             return [replace(group, number=UNKNOWN) for group in self.waiting]
         if not self._sent:
             return self.waiting
-        collected = collect(self.workers, self.workers.interrupted_rollout(False))
+        collected = collect(self.workers, self.workers.call(RolloutCalls.interrupted_rollout, False))
         rounds, before = self._rounds, (self._rounds.count, self._rounds.version)
         self._add(replace(collected, begun=(), aborted=0), self._label, 0)
         rounds.count, rounds.version = before  # as in a run that takes no checkpoint here

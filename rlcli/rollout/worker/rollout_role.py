@@ -77,7 +77,7 @@ class RolloutRole:
         self.counters = counters()
 
     def run(
-        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue = NO_QUEUE
+        self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue = NO_QUEUE
     ) -> Iterator[Progress | Collected]:
         """Yield progress regularly, and the report last. tasks: those assigned to this engine. queue: shared with other
         engines; its groups are taken as slots become free. A call with a slice goes on with what the last one left."""

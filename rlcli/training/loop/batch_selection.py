@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlcli.algorithms.algorithm import Algorithm
-from rlcli.cluster.dispatch import Shared
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, MiniWork, StepWork
@@ -184,8 +183,8 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
 
 def step_work(
     plan: Plan, chosen: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
-) -> Shared:
-    """The StepWork that all ranks share. seed: for random choices. recording: what they record of the step. version: of
+) -> StepWork:
+    """What all ranks receive of a step. seed: for random choices. recording: what they record of the step. version: of
     the trainer's weights."""
     right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
     minibatches = [
@@ -200,7 +199,7 @@ def step_work(
     ]
     places = {"shard": chosen.samples.shard, "row": chosen.samples.row}
     columns = chosen.columns | places
-    return Shared(StepWork(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version))
+    return StepWork(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version)
 
 
 def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:

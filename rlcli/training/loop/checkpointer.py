@@ -12,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.record_files import metrics_of, sync
 from rlcli.runs.run_measure import MEAN, score_of
+from rlcli.training.worker.calls import WorkerCalls, Workers
 
 POLICY, CRITIC, WAITING = "policy", "critic", "waiting.npz"
 """Names within a checkpoint."""
@@ -50,8 +50,8 @@ class Checkpointer:
         self,
         checkpoints: Checkpoints,
         folder: RunFolder,
-        workers: WorkerGroup,
-        critics: WorkerGroup | None,
+        workers: Workers,
+        critics: Workers | None,
         note: Callable[[str], None],
         flush: Callable[[], None] = lambda: None,
         best_by: str = MEAN,
@@ -76,14 +76,15 @@ class Checkpointer:
             partial = self.checkpoints.begin(step)
             self._pending = _Pending(step, state)
             if shards:
-                self._pending.files |= self.workers.write_waiting(str(partial / WAITING), [[shard] for shard in shards])
+                path, each_listed = str(partial / WAITING), [[shard] for shard in shards]
+                self._pending.files |= self.workers.call(WorkerCalls.write_waiting, path, each_listed)
         except (OSError, RlcliError) as error:
             self._fail(step, error)
             return
         for name, group in self.groups.items():
             # No disk access yet: a rank that fails here has, for example, no memory for the copy, and the writers of
             # the others wait for it. That is not limited to one checkpoint.
-            group.save_state(str(partial / name))
+            group.call(WorkerCalls.save_state, str(partial / name))
 
     def poll(self, wait: bool = False) -> None:
         """Commit the checkpoint that is being written if every rank has written its part; `wait`: block until then."""
@@ -92,10 +93,10 @@ class Checkpointer:
         pending = self._pending
         try:
             for group in self.groups.values():
-                written = group.state_saved(wait)
-                if any(files is None for files in written):
+                written = group.call(WorkerCalls.state_saved, wait)
+                if None in written:
                     return
-                for files in written:
+                for files in filter(None, written):
                     pending.files |= files
             self.flush()
             sync(self.folder.path, self._synced)
@@ -148,12 +149,12 @@ PROBE_BOUND = {"float32": 3e-4, "float16": 0.03, "bfloat16": 0.15}
 rounding does on other devices and numbers of workers. (Single tokens may differ by ten times the mean.)"""
 
 
-def check_probe(workers: WorkerGroup, checkpoint: Checkpoint, dtype: str) -> None:
+def check_probe(workers: Workers, checkpoint: Checkpoint, dtype: str) -> None:
     """Raise RunFailed if log-probs under the weights that `workers` have loaded, and compute with in `dtype`, are not
     those that the checkpoint recorded, apart from rounding."""
     with checkpoint.restoring() as state:
         probe = state["probe"]
-        loaded = workers.probe_log_probs([int(token) for token in probe["tokens"]])
+        loaded = workers.call(WorkerCalls.probe_log_probs, [int(token) for token in probe["tokens"]])
         differences = [abs(a - b) for a, b in zip(probe["log_probs"], loaded, strict=True)]
         mean = math.fsum(differences) / max(len(differences), 1) if all(map(math.isfinite, differences)) else math.inf
         bound = max(PROBE_BOUND[dtype], PROBE_BOUND[state["dtype"]])

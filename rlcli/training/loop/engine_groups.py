@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlcli.cluster.dispatch import Shared
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.prefetch import GONE_S
 from rlcli.support.daemon_thread import in_background
+from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlcli.model.weight_check.checksum import Sent
+
+T = TypeVar("T")
+E = TypeVar("E")
 
 
 class Engines:
@@ -23,8 +30,8 @@ class Engines:
 
     def __init__(
         self,
-        policy: WorkerGroup,
-        own: WorkerGroup | None,
+        policy: Workers,
+        own: Workers | None,
         on_note: Callable[[str], None] = lambda text: None,
         *,
         copies: bool = False,
@@ -38,30 +45,30 @@ class Engines:
     def release_memory(self) -> None:
         """Free the memory of engines that share the trainer's devices."""
         if self.own is None:
-            self.policy.release_rollout_memory()
+            self.policy.call(WorkerCalls.release_rollout_memory)
 
-    def sync(self, probe: Any, version: int) -> Synced:
+    def sync(self, probe: np.ndarray, version: int) -> Synced:
         """Sync the policy's weights as `version`, check that the engines hold them, and compare engines and trainer on
         `probe` (int32 ids)."""
         if self.own is None:
-            return Synced.of_all(self.policy.sync_weights(probe, version))
+            return Synced.of_all(self.policy.call(WorkerCalls.sync_weights, probe, version))
         if self.broadcasts is None:
             self.broadcasts = self._joined(self.own)
         received, seconds = self._transfer(self.own)
-        sent = Shared(self.policy.sent_weights())
-        share = self.policy.changed_share()
+        sent = self.policy.call(WorkerCalls.sent_weights)
+        share = self.policy.call(WorkerCalls.changed_share)
         if self.copies and (wrong := self._wrong(self.own, sent)):
             # The engines still compute with the earlier weights: nothing is drawn by wrong ones.
             self.on_note(f"all weights are sent again: {wrong} did not arrive as it was sent")
             again, more = self._transfer(self.own, everything=True)
-            received, seconds, sent = received + again, seconds + more, Shared(self.policy.sent_weights())
+            received, seconds, sent = received + again, seconds + more, self.policy.call(WorkerCalls.sent_weights)
             if wrong := self._wrong(self.own, sent):
                 raise RunFailed(
                     f"{wrong} did not arrive at an engine's worker as it was sent, even with all weights sent again",
                     "the memory or the network of its machine is at fault: run rlcli doctor there",
                 )
-        log_probs = self.policy.probe_log_probs(probe.tolist())
-        loaded = Synced.of_all(self.own.weights_received(probe, log_probs, version, sent))
+        log_probs = self.policy.call(WorkerCalls.probe_log_probs, probe.tolist())
+        loaded = Synced.of_all(self.own.call(WorkerCalls.weights_received, probe, log_probs, version, sent))
         return loaded._replace(bytes=received, seconds=seconds + loaded.seconds * self.copies, share=share)
 
     def send_ahead(self, generating: Future[None]) -> None:
@@ -74,52 +81,59 @@ class Engines:
 
     def _send(self) -> float:
         began = time.perf_counter()
-        self.policy.broadcast_weights()
+        self.policy.call(WorkerCalls.broadcast_weights)
         return time.perf_counter() - began
 
-    def _transfer(self, own: WorkerGroup, *, everything: bool = False) -> tuple[int, float]:
+    def _transfer(self, own: Workers, *, everything: bool = False) -> tuple[int, float]:
         """Bytes that each engine received, and seconds. everything: also what they should have."""
         began = time.perf_counter()
         sending, self._sending = self._sending, None
         if sending is not None:
-            sent_in, received = self._both(sending.result, own.receive_broadcast)
-            return int(max(received)), sent_in
+            sent_in, received = self._both(sending.result, lambda: own.call(WorkerCalls.receive_broadcast))
+            return max(received), sent_in
         by = self._by_broadcast if self.broadcasts else self._by_object_store
         return by(own, everything), time.perf_counter() - began
 
-    def _wrong(self, own: WorkerGroup, sent: Shared) -> str:
+    def _wrong(self, own: Workers, sent: dict[str, Sent]) -> str:
         """The first tensor that a copy does not hold as it was sent; empty if there is none."""
-        return next((names[0] for names in own.copy_differs(sent) if names), "")
+        return next((names[0] for names in own.call(WorkerCalls.copy_differs, sent) if names), "")
 
-    def _joined(self, own: WorkerGroup) -> bool:
+    def _joined(self, own: Workers) -> bool:
         """Whether trainers and engines could form a process group."""
-        place = (*self.policy.rendezvous(), len(own))
-        joins = self._both(lambda: self.policy.join_engines(*place), lambda: own.join_engines(*place))
+        place = (*self.policy.call(WorkerCalls.rendezvous), len(own))
+        joins = self._both(
+            lambda: self.policy.call(WorkerCalls.join_engines, *place),
+            lambda: own.call(WorkerCalls.join_engines, *place),
+        )
         problem = next((error for errors in joins for error in errors if error), "")
         if problem:
             self.on_note(f"weights go to the engines through Ray's object store: no process group ({problem})")
         return not problem
 
-    def _by_broadcast(self, own: WorkerGroup, everything: bool = False) -> int:
+    def _by_broadcast(self, own: Workers, everything: bool = False) -> int:
         """Bytes that each engine received."""
-        _, received = self._both(lambda: self.policy.broadcast_weights(everything), own.receive_broadcast)
-        return int(max(received))
+        _, received = self._both(
+            lambda: self.policy.call(WorkerCalls.broadcast_weights, everything),
+            lambda: own.call(WorkerCalls.receive_broadcast),
+        )
+        return max(received)
 
-    def _by_object_store(self, own: WorkerGroup, everything: bool = False) -> int:
+    def _by_object_store(self, own: Workers, everything: bool = False) -> int:
         """Bytes that each engine received."""
         received = 0
         # The next bucket is gathered while the engines load the last one: at most two are in memory.
         with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(self.policy.send_weights, True, everything)
+            coming = ahead.submit(self.policy.call, WorkerCalls.send_weights, True, everything)
             while bucket := coming.result():
-                coming = ahead.submit(self.policy.send_weights, False)
-                received += max(own.receive_weights(bucket))
+                coming = ahead.submit(self.policy.call, WorkerCalls.send_weights, False)
+                received += max(own.call(WorkerCalls.receive_weights, bucket))
         return received
 
-    def _both(self, trainers: Callable[[], Any], engines: Callable[[], Any]) -> tuple[Any, Any]:
+    def _both(self, trainers: Callable[[], T], engines: Callable[[], E]) -> tuple[T, E]:
         """Call both groups at once. The first error of either is raised; the other group, which may wait for the
         failed one, is ended with it."""
-        calls: list[Future[Any]] = [in_background(trainers), in_background(engines)]
+        trained, received = in_background(trainers), in_background(engines)
+        calls: list[Future[Any]] = [trained, received]
         try:
             for call in as_completed(calls):
                 call.result()
@@ -128,4 +142,4 @@ class Engines:
             self.workers.kill()
             wait(calls, GONE_S)
             raise
-        return calls[0].result(), calls[1].result()
+        return trained.result(), received.result()

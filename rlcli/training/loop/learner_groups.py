@@ -7,17 +7,16 @@ reference, through the object store, from the ranks that made them to the ranks 
 from __future__ import annotations
 
 from rlcli.algorithms.algorithm import Algorithm
-from rlcli.cluster.dispatch import Shared
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, step_work
+from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.teacher import OF_TOKENS, OF_TOP
 
 
 class Beside:
     """Models that compute values for the policy's batch. own: their separate workers, if any."""
 
-    def __init__(self, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
+    def __init__(self, config: RunConfig, policy: Workers, own: Workers | None) -> None:
         self.config, self.policy, self.own = config, policy, own
         self.workers = own or policy
 
@@ -26,48 +25,47 @@ class Beside:
         if self.own is not None:
             plan = plan_step(chosen, self.config, self.own.data_ranks)
             bins = [plan.of_rank(rank) for rank in range(self.own.data_ranks)]
-            self.own.load(bins, step_work(plan, chosen, seed))
+            self.own.call(WorkerCalls.load, bins, step_work(plan, chosen, seed))
 
     def drop_batch(self) -> None:
         if self.own is not None:
-            self.own.drop_batch()
+            self.own.call(WorkerCalls.drop_batch)
 
 
 class Critic(Beside):
     """A value model (gae, vapo), a process reward model (prime), or nothing."""
 
-    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
+    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: Workers, own: Workers | None) -> None:
         super().__init__(config, policy, own)
         self.needed = algorithm.needs_critic or algorithm.needs_process_rewards
 
     def infer(self) -> None:
         """Fill the policy's batch with values or process rewards."""
         if self.needed:
-            self.workers.infer_critic()
+            self.workers.call(WorkerCalls.infer_critic)
         if self.own is not None:
-            self.policy.import_tokens("values", Shared(self.own.export_tokens("values")))
+            self.policy.call(WorkerCalls.import_tokens, "values", self.own.call(WorkerCalls.export_tokens, "values"))
 
     def share_returns(self) -> None:
         """Send the critic the returns computed in the policy's batch."""
         if self.own is not None:
-            self.own.import_tokens("returns", Shared(self.policy.export_tokens("returns")))
+            self.own.call(WorkerCalls.import_tokens, "returns", self.policy.call(WorkerCalls.export_tokens, "returns"))
 
     def update(self, minibatch: int, lr: float) -> dict[str, float]:
         """One optimizer step; sums over all ranks."""
-        sums: dict[str, float] = self.workers.update_critic(minibatch, lr)
-        return sums
+        return self.workers.call(WorkerCalls.update_critic, minibatch, lr)
 
 
 class Teachers(Beside):
     """The teachers of a distillation, or nothing."""
 
-    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
+    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: Workers, own: Workers | None) -> None:
         super().__init__(config, policy, own)
         self.needed = algorithm.needs_teacher
 
     def infer(self) -> None:
         """Fill the policy's batch with the teachers' log-probs."""
-        self.workers.infer_teachers()
+        self.workers.call(WorkerCalls.infer_teachers)
         if self.own is not None:
             for name in OF_TOKENS + OF_TOP * (self.config.teacher.top_k > 0):
-                self.policy.import_tokens(name, Shared(self.own.export_tokens(name)))
+                self.policy.call(WorkerCalls.import_tokens, name, self.own.call(WorkerCalls.export_tokens, name))

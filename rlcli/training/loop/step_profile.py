@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rlcli.support.files import filled_path
 from rlcli.training.listener import Listener
-
-if TYPE_CHECKING:
-    from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.training.worker.calls import WorkerCalls, Workers
 
 WARM = 2
 """Steps before the profiled one: in the first, caches fill and kernels compile."""
@@ -37,7 +35,7 @@ class StepProfile(Listener):
     the first attempt is profiled.
     """
 
-    def __init__(self, folder: Path, groups: Mapping[str, WorkerGroup], step: int, note: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, groups: Mapping[str, Workers], step: int, note: Callable[[str], None]) -> None:
         self.folder, self.groups, self.profiled, self.note = folder, groups, step, note
         self._spans: list[Span] = []
         self._doing: tuple[str, int] | None = None
@@ -54,7 +52,7 @@ class StepProfile(Listener):
                 self._finish()
         elif step == self.profiled and not self._spans:
             for group in self.groups.values():
-                group.start_profile()
+                group.call(WorkerCalls.start_profile)
         if step == self.profiled:
             self._doing = (name, time.time_ns())
 
@@ -81,7 +79,7 @@ class StepProfile(Listener):
         failed: list[str] = []
         for name, group in self.groups.items():
             pattern = f"{self.folder}/.{name}-{{rank}}.json"
-            failed += [why for why in group.stop_profile(pattern) if why]
+            failed += [why for why in group.call(WorkerCalls.stop_profile, pattern) if why]
             parts |= {f"{name} {rank}": Path(filled_path(pattern, "rank", rank)) for rank in range(len(group))}
         if failed:
             raise OSError(failed[0])

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.peak_memory import largest
-from rlcli.cluster.worker_group import WorkerGroup
-from rlcli.config.schema import RunConfig
+from rlcli.context import RunContext
 from rlcli.data.messages import Coefficients, Collected, step_seed
 from rlcli.data.packer import Plan
 from rlcli.data.prompts.template_choice import BUILT_IN, template_text
@@ -57,7 +56,7 @@ from rlcli.training.loop.metrics import (
 from rlcli.training.loop.step_records import StepRecords
 from rlcli.training.loop.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
 from rlcli.training.loop.warnings import NO_UPDATE, Warnings
-from rlcli.training.worker.rank_step_recorder import StepReport
+from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.worker_pools import Groups
 
 PROBE_TOKENS = 64
@@ -84,8 +83,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: RunConfig,
-        dtype: str,
+        context: RunContext,
         prompts: TokenizedPrompts,
         held_out: TokenizedPrompts | None,
         groups: Groups,
@@ -96,8 +94,8 @@ class Trainer:
         listeners: Mapping[str, Callable[[ListenedRun], Listener]] | None = None,
         plan: Callable[[], Any] = lambda: None,
     ) -> None:
-        self.config = config
-        self.dtype = dtype
+        self.config = config = context.config
+        self.dtype = context.facts.dtype
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         self.held_out = held_out
         self.done = self.version = 0
@@ -238,7 +236,8 @@ class Trainer:
         self.since += beyond
         self.records.phase("record")
         if beyond:
-            self.records.add_spans({name: group.busy_spans() for name, group in self.groups().items()})
+            groups = self.groups()
+            self.records.add_spans({name: group.call(WorkerCalls.busy_spans) for name, group in groups.items()})
         self.trackers.log(number, metrics)
         self.records.end(number)
         self.listeners.step(number, metrics)
@@ -263,15 +262,15 @@ class Trainer:
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
             recording = self.records.recording(number, batch, chosen)
-            self.workers.load(bins, step_work(plan, chosen, seed, recording, self.version))
+            self.workers.call(WorkerCalls.load, bins, step_work(plan, chosen, seed, recording, self.version))
             self.critic.load(chosen, seed)
             self.teachers.load(chosen, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
             with clock.phase("old_log_probs"):
-                self.workers.compute_old_log_probs()
+                self.workers.call(WorkerCalls.compute_old_log_probs)
         if self.algorithm.needs_reference:
             with clock.phase("reference"):
-                self.workers.compute_reference_log_probs()
+                self.workers.call(WorkerCalls.compute_reference_log_probs)
         if self.teachers.needed:
             with clock.phase("teacher"):
                 self.teachers.infer()
@@ -279,7 +278,7 @@ class Trainer:
             self.critic.infer()
         with clock.phase("advantages"):
             if self.algorithm.works_on_tokens:
-                self.workers.compute_advantages(self.algorithm.kl.coef)
+                self.workers.call(WorkerCalls.compute_advantages, self.algorithm.kl.coef)
         with clock.phase("update"):
             updates, lr = self.update(number, plan, chosen)
         with clock.phase("wait_for_rollout"):
@@ -289,7 +288,7 @@ class Trainer:
             self.log_prob_check.prepare(number, updates.compared_tokens)
             synced = self.sync_weights()
         self.records.phase("measure")
-        reports: dict[str, list[StepReport]] = {name: group.step_report() for name, group in self.groups().items()}
+        reports = {name: group.call(WorkerCalls.step_report) for name, group in self.groups().items()}
         compared = self.log_prob_check.check(number, [report.compared for report in reports["worker"]])
         self.records.trained(number, batch, chosen, reports)
         peaks = largest(report.memory for ranks in reports.values() for report in ranks)
@@ -323,7 +322,7 @@ class Trainer:
                     sums = self.critic.update(index, rates["critic/lr"])
                     updates.critic.append(self.guard.check(CRITIC, self.critic.workers, number, index, sums))
                 if number > warmup:
-                    sums = self.workers.update(index, coefficients)
+                    sums = self.workers.call(WorkerCalls.update, index, coefficients)
                     updates.policy.append(self.guard.check(POLICY, self.workers, number, index, sums))
                     self.invariants.check_update(plan, chosen, index, sums)
         return updates, rates
@@ -360,7 +359,7 @@ class Trainer:
         self.teachers.drop_batch()
         self.version += 1
         if not self.has_engine:
-            self.workers.drop_batch()
+            self.workers.call(WorkerCalls.drop_batch)
             return {}
         synced = self.engines.sync(self.probe, self.version)
         if not math.isfinite(synced.difference):
@@ -370,7 +369,7 @@ class Trainer:
             )
         return sync_metrics(synced)
 
-    def groups(self) -> dict[str, WorkerGroup]:
+    def groups(self) -> dict[str, Workers]:
         """Each group of workers once, by what the timeline calls its members. All are idle after a sync: one that
         generated would answer only after that."""
         named = {"worker": self.workers, "critic": self.critic.workers, "teacher": self.teachers.workers}
@@ -423,7 +422,7 @@ class Trainer:
             "data": self.fingerprint,
             "dtype": self.dtype,
             "log_prob_check": self.log_prob_check.state(),
-            "probe": {"tokens": probe, "log_probs": self.workers.probe_log_probs(probe)},
+            "probe": {"tokens": probe, "log_probs": self.workers.call(WorkerCalls.probe_log_probs, probe)},
         }, shards
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -432,11 +431,12 @@ class Trainer:
         are not those that were saved."""
         with checkpoint.restoring() as state:
             for name, group in self.checkpointer.groups.items():
-                group.load_state(str(checkpoint.path / name))
+                group.call(WorkerCalls.load_state, str(checkpoint.path / name))
             if state["dtype"] != self.dtype:  # model.dtype is auto, and the device differs
                 self.view.note(f"from here on the run computes in {self.dtype}, before in {state['dtype']}")
             check_probe(self.workers, checkpoint, self.dtype)
-            shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
+            waiting = str(checkpoint.path / WAITING)
+            shards = self.workers.call(WorkerCalls.read_waiting, waiting) if state["waiting"] else []
             self.source.cursor = self.source.cursor.restored(state["cursor"])
             self.source.restore(state, shards)
             self.algorithm.kl.restore(state["kl"])
@@ -498,7 +498,7 @@ class Trainer:
         """The samples of the last rollout that the view shows, fetched before an evaluation replaces them."""
         if not self.view.show_samples or self.config.data.response:
             return []
-        of_ranks: list[list[dict[str, Any]]] = self.engines.workers.texts(self.view.show_samples)
+        of_ranks = self.engines.workers.call(WorkerCalls.texts, self.view.show_samples)
         texts = [SampleText.of(row) for rows in of_ranks for row in rows]
         if self.prefetcher.beside:  # they belong to the next step, and are shown with it
             texts, self.coming = self.coming, texts

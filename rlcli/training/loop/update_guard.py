@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import REASONS
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import EVENTS, RunFolder, events_of
 from rlcli.runs.record_files import metrics_of
 from rlcli.training.loop.warnings import without_signal
+from rlcli.training.worker.calls import WorkerCalls, Workers
 
 LEFT_OUT = {
     "timeout": "verifications timed out: raise verifier.deadline_s, or check the verifier (rlcli verifiers audit)",
@@ -42,7 +42,7 @@ class RollBack(Exception):
 class UpdateGuard:
     """Judges the updates of one run, and reports bad ones to `folder`'s events and `note`.
 
-        sums = guard.check("policy", workers, step, minibatch, workers.update(minibatch, …))
+        sums = guard.check("policy", workers, step, minibatch, workers.call(WorkerCalls.update, minibatch, …))
 
     rule, bound: as `fault_tolerance.on_bad_update` and `bad_grad_norm`. in_a_row: bad updates since the last good one,
     of each model.
@@ -59,7 +59,7 @@ class UpdateGuard:
         self.in_a_row = {POLICY: 0, CRITIC: 0}
 
     def check(
-        self, model: str, workers: WorkerGroup, step: int, minibatch: int, sums: dict[str, float]
+        self, model: str, workers: Workers, step: int, minibatch: int, sums: dict[str, float]
     ) -> dict[str, float]:
         """Return the result of an update. If it was bad (and so skipped on every rank) its batch is saved; then raises
         `RollBack` or `RunFailed`, depending on the rule and the previous updates."""
@@ -107,14 +107,15 @@ class UpdateGuard:
     def restore(self, state: Mapping[str, int]) -> None:
         self.in_a_row |= state
 
-    def _save(self, model: str, workers: WorkerGroup, step: int, minibatch: int) -> str:
+    def _save(self, model: str, workers: Workers, step: int, minibatch: int) -> str:
         """Have each rank save its share; returns the name below the run folder, or "" if no more are saved."""
         folder = self.folder.path / "bad-batches"
         # One batch has as many files as ranks.
         if len({path.name.rpartition(".rank-")[0] for path in folder.glob("*.pt")}) >= MOST_SAVED:
             return ""
         name = f"step-{step:06d}.{model}-{minibatch}"
-        failed = [why for why in workers.save_minibatch(minibatch, str(folder / f"{name}.rank-{{rank}}.pt")) if why]
+        path = str(folder / f"{name}.rank-{{rank}}.pt")
+        failed = [why for why in workers.call(WorkerCalls.save_minibatch, minibatch, path) if why]
         if failed:
             self.note(f"the batch of a bad update could not be saved: {failed[0]}")
             return ""

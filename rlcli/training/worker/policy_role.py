@@ -68,17 +68,11 @@ class PolicyRole:
     def update(self, batch: TrainBatch, index: int, coefficients: Coefficients) -> dict[str, float]:
         """One optimizer step. Returns sums over this rank's drawn tokens (see `Objective.sums`), `grad_norm`, which is
         global and so divided by the number of ranks, and `compared_tokens`, for the log-prob check."""
-
-        def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
-            self.on_outputs(micro, outputs)
-            if self.compares_samples and "old_log_probs" not in micro.tokens:
-                self.log_prob_record.saw(micro, outputs.log_probs)
-            return self._objective(batch, index, micro, outputs, coefficients)
-
         for micro in batch.minibatches[index] if self.algorithm.needs_teacher_top else ():
             if not micro.empty:
                 micro.packed = replace(micro.packed, candidates=micro.tokens["teacher_top"])
         forward = {"temperature": self.temperature, "want_entropy": True}
+        loss = partial(self._objective, batch, index, coefficients)
         sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
         compared = {"compared_tokens": float(self.log_prob_record.tokens)}
         self.log_prob_record.end()
@@ -104,10 +98,14 @@ class PolicyRole:
         return [part.numpy() for part in log_probs.split([len(tokens) - prompt for tokens, prompt in rows])]
 
     def _objective(
-        self, batch: TrainBatch, index: int, micro: MicroBatch, outputs: TokenOutputs, coefficients: Coefficients
+        self, batch: TrainBatch, index: int, coefficients: Coefficients, micro: MicroBatch, outputs: TokenOutputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a micro-batch from the model's outputs, and sums for metrics and checks."""
         from rlcli.algorithms.aggregation import Denominators
 
+        self.on_outputs(micro, outputs)
+        if self.compares_samples and "old_log_probs" not in micro.tokens:
+            self.log_prob_record.saw(micro, outputs.log_probs)
         assert outputs.entropy is not None, "it was asked for"
         work = batch.policy_works[index]
         tokens = dict(micro.tokens)

@@ -128,6 +128,10 @@ class StepRecorder:
         """Wait until everything is written."""
         self._writer.flush()
 
+    def problem(self) -> str:
+        """Why something since the last report could not be written; empty if all was."""
+        return self._writer.problem()
+
     def _drop(self) -> None:
         self._recording, self._means = None, None
         self._rows, self._idle, self._parts, self._seen = {}, [], {}, {}

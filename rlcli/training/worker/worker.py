@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster import watchdog
-from rlcli.cluster.dispatch import dispatch
+from rlcli.cluster.dispatch import implements
 from rlcli.cluster.process import busy_lanes, peak_memory, startup_times, worker_profile
 from rlcli.cluster.rendezvous import meeting_place, store_at
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
@@ -23,6 +23,7 @@ from rlcli.data.prompts.template_choice import choose_template
 from rlcli.data.sample_shard import FETCH_TIMEOUT_S
 from rlcli.environments.environment_pool import Environments
 from rlcli.environments.gateway.agent_pool import AgentPool
+from rlcli.errors import RunFailed
 from rlcli.images.image_processor import Sight
 from rlcli.model.parallel.parallel_dims import ParallelDims
 from rlcli.rollout.engine import Counting, Described, engine_named, shared_memory_prefix
@@ -34,6 +35,7 @@ from rlcli.support.importing import trust_imports
 from rlcli.support.machine.gpus import GROUPS, capability
 from rlcli.support.redact import redact_output
 from rlcli.training.worker.backend import TrainingBackend
+from rlcli.training.worker.calls import WorkerCalls
 from rlcli.training.worker.critic_role import CriticRole, ProcessRewardRole
 from rlcli.training.worker.fsdp_backend import FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
@@ -44,17 +46,24 @@ from rlcli.training.worker.token_advantages import fill_advantages, fill_kept, f
 from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.training.worker.weight_sync.weight_sync import WeightSync
 from rlcli.training.worker.worker_scoring import forget_worker, note_worker, scoring_service
-from rlcli.training.worker.worker_spec import WorkerSpec, engine_spec
+from rlcli.training.worker.worker_spec import WorkerSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ray import ObjectRef
+
+    from rlcli.data.sample_shard import SampleShard
+    from rlcli.training.worker.calls import Row
 
 COLLECTIVE_MARGIN_S = 120.0
 """Extra time that a rank waits for others beyond the watchdog, which names the rank at fault."""
 
 
-class Worker(WeightSync):
-    """Rank `rank` of `world`. For debugging without Ray, build one with world 1 and call the same methods."""
+class Worker(WeightSync, WorkerCalls):
+    """Rank `rank` of `world`. For debugging without Ray, build one with world 1 and call the same methods, `begin`
+    first."""
 
-    def __init__(self, rank: int, world: int, spec: WorkerSpec | None = None) -> None:
-        """spec: passed to `begin` if it is not known yet."""
+    def __init__(self, rank: int, world: int) -> None:
         super().__init__()
         self.rank = rank
         self.world = world
@@ -66,13 +75,9 @@ class Worker(WeightSync):
         self.batch: TrainBatch | None = None
         self.writer = StateWriter()
         self.recorder = StepRecorder(rank)
-        if spec is not None:
-            self.begin(spec)
 
-    @dispatch()
+    @implements(WorkerCalls.preload)
     def preload(self, engine: str) -> None:
-        """Import what `build` needs, for the engine of that name too if there is one: most of the startup time of a
-        small model."""
         with startup_times.few_collections():
             import rlcli.model.io.loading  # noqa: F401
 
@@ -81,9 +86,8 @@ class Worker(WeightSync):
                 engine_named(engine).preload()
         startup_times.done("preloaded")
 
-    @dispatch()
+    @implements(WorkerCalls.begin)
     def begin(self, spec: WorkerSpec) -> None:
-        """Become a worker of this run."""
         self.spec, self.config = spec, spec.config
         spec.log_in()
         redact_output()
@@ -92,20 +96,18 @@ class Worker(WeightSync):
         _log_to(Path(spec.logs) / f"{spec.name}-{self.rank}.log")
         watchdog.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)
 
-    @dispatch(collect="first")
+    @implements(WorkerCalls.rendezvous)
     def rendezvous(self) -> tuple[str, int]:
-        """Where the ranks of a process group find each other: see `meeting_place`."""
         import ray
 
         return meeting_place(ray.util.get_node_ip_address(), f"{shared_memory_prefix(self.spec.group_id)}stores")
 
-    @dispatch()
+    @implements(WorkerCalls.join)
     def join(self, place: str, port: int) -> None:
-        """Form the process group of all ranks. place, port: the result of `rendezvous`."""
         import torch
         import torch.distributed as dist
 
-        on_gpu = self.spec.device == "cuda"
+        on_gpu = self.spec.facts.device == "cuda"
         # Ray shows each worker only its own GPU, so its index is 0 everywhere.
         local = 0 if on_gpu else self.rank
         os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.world), "LOCAL_RANK": str(local)}
@@ -125,19 +127,15 @@ class Worker(WeightSync):
 
     @property
     def dims(self) -> ParallelDims:
-        return ParallelDims.of(self.world, self.spec.replicate, self.spec.context, self.spec.expert)
+        return ParallelDims.of(self.world, self.spec.replicate, self.spec.context_ranks, self.spec.expert)
 
-    @dispatch()
+    @implements(WorkerCalls.data_rank)
     def data_rank(self) -> int:
-        """Which part of a step's rows this rank computes. The group asks once."""
         return self.dims.data_rank(self.rank)
 
-    @dispatch()
+    @implements(WorkerCalls.build)
     @startup_times.few_collections()
     def build(self, spec: WorkerSpec | None = None) -> None:
-        """Build the roles: those that train first (their memory is known), then the engine, then the verifiers'
-        processes. Given another `spec`, for another run on the same ranks, rebuild them, except for the engine, which
-        must match the first one's: vLLM destroys torch's process groups when it closes."""
         import numpy as np
         import torch
         from transformers import AutoTokenizer
@@ -162,9 +160,9 @@ class Worker(WeightSync):
 
         # On a CPU everything is in host memory anyway.
         self.offload = Offload(KINDS[self.config.train.offload if self.device.type == "cuda" else "none"], self.device)
-        load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, self.dims)
+        load = FsdpLoader(self.config, getattr(torch, self.spec.facts.dtype), self.device, self.dims)
         if "policy" in roles:
-            self.policy = PolicyRole(self.config, self.device, load, self.spec.images)
+            self.policy = PolicyRole(self.config, self.device, load, self.spec.facts.images)
             self.policy.on_outputs = self.recorder.saw_outputs
         watchdog.progress()
         if "critic" in roles:
@@ -186,79 +184,67 @@ class Worker(WeightSync):
             if self.offload.names:
                 self.engine.sleep()  # A checkpoint may be loaded first; the sync wakes it.
 
-    @dispatch(send="scatter", collect="stream")
+    @implements(WorkerCalls.rollout)
     def rollout(
-        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue = NO_QUEUE
+        self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue | None = None
     ) -> Iterator[Progress | Collected]:
-        """Generate and verify; yields Progress now and then, and what there is last."""
-        yield from self._rollout.run(tasks, call, queue)
+        yield from self._rollout.run(tasks, call, queue or NO_QUEUE)
 
-    @dispatch()
+    @implements(WorkerCalls.interrupted_rollout)
     def interrupted_rollout(self, end: bool) -> Collected:
-        """What the calls of `rollout` with slices have so far; its tokens by `take_shard`. end: they do not go on."""
-        return self._rollout.interrupted(end=end, keep=self.spec.keeps)
+        return self._rollout.interrupted(end=end, keep=self.spec.context.keeps)
 
-    @dispatch()
-    def take_shard(self) -> list[Any]:
-        """A reference, in a list, to the SampleShard of the last rollout; None if this worker generated nothing.
-
-        It is not in the rollout's report: Ray may drop the count of a reference within a generator's output before the
-        receiver is registered, and then a `get` waits indefinitely (ray-project/ray#58080).
-        """
+    @implements(WorkerCalls.take_shard)
+    def take_shard(self) -> list[ObjectRef[SampleShard] | None]:
         import ray
 
         shard = self._rollout.take_shard()
         return [None if shard is None else ray.put(shard)]
 
-    @dispatch()
+    @implements(WorkerCalls.texts)
     def texts(self, count: int) -> list[dict[str, Any]]:
-        """The first `count` samples of this worker's last rollout."""
         return self._rollout.texts(count)
 
-    @dispatch()
+    @implements(WorkerCalls.release_rollout_memory)
     def release_rollout_memory(self) -> None:
         self._rollout.pause()
         self._cache_probe()
         self._colocated.sleep()
         self.engine_takes_part(False)
 
-    @dispatch(send="data")
+    @implements(WorkerCalls.load)
     def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
-        """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
         import torch
 
         step = step if self.dims.leads(self.rank) else replace(step, recording=None)
-        dtype = getattr(torch, self.spec.dtype)
-        self.batch = TrainBatch(bins, step, self.device, self.spec.images, dtype)
+        dtype = getattr(torch, self.spec.facts.dtype)
+        self.batch = TrainBatch(bins, step, self.device, self.spec.facts.images, dtype)
         if self.policy is not None:
             self.policy.begin(self.batch, step.version)
         self.recorder.begin(step, bins, self.batch, spare=self.rank == 0)
 
-    @dispatch()
+    @implements(WorkerCalls.drop_batch)
     def drop_batch(self) -> None:
-        """Free the batch: its memory is needed, or its step is over."""
         self.batch = None
 
-    @dispatch()
+    @implements(WorkerCalls.compute_old_log_probs)
     def compute_old_log_probs(self) -> None:
         self.offload.to_device("policy")
         self._policy.compute_old_log_probs(self._batch)
 
-    @dispatch()
+    @implements(WorkerCalls.compute_reference_log_probs)
     def compute_reference_log_probs(self) -> None:
         self.offload.to_device("policy" if self._policy.reference is None else "reference")
         self._policy.compute_reference_log_probs(self._batch)
         self.offload.to_host("reference")
 
-    @dispatch()
+    @implements(WorkerCalls.infer_critic)
     def infer_critic(self) -> None:
-        """Compute the critic's output for the batch's tokens: values, or process rewards."""
         self.offload.to_device("critic")
         self._critic.infer(self._batch)
 
-    @dispatch()
+    @implements(WorkerCalls.infer_teachers)
     def infer_teachers(self) -> None:
-        """Compute the teachers' log-probs of the batch's tokens, and of their likeliest tokens."""
         assert self.teacher is not None, "this group has no teacher"
         for number in range(len(self.teacher.models)):
             held = [f"teacher-{number}"] if number in self.teacher.held else []
@@ -266,10 +252,8 @@ class Worker(WeightSync):
             self.teacher.infer(self._batch, number)
             self.offload.to_host(*held)
 
-    @dispatch()
+    @implements(WorkerCalls.compute_advantages)
     def compute_advantages(self, kl_coef: float) -> None:
-        """Fill in the tokens' advantages and returns and, if the loss treats some differently or the correction rejects
-        some, which."""
         algorithm, ranks = self._policy.algorithm, self._policy.policy.ranks
         if algorithm.rejects:
             fill_kept(algorithm, self._batch, ranks)
@@ -279,40 +263,34 @@ class Worker(WeightSync):
         if not algorithm.advantages_before_tokens:
             self.recorder.saw_advantages(self._batch)
 
-    @dispatch(collect="sum")
+    @implements(WorkerCalls.update)
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
-        """One optimizer step of the policy; sums over all ranks' tokens."""
         self.offload.to_device("policy")
         self.offload.to_device("policy.optimizer", ahead=True)
         return self._policy.update(self._batch, minibatch, coefficients)
 
-    @dispatch(collect="sum")
+    @implements(WorkerCalls.update_critic)
     def update_critic(self, minibatch: int, lr: float) -> dict[str, float]:
-        """One optimizer step of the critic; sums over all ranks' tokens."""
         self.offload.to_device("critic")
         self.offload.to_device("critic.optimizer", ahead=True)
         return self._critic.update(self._batch, minibatch, lr)
 
-    @dispatch()
+    @implements(WorkerCalls.save_minibatch)
     def save_minibatch(self, minibatch: int, path: str) -> str:
-        """Write what this rank trains on in a minibatch to `path`, with `{rank}` in its name. Returns the error, or
-        "": a batch saved for inspection must not stop the run."""
         try:
             self._batch.save(minibatch, Path(filled_path(path, "rank", self.rank)))
         except (OSError, RuntimeError) as error:
             return str(error).splitlines()[0]
         return ""
 
-    @dispatch()
-    def export_tokens(self, name: str) -> Any:
-        """A reference, in a list, to this rank's values under `name`, for another group."""
+    @implements(WorkerCalls.export_tokens)
+    def export_tokens(self, name: str) -> list[ObjectRef[dict[int, Any]]]:
         import ray
 
         return [ray.put(self._batch.export(name))]
 
-    @dispatch()
-    def import_tokens(self, name: str, exported: list[list[Any]]) -> None:
-        """Fill in what all ranks of another group exported."""
+    @implements(WorkerCalls.import_tokens)
+    def import_tokens(self, name: str, exported: list[list[ObjectRef[dict[int, Any]]]]) -> None:
         import ray
 
         by_sample: dict[int, Any] = {}
@@ -320,57 +298,47 @@ class Worker(WeightSync):
             by_sample |= ray.get(reference[0], timeout=FETCH_TIMEOUT_S)
         self._batch.fill(name, by_sample)
 
-    @dispatch()
+    @implements(WorkerCalls.startup_moments)
     def startup_moments(self) -> dict[str, float]:
         return startup_times.moments()
 
-    @dispatch(send="first", collect="first")
+    @implements(WorkerCalls.describe_engine)
     def describe_engine(self) -> str:
-        """What generates the responses; empty if nothing here does, or it does not say."""
         return self.engine.describe() if isinstance(self.engine, Described) else ""
 
-    @dispatch()
+    @implements(WorkerCalls.start_profile)
     def start_profile(self) -> None:
         worker_profile.start()
 
-    @dispatch()
+    @implements(WorkerCalls.stop_profile)
     def stop_profile(self, path: str) -> str:
-        """Write the recording to `path`, with `{rank}` in its name. Returns the error, or ""."""
         try:
             worker_profile.stop(Path(filled_path(path, "rank", self.rank)))
         except OSError as error:
             return str(error)
         return ""
 
-    @dispatch()
+    @implements(WorkerCalls.save_state)
     def save_state(self, folder: str) -> None:
-        """Copy all state that training has changed here (trained parameters of policy and critic, their optimizers,
-        random states), then write it to the new folder `folder` in the background of training; on a CPU without room
-        for a copy, write it before training goes on. Collective. Waits for an earlier one first."""
         from rlcli.model.io.model_state import copied, rng_state
 
         self.writer.wait()  # or two copies would be in memory at once
         state = {key: value for name, model in self._trained().items() for key, value in model.state(name).items()}
-        if self.spec.device == "cpu" and not room_for_copy(state, self.config.all_workers):
+        if self.spec.facts.device == "cpu" and not room_for_copy(state, self.config.all_workers):
             self.writer.start(state, rng_state(), Path(folder))
             self.writer.wait()
         else:
             self.offload.forget_copies()  # they have been written
             self.writer.start(copied(state, self.offload.copied), rng_state(), Path(folder))
 
-    @dispatch()
+    @implements(WorkerCalls.state_saved)
     def state_saved(self, wait: bool) -> Files | None:
-        """Files that this rank wrote in the last `save_state`, name (below the folder's parent) → `{"size",
-        "sha256"}`; None while it still writes. RunFailed if writing failed, on any rank: the next one may succeed.
-        """
         if wait:
             self.recorder.flush()  # the record of the checkpoint's step is part of what a machine must not lose
         return self.writer.files(wait) if self.recorder.idle else None
 
-    @dispatch()
+    @implements(WorkerCalls.load_state)
     def load_state(self, folder: str) -> None:
-        """Load what `save_state` wrote, on this number of ranks or another. CheckpointError if the folder is of other
-        models. A rank that did not exist then keeps the random state of its seed."""
         from rlcli.model.io.model_state import restore_rng_state
 
         self.recorder.flush()  # before the files of later steps are removed
@@ -379,54 +347,43 @@ class Worker(WeightSync):
             model.load_state(Path(folder), name)
         restore_rng_state(Path(folder), self.rank)
 
-    @dispatch(send="first", collect="first")
-    def write_waiting(self, path: str, shards: list[list[Any]]) -> Files:
-        """Write the shards behind these references, each in its own list, to one file; returns its size and hash, under
-        its name."""
+    @implements(WorkerCalls.write_waiting)
+    def write_waiting(self, path: str, shards: list[list[ObjectRef[SampleShard] | None]]) -> Files:
         import ray
 
         found = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for (shard,) in shards]
         return write_waiting(Path(path), found)
 
-    @dispatch(send="first", collect="first")
-    def read_waiting(self, path: str) -> list[Any]:
-        """References to the shards that `write_waiting` wrote, in their order."""
+    @implements(WorkerCalls.read_waiting)
+    def read_waiting(self, path: str) -> list[ObjectRef[SampleShard]]:
         import ray
 
         return [ray.put(shard) for shard in read_waiting(Path(path))]
 
-    @dispatch(collect="first")
+    @implements(WorkerCalls.probe_log_probs)
     def probe_log_probs(self, tokens: list[int]) -> list[float]:
-        """The trainer's log-probs of `tokens` from the second on, at temperature 1. Collective."""
         import numpy as np
 
         self.offload.to_device("policy")
         found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
         return found
 
-    @dispatch(collect="first")
-    def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
-        """Samples of the step with about so many drawn tokens, each its tokens and how many are the prompt."""
+    @implements(WorkerCalls.recent_rows)
+    def recent_rows(self, tokens: int) -> list[Row]:
         return self._policy.log_prob_record.recent(tokens)
 
-    @dispatch(collect="first")
-    def trainer_log_probs(self, rows: list[tuple[Any, int]], unit: float = 0.0, seed: int = 0) -> list[Any]:
-        """See `PolicyRole.rows_log_probs`. Collective."""
+    @implements(WorkerCalls.trainer_log_probs)
+    def trainer_log_probs(self, rows: list[Row], unit: float = 0.0, seed: int = 0) -> list[np.ndarray]:
         self.offload.to_device("policy")
         return self._policy.rows_log_probs(rows, unit, seed)
 
-    @dispatch()
-    def engine_log_probs(self, rows: list[tuple[Any, int]]) -> list[Any]:
-        """The engine's log-probs of the tokens behind each row's prompt, float32, at temperature 1."""
+    @implements(WorkerCalls.engine_log_probs)
+    def engine_log_probs(self, rows: list[Row]) -> list[np.ndarray]:
         return [self.engine.prompt_log_probs(tokens)[prompt - 1 :] for tokens, prompt in rows]
 
-    @dispatch()
+    @implements(WorkerCalls.step_report)
     def step_report(self) -> StepReport:
-        """What this worker measured and recorded of a step, once it is over and the device is idle. Peak memory is of
-        each phase since the last call (see `rlcli.cluster.process.peak_memory`). Raises `RunFailed` if the step's
-        samples cannot be written."""
-        if self.rollout_role is not None:
-            self.rollout_role.finish_saving()
+        self._finish_saving()
         peaks, (advantages, problem) = peak_memory.collect(), self.recorder.finish()
         counts = self.engine.counts() if isinstance(self.engine, Counting) else {}
         # Ranks that do not lead compute what another one does.
@@ -434,28 +391,46 @@ class Worker(WeightSync):
         compared = self._policy.log_prob_record.comparison() if leads else None
         return StepReport(peaks, busy_lanes.collect(), advantages, problem, counts, compared)
 
-    @dispatch()
+    @implements(WorkerCalls.busy_spans)
     def busy_spans(self) -> list[busy_lanes.Span]:
-        """The calls since they were collected last."""
         return busy_lanes.collect()
 
     def close(self) -> None:
-        """Close what this process holds, in order: files, engine, scoring processes, process group, watchdog."""
+        """Close what this process holds, in order: files, engine, scoring processes, process group, watchdog. Each is
+        closed whatever becomes of the others; then raises RunFailed with what failed and what that means."""
         import torch.distributed as dist
 
-        self.recorder.flush()
-        with contextlib.suppress(Exception):
-            if self.rollout_role is not None:
-                self.rollout_role.finish_saving()
-        with contextlib.suppress(Exception):
-            if self.engine is not None:
-                self.engine.close()
-        with contextlib.suppress(Exception):
-            self._close_rollout()
-            forget_worker(self.spec, self.rank)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        failures: list[str] = []
+        for what, close in (
+            ("the tokens that steps recorded for viewers may be incomplete", self._finish_recording),
+            ("samples of the last rollout may not be saved", self._finish_saving),
+            ("the engine may leave memory and servers behind", self._close_engine),
+            ("environments and the connection to the verifiers end with this process", self._close_rollout),
+            ("this worker stays registered on its machine", lambda: forget_worker(self.spec, self.rank)),
+            ("the other ranks may wait for this one", dist.destroy_process_group if dist.is_initialized() else None),
+        ):
+            try:
+                if close is not None:
+                    close()
+            except Exception as error:
+                traceback.print_exc()  # to the rank's log
+                failures.append(f"{what}: {type(error).__name__}: {error}")
         watchdog.stop()
+        if failures:
+            raise RunFailed("; ".join(failures))
+
+    def _finish_recording(self) -> None:
+        self.recorder.flush()
+        if problem := self.recorder.problem():  # no report of a step follows
+            raise RunFailed(problem)
+
+    def _finish_saving(self) -> None:
+        if self.rollout_role is not None:
+            self.rollout_role.finish_saving()
+
+    def _close_engine(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
 
     def _trained(self) -> dict[str, TrainingBackend]:
         """Models trained here, by name."""
@@ -486,20 +461,21 @@ class Worker(WeightSync):
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
         scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background
         self._build_engine()
-        if self.spec.adapter:
-            self.engine.load_adapter(self.spec.adapter)
-        sight = None if self.spec.images is None else Sight(self.spec.images)
-        environments = self._environments(tokenizer, sight) if leads and self.spec.environments else None
+        facts = self.spec.facts
+        if facts.adapter:
+            self.engine.load_adapter(facts.adapter)
+        sight = None if facts.images is None else Sight(facts.images)
+        environments = self._environments(tokenizer, sight) if leads and facts.environments else None
         if scorer is not None:
             scorer.wait_ready()
         return RolloutRole(
             self.rank,
             self.engine,
             scorer,
-            thinking=self.spec.thinking,
-            stop_token_ids=self.spec.stop_token_ids,
+            thinking=facts.thinking,
+            stop_token_ids=tuple(facts.stop_tokens),
             environments=environments,
-            conversing=bool(self.spec.environments),
+            conversing=bool(facts.environments),
             ordered=self.config.train.deterministic or self.config.counts_steps,
             sight=sight,
             grouped=scorer.grouped if scorer is not None else (),
@@ -507,19 +483,19 @@ class Worker(WeightSync):
 
     def _environments(self, tokenizer: Any, sight: Sight | None) -> Environments | AgentPool:
         """With the chat template as the driver has fixed it, for the same day."""
-        spec, data = self.spec, self.config.data
-        chat_template.fix(tokenizer, data.chat_template_kwargs, spec.day)
-        given = tokenizer, spec.stop_token_ids
+        facts, data = self.spec.facts, self.config.data
+        chat_template.fix(tokenizer, data.chat_template_kwargs, facts.day)
+        stops = tuple(facts.stop_tokens)
         if self.config.environment.is_command:
-            return AgentPool(self.config, *given, opened=spec.thinking, sight=sight)
-        return Environments(self.config, spec.environments, *given, opened=spec.thinking, sight=sight)
+            return AgentPool(self.config, tokenizer, stops, opened=facts.thinking, sight=sight)
+        return Environments(self.config, facts.environments, tokenizer, stops, opened=facts.thinking, sight=sight)
 
     def _build_engine(self) -> None:
         engine = engine_named(self.config.rollout.engine)
         with peak_memory.base():
             engine.preload()
         startup_times.done("engine imported")
-        spec = engine_spec(self.spec)
+        spec = self.spec.engine
         assert self.engine is None or (type(self.engine), self.engine.spec) == (engine, spec), "needs new workers"
         self.engine = self.engine or engine(spec)
         self.engine.on_step = _engine_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.training.worker.calls import Workers
 from rlcli.training.worker.worker_spec import WorkerSpec
 
 POLICY, CRITIC, TEACHERS, ENGINES = "rank", "critic", "teacher", "engine"
@@ -17,14 +17,14 @@ class Groups:
     placed value model; engines: those of separate engines; teachers: those of separately placed teachers. spec: what
     the policy's workers were built from."""
 
-    policy: WorkerGroup
-    critic: WorkerGroup | None
-    engines: WorkerGroup | None
+    policy: Workers
+    critic: Workers | None
+    engines: Workers | None
     spec: WorkerSpec
-    teachers: WorkerGroup | None = None
+    teachers: Workers | None = None
 
     @property
-    def by_name(self) -> dict[str, WorkerGroup]:
+    def by_name(self) -> dict[str, Workers]:
         """The existing pools, by the names of their logs."""
         pools = {POLICY: self.policy, CRITIC: self.critic, TEACHERS: self.teachers, ENGINES: self.engines}
         return {name: group for name, group in pools.items() if group is not None}

@@ -40,9 +40,9 @@ def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:
     section, cores = spec.config.verifier, len(os.sched_getaffinity(0))
     settings = Settings(
         tokenizer=spec.config.model.path,
-        processes=spec.scoring_processes or processes_of(cores, len(list(_noted(spec).iterdir())), spec.device),
+        processes=section.processes or processes_of(cores, len(list(_noted(spec).iterdir())), spec.facts.device),
         deadline_s=section.deadline_s,
-        verifiers=tuple(spec.verifiers),
+        verifiers=spec.facts.verifiers,
         sandbox=section.sandbox,
         log=str(Path(spec.logs) / f"verifiers-{socket.gethostname()}.log"),
         steps=spec.config.train.steps,

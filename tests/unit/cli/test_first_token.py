@@ -12,6 +12,7 @@ import pytest
 
 from rlcli.cluster.process import startup_times
 from rlcli.launch.startup_report import StartReport, timeline
+from tests.groups import CalledByName
 
 LIST_COMMANDS = """
 import json, sys
@@ -62,7 +63,7 @@ class Folder:
         self.events.append({"kind": kind, **facts})
 
 
-class Group:
+class Group(CalledByName):
     def startup_moments(self) -> list[dict[str, float]]:
         return [startup_times.moments()]
 

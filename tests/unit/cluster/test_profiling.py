@@ -17,9 +17,10 @@ from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import worker_profile
 from rlcli.support.files import filled_path
 from rlcli.training.loop.step_profile import StepProfile, profiled_step
+from tests.groups import CalledByName
 
 
-class Rank:
+class Rank(CalledByName):
     """A worker whose methods compute, in this process, called as a group of one."""
 
     def __len__(self) -> int:

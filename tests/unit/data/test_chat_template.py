@@ -213,7 +213,7 @@ def test_a_run_with_a_dated_template_goes_on_on_another_day(
     flags = {"model.path": str(model), "data.path": str(tmp_path), "cluster.device": "cpu"}
     resolved = resolve("grpo", flags, ["train.tokens_per_microbatch=4096"])
     made = prepare(resolved.config, day=DAY)
-    assert (made.day, prepare(resolved.config).day) == (DAY, datetime.now(UTC).date())
+    assert (made.facts.day, prepare(resolved.config).facts.day) == (DAY, datetime.now(UTC).date())
     with RunFolder.create(tmp_path / "run", facts={"day": DAY.isoformat()}) as folder:
         folder.write_config(dump_toml(resolved))
     checkpoints = Checkpoints(folder.checkpoints, keep=1)

@@ -226,7 +226,7 @@ def test_a_tiny_model_computes_in_float32_and_nothing_is_measured(
     monkeypatch.setattr(precision, "bfloat16_speedup", refuse)
     path = make_tiny_model(tmp_path / "tiny")
     config = resolve("grpo", {"model.path": str(path), "data.path": str(rows), "cluster.device": "cpu"}, []).config
-    assert prepare(config).dtype == "float32"
+    assert prepare(config).facts.dtype == "float32"
 
 
 def test_the_speedup_of_bfloat16_is_measured() -> None:

@@ -78,7 +78,7 @@ def test_a_token_that_the_teacher_lacks_is_named(places: Path, tmp_path: Path) -
 def test_the_plan_names_the_teachers_and_who_is_taught(places: Path) -> None:
     two = '[{{path = "{at}/teacher", sources = ["sums"]}}, "{at}/student"]'
     ready = prepared(places, two)
-    assert ready.roles == {"policy", "engine", "teacher"}
+    assert ready.facts.roles == {"policy", "engine", "teacher"}
     shown = dict(derived_plan(ready))["teacher"]
     assert shown == (
         f"{places}/teacher for sums; {places}/student for all others: log-probs of the drawn tokens, "
@@ -86,7 +86,7 @@ def test_the_plan_names_the_teachers_and_who_is_taught(places: Path) -> None:
     )
     top = ("algorithm.advantage=one", "algorithm.loss=opd_forward", "teacher.top_k=4", "teacher.workers=1")
     apart = prepared(places, "{at}/teacher", *top)
-    assert apart.roles == {"policy", "engine"}
+    assert apart.facts.roles == {"policy", "engine"}
     assert dict(derived_plan(apart))["teacher"] == (
         f"{places}/teacher: log-probs of its 4 likeliest tokens and the rest, 1 separate worker"
     )

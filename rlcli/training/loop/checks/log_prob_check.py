@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.algorithms.correction.log_prob_check import (
     Comparison,
@@ -32,8 +32,13 @@ from rlcli.algorithms.correction.log_prob_check import (
     sample_table,
     statistics,
 )
-from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import RunFailed
+from rlcli.training.worker.calls import WorkerCalls, Workers
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlcli.training.worker.calls import Row
 
 PROBE_TOKENS = 256
 """Tokens of the step's samples, prompts included, in a probe: at least one sample."""
@@ -66,10 +71,10 @@ class LogProbCheck:
         self,
         mode: Literal["stop", "warn", "off"],
         unit: float,
-        prompts: list[tuple[Any, int]],
+        prompts: list[Row],
         longest: int,
-        policy: WorkerGroup,
-        engines: WorkerGroup,
+        policy: Workers,
+        engines: Workers,
         warn: Callable[[int, str], None],
     ) -> None:
         self.mode, self.unit, self.prompts, self.longest = mode, unit, prompts, longest
@@ -77,8 +82,8 @@ class LogProbCheck:
         self.moments = Moments.of(joined([]))
         self.noise = Moments.of(joined([]))
         self._noise, self._probes = self.noise, False
-        self._rows: list[tuple[Any, int]] = []
-        self._trainer: list[Any] = []
+        self._rows: list[Row] = []
+        self._trainer: list[np.ndarray] = []
 
     def prepare(self, step: int, tokens: float, *, counts: bool = True) -> None:
         """Before a weight sync, while the trainers' weights are on their devices and the engines may sleep: compute
@@ -91,13 +96,13 @@ class LogProbCheck:
         self._probes = not counts or (few and (step <= PROBED or step % PROBE_EVERY == 0))
         calibrates = not self.noise.samples or (counts and (step <= CALIBRATED or step % CALIBRATE_EVERY == 0))
         if self._probes or calibrates:
-            recent = self._cut(self.policy.recent_rows(NOISE_TOKENS)) if counts else []
+            recent = self._cut(self.policy.call(WorkerCalls.recent_rows, NOISE_TOKENS)) if counts else []
             rows = recent or self._cut(self.prompts)
             self._rows = _first(rows, PROBE_TOKENS)
             rows = rows if calibrates else self._rows
-            self._trainer = self.policy.trainer_log_probs(rows) if rows else []
+            self._trainer = self.policy.call(WorkerCalls.trainer_log_probs, rows) if rows else []
             if rows and calibrates:
-                again = self.policy.trainer_log_probs(rows, self.unit, step)
+                again = self.policy.call(WorkerCalls.trainer_log_probs, rows, self.unit, step)
                 self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(again, self._trainer))
 
     def check(self, step: int, samples: Sequence[Comparison | None], *, counts: bool = True) -> dict[str, float]:
@@ -134,14 +139,14 @@ class LogProbCheck:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.moments, self.noise = Moments.restored(state["moments"]), Moments.restored(state["noise"])
 
-    def _cut(self, rows: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    def _cut(self, rows: list[Row]) -> list[Row]:
         """The rows as far as the engine can score them, without those of which nothing is left behind the prompt."""
         return [(tokens[: self.longest], prompt) for tokens, prompt in rows if min(len(tokens), self.longest) > prompt]
 
-    def _probed(self, step: int) -> Any:
+    def _probed(self, step: int) -> np.ndarray:
         """The table of the rows, each from one engine: another one at the next step. All of them are asked, since some
         share an engine."""
-        engines = self.engines.engine_log_probs(self._rows)
+        engines = self.engines.call(WorkerCalls.engine_log_probs, self._rows)
         chosen = [engines[(row + step) % len(engines)][row] for row in range(len(self._rows))]
         return _table(self._trainer[: len(chosen)], chosen)
 
@@ -160,13 +165,13 @@ class LogProbCheck:
         )
 
 
-def _first(rows: list[tuple[Any, int]], tokens: int) -> list[tuple[Any, int]]:
+def _first(rows: list[Row], tokens: int) -> list[Row]:
     """The first rows of about this many tokens in all, at least one."""
     ends = list(accumulate(len(row) for row, _ in rows))
     return [row for row, end in zip(rows, ends, strict=True) if end <= tokens] or rows[:1]
 
 
-def _table(trainer: list[Any], engine: list[Any]) -> Any:
+def _table(trainer: list[np.ndarray], engine: list[np.ndarray]) -> np.ndarray:
     """The table of rows of log-probs."""
     import numpy as np
 

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.cluster.dispatch import dispatch
+from rlcli.cluster.dispatch import implements
 from rlcli.cluster.process import peak_memory
 from rlcli.cluster.watchdog import progress
 from rlcli.data.sample_shard import FETCH_TIMEOUT_S
 from rlcli.rollout.engine import Colocated
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.support.daemon_thread import in_background
+from rlcli.training.worker.calls import WorkerCalls
 from rlcli.training.worker.policy_role import PolicyRole
 from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.training.worker.weight_sync.sync_checks import Follows, check_prefixes, check_verified
@@ -39,12 +40,15 @@ from rlcli.training.worker.weight_sync.weight_transfer import (
 from rlcli.training.worker.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from ray import ObjectRef
 
     from rlcli.model.parallel.host_memory import HostMemory
     from rlcli.model.parallel.offload import Offload
     from rlcli.model.parallel.weight_delta import LastSent, WeightCopy
     from rlcli.model.weight_check.checksum import Checksums, Sent
+    from rlcli.training.worker.calls import Bucket
 
 
 ANNOUNCED_EVERY_S = 0.1
@@ -77,11 +81,8 @@ class WeightSync:
         self.sums: Checksums | LastSent | None = None
         self._begin_syncs()
 
-    @dispatch()
-    def sync_weights(self, probe: Any, version: int) -> Synced:
-        """Stream the policy into the engine, and check that it holds what was sent; then compare both on `probe` (int32
-        token ids). version: of the weights, recorded with each sample that they
-        generate. RunFailed if the engine holds anything else, or old prefixes."""
+    @implements(WorkerCalls.sync_weights)
+    def sync_weights(self, probe: np.ndarray, version: int) -> Synced:
         from rlcli.model.weight_check.checksum import Checksums
 
         engine, policy, sums = self._rollout.engine, self._policy.policy, Checksums()
@@ -92,7 +93,7 @@ class WeightSync:
         peak_memory.mark()
         self._colocated.wake_weights()
         began, sizes = time.perf_counter(), list[int]()
-        if self.spec.separate_adapter:
+        if self.spec.context.separate_adapter:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
             with tempfile.TemporaryDirectory(prefix=self.spec.adapter_prefix, dir=_fast_folder()) as folder:
                 self._add_base(sums)
@@ -108,10 +109,8 @@ class WeightSync:
         peak_memory.mark()
         return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
 
-    @dispatch()
+    @implements(WorkerCalls.join_engines)
     def join_engines(self, place: str, port: int, engines: int) -> str:
-        """Form the process group over which the trainers' rank 0 broadcasts weights to `engines` workers (see
-        `Broadcast`). place, port: of its store. Called in both groups of workers at once. Returns the error, or ""."""
         sends = self.policy is not None
         if sends and self.rank:
             return ""
@@ -124,20 +123,16 @@ class WeightSync:
             return str(error).splitlines()[0]
         return ""
 
-    @dispatch()
+    @implements(WorkerCalls.broadcast_weights)
     def broadcast_weights(self, everything: bool = False) -> None:
-        """Broadcast what engines in other workers need of the policy. Collective, and at the same time as
-        `receive_broadcast` in the engines' workers, which with `rollout.sync = ahead` receive by themselves.
-        everything: also what they should have."""
         buckets = self._outgoing(BROADCAST_BYTES, everything)
         if self.broadcast is not None:
             self.broadcast.send(buckets)
         for _ in buckets:  # the other ranks only gather
             progress()
 
-    @dispatch()
+    @implements(WorkerCalls.receive_broadcast)
     def receive_broadcast(self) -> int:
-        """Load what `broadcast_weights` sends, or keep it as a copy. Returns its bytes."""
         assert self.broadcast is not None, "join_engines comes first"
         if self.spec.config.copies_weights:
             coming, self._coming = self._coming, None
@@ -148,10 +143,8 @@ class WeightSync:
         self._await_device()
         return sum(sizes)
 
-    @dispatch(collect="first")
-    def send_weights(self, first: bool, everything: bool = False) -> list[Any]:
-        """A reference, in a list, to the next bucket that engines in other workers need of the policy, from the `first`
-        on; an empty list after the last. Collective; rank 0 sends. everything: also what they should have."""
+    @implements(WorkerCalls.send_weights)
+    def send_weights(self, first: bool, everything: bool = False) -> list[ObjectRef[Bucket]]:
         import ray
         import torch
 
@@ -167,23 +160,19 @@ class WeightSync:
         header, values = packed(bucket, torch.device("cpu"), self._sent_from)
         return [ray.put((header, values.numpy()))]
 
-    @dispatch(collect="first")
+    @implements(WorkerCalls.sent_weights)
     def sent_weights(self) -> dict[str, Sent]:
-        """Checksums of all weights that `send_weights` returned, or that engines have with what it returned."""
         assert self.sums is not None, "nothing was sent"
         sent, self.sums = self.sums.sent(), None
         return sent
 
-    @dispatch(collect="first")
+    @implements(WorkerCalls.changed_share)
     def changed_share(self) -> float:
-        """Share of the values that differed from those sent before, in the last sync; 1 if all were sent unseen."""
         last = self.last_sent
         return last.changed / max(last.total, 1) if last is not None else 1.0
 
-    @dispatch()
-    def receive_weights(self, bucket: list[Any]) -> int:
-        """Load the result of another group's `send_weights`, and wait until the engine has read it; or keep it as a
-        copy. Returns its bytes."""
+    @implements(WorkerCalls.receive_weights)
+    def receive_weights(self, bucket: list[ObjectRef[Bucket]]) -> int:
         import ray
         import torch
 
@@ -199,16 +188,14 @@ class WeightSync:
         self._await_device()
         return sum(sizes)
 
-    @dispatch()
+    @implements(WorkerCalls.copy_differs)
     def copy_differs(self, sent: dict[str, Sent]) -> list[str]:
-        """Names of the tensors of this worker's copy that are not as they were sent. The engine computes with the
-        earlier weights until `weights_received`."""
         return self._own_copy.differences(sent)
 
-    @dispatch()
-    def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: dict[str, Sent]) -> Synced:
-        """After the last bucket: activate the weights, and check and compare them as `sync_weights` does. log_probs:
-        the trainer's, of `probe`. sent: the result of its `sent_weights`."""
+    @implements(WorkerCalls.weights_received)
+    def weights_received(
+        self, probe: np.ndarray, log_probs: list[float], version: int, sent: dict[str, Sent]
+    ) -> Synced:
         import numpy as np
 
         if self.incoming is not None:
@@ -261,7 +248,7 @@ class WeightSync:
             self.batch, self.sums = None, self.last_sent
             return policy.stream_changes(self.last_sent, most_bytes)
         self.batch, self.sums = None, Checksums()
-        place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.separate_adapter else None
+        place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.context.separate_adapter else None
         if place is not None:
             self._add_base(self.sums)
         return outgoing(policy, self.sums, place, most_bytes)
@@ -269,7 +256,7 @@ class WeightSync:
     def _load(self, weights: Iterator[Named]) -> None:
         """Load weights, or an adapter's files, into the engine."""
         engine = self._rollout.engine
-        if self.spec.separate_adapter:
+        if self.spec.context.separate_adapter:
             load_files(engine, _fast_folder(), self.spec.adapter_prefix, weights)
         else:
             engine.load_weights(weights)
@@ -309,10 +296,10 @@ class WeightSync:
 
     def _pause(self) -> None:
         """Before new weights: what is being generated leaves the engine, or is kept by it."""
-        if not self.spec.keeps:
+        if not self.spec.context.keeps:
             self._rollout.pause()
         self._cache_probe()
-        if self.spec.keeps:  # the engine drew more of it meanwhile
+        if self.spec.context.keeps:  # the engine drew more of it meanwhile
             self._rollout.pause(keep=True)
 
     def _cache_probe(self) -> None:
@@ -326,11 +313,11 @@ class WeightSync:
         if self.device.type == "cuda":
             from rlcli.model.parallel.offload import growing_segments
 
-            stays_awake = "engine" in self.spec.roles and self.spec.sleep == "none"
+            stays_awake = "engine" in self.spec.roles and self.spec.engine.sleep == "none"
             growing_segments(not yes and not stays_awake)
 
     def _await_device(self) -> None:
-        if self.spec.device == "cuda":
+        if self.device.type == "cuda":
             import torch
 
             torch.accelerator.synchronize()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +10,14 @@ from rlcli_planner.launch.engine_sleep import with_least_sleep
 from rlcli_planner.run_setting import Setting
 
 from rlcli.launch.prepared_run import Prepared
+from tests.contexts import context_of
 from tests.planner_settings import qwen_7b, setting
 
 
 def prepared(of: Setting, device: str) -> Prepared:
     """A run of which nothing is known but its configuration and its device."""
-    unknown: dict[str, Any] = dict.fromkeys(
-        ("dtype", "prompts", "held_out", "verifiers", "max_length", "kv_cache_bytes", "parameters", "roles")
-    )
-    return Prepared(config=of.config, device=device, **unknown)
+    unknown: dict[str, Any] = dict.fromkeys(("prompts", "held_out", "parameters"))
+    return Prepared(context_of(of.config, device=device), **unknown)
 
 
 @pytest.mark.parametrize(("gpus", "sleep"), [("8x180GB", "none"), ("8x80GB", "all")])
@@ -40,4 +38,4 @@ def test_what_is_set_or_unknown_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(engine_sleep, "setting_of_run", lambda run, known=known: known)
         run = prepared(known or planned, device)
         assert with_least_sleep(run) == (run, [])
-    assert replace(run, device="cpu").config.rollout.sleep == "auto"
+    assert run.changed(run.config, device="cpu").config.rollout.sleep == "auto"

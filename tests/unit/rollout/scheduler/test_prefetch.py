@@ -13,6 +13,7 @@ from rlcli.data.messages import Collected
 from rlcli.errors import RunFailed
 from rlcli.launch.launch import build
 from rlcli.rollout.scheduler.prefetch import Prefetcher
+from tests.groups import CalledByName
 
 
 class Source:
@@ -117,7 +118,7 @@ def test_what_is_dropped_is_not_generated_meanwhile() -> None:
     assert source.dropped == 1
 
 
-class Group:
+class Group(CalledByName):
     """Builds once `may` is set; fails where it is `broken`."""
 
     def __init__(self, broken: str = "") -> None:

@@ -38,7 +38,9 @@ from rlcli.rollout.scheduler.rollout_source import RolloutSource, by_rank
 from rlcli.rollout.worker.pending_samples import UNVERIFIED, PendingSample, Saver
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.verdicts import Verification
+from rlcli.rollout.worker.work_queue import Queue
 from rlcli.types import Outcome, Prompt, Sample, Verdict
+from tests.groups import CalledByName
 
 SAMPLES = 2
 
@@ -50,7 +52,7 @@ class Shard:
     rows: list[tuple[str, int]]
 
 
-class Workers:
+class Workers(CalledByName):
     """Generates nothing, but reports as `count` workers would, last rank first. score: of (prompt's id, sample)."""
 
     def __init__(self, score: Callable[[str, int], float], count: int = 2, tensor_parallel: int = 1) -> None:
@@ -67,14 +69,17 @@ class Workers:
     def __len__(self) -> int:
         return self.count
 
-    def rollout(self, tasks: list[list[PromptTask]], calls: list[RolloutCall]) -> Iterator[Progress | Collected]:
+    def rollout(
+        self, tasks: list[list[PromptTask]], call: RolloutCall, queue: Queue | None
+    ) -> Iterator[Progress | Collected]:
+        assert queue is None
         leaders = range(0, self.count, self.tensor_parallel)
         self.rounds.append(sorted((t for rank in leaders for t in tasks[rank]), key=lambda t: t.prompt))
-        self.calls.append(calls[0])
+        self.calls.append(call)
         for rank in reversed(range(self.count)):
             own = tasks[rank] if rank in leaders else []
             yield Progress(sum(t.responses for t in own))
-            yield self.report(rank, own, calls[rank])
+            yield self.report(rank, own, call)
 
     def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
         shard, samples = Shard([]), []

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from rlcli.cluster.dispatch import Shared
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
@@ -30,6 +29,7 @@ from rlcli.rollout.scheduler.rollout_source import RolloutSource
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue
 from rlcli.types import Outcome, Prompt, Verdict
+from tests.groups import CalledByName
 
 SAMPLES, LIMIT, END = 3, 40, 0
 
@@ -148,7 +148,7 @@ class Scorer:
         return done
 
 
-class Workers:
+class Workers(CalledByName):
     """Real rollout roles, each with an engine of its own, that run at once."""
 
     def __init__(self, engines: list[Engine], same_bits: bool = False) -> None:
@@ -168,12 +168,12 @@ class Workers:
             role.version = engine.version = version
 
     def rollout(
-        self, tasks: list[list[PromptTask]], calls: list[RolloutCall], queue: Shared | None = None
+        self, tasks: list[list[PromptTask]], call: RolloutCall, queue: Queue | None
     ) -> Iterator[Progress | Collected]:
-        self.dealt, self.queue = tasks, None if queue is None else queue.value
+        self.dealt, self.queue = tasks, queue
 
         def run(rank: int) -> list[Progress | Collected]:
-            return list(self.roles[rank].run(tasks[rank], calls[rank], self.queue or NO_QUEUE))
+            return list(self.roles[rank].run(tasks[rank], call, self.queue or NO_QUEUE))
 
         with ThreadPoolExecutor(len(self)) as pool:
             for items in pool.map(run, range(len(self))):

@@ -23,9 +23,10 @@ from rlcli.runs.run_measure import REWARD
 from rlcli.support.files import described
 from rlcli.training.loop.checkpointer import Checkpointer
 from rlcli.training.loop.trainer import Trainer
+from tests.groups import CalledByName
 
 
-class Writers:
+class Writers(CalledByName):
     """Two workers that write a file each; `busy`: not yet. failing: what the second one raises."""
 
     def __init__(self) -> None:
@@ -222,7 +223,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         checkpointer=checkpointer,
         dtype="float32",
         view=SimpleNamespace(note=notes.append),
-        workers=SimpleNamespace(probe_log_probs=lambda tokens: [-1.1 if sound else -2.0]),
+        workers=SimpleNamespace(call=lambda method, tokens: [-1.1 if sound else -2.0]),
         source=SimpleNamespace(
             begun=False, cursor=PromptCursor(4, 0, shuffle=True), restore=lambda state, shards: None
         ),

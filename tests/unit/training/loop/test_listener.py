@@ -16,6 +16,7 @@ from rlcli.training.listener import ListenedRun, Listener, Listeners, listener_t
 from rlcli.training.loop.trainer import Trainer
 from rlcli.training.worker.worker_pools import Groups
 from rlcli.training.worker.worker_spec import WorkerSpec
+from tests.contexts import context_of
 from tests.trainers import PROMPTS, Stop
 
 
@@ -58,7 +59,7 @@ def trainer_with(folder: Path, listeners: Mapping[str, type[Recorder]]) -> Train
     config = RunConfig.model_validate({"train": {"steps": 2}})
     view = MagicMock(spec=View, show_samples=0)
     return Trainer(
-        config, "float32", PROMPTS, None, groups, RunFolder.create(folder), MagicMock(), view, Stop(), listeners
+        context_of(config), PROMPTS, None, groups, RunFolder.create(folder), MagicMock(), view, Stop(), listeners
     )
 
 

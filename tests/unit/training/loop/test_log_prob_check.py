@@ -11,11 +11,12 @@ import pytest
 from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.errors import RunFailed
 from rlcli.training.loop.checks.log_prob_check import CALIBRATE_EVERY, NOISE_TOKENS, PROBE_TOKENS, LogProbCheck
+from tests.groups import CalledByName
 
 NOISE, UNIT = 0.02, 2.0**-8
 
 
-class Workers:
+class Workers(CalledByName):
     """A group of trainers, and of two engines. Log-probs are −1, and noise on them.
 
     scale: the trainers' logits, so that their log-probs have a slope. asked: the calls.

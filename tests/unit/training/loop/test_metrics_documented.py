@@ -21,6 +21,7 @@ from rlcli.training.loop.metrics import PER_TOKEN
 from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
 from rlcli.types import Outcome, Sample, Verdict
+from tests.groups import CalledByName
 from tests.trainers import PROMPT, trainer_of
 
 SUMS = ("tokens", *PER_TOKEN, "grad_norm")
@@ -33,7 +34,7 @@ CRITIC = {
 }
 
 
-class Workers:
+class Workers(CalledByName):
     """Stands in for a group of one: no tokens, just the numbers that a real one returns."""
 
     data_ranks = 1

@@ -36,6 +36,7 @@ from rlcli.training.loop.metrics import (
 from rlcli.training.loop.trainer import Trainer
 from rlcli.training.loop.warnings import Warnings
 from rlcli.types import Outcome, Prompt, Sample, Verdict
+from tests.groups import CalledByName, mock_group
 from tests.trainers import PROMPTS, trainer_of
 
 
@@ -162,7 +163,7 @@ def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[S
     chosen, _ = chosen_of(samples)
     assert chosen.active == [True, True, False, False]
     plan = planned(chosen.samples, chosen.columns["advantages"])
-    step = step_work(plan, chosen, seed=0).value
+    step = step_work(plan, chosen, seed=0)
     found = [sample for rank in range(2) for micros in plan.of_rank(rank) for bin in micros for sample in bin]
     shard, row = step.columns["shard"], step.columns["row"]
     rows = [(sample, step.shards[shard[sample]], int(row[sample])) for sample in found]
@@ -269,10 +270,10 @@ def test_a_step_from_which_nothing_is_selected_has_nothing_to_train(samples: Seq
     plan = plan_step(chosen, config, ranks=2)
     assert (len(chosen.samples), plan.minibatches, plan.imbalance) == (0, (), 1.0)
     assert [plan.of_rank(rank) for rank in range(2)] == [[], []]
-    assert step_work(plan, chosen, seed=0).value.minibatches == []
+    assert step_work(plan, chosen, seed=0).minibatches == []
 
 
-class OneWorkerAPrompt:
+class OneWorkerAPrompt(CalledByName):
     same_bits = True
 
     """Answers `rollout` as two workers would, last prompt first."""
@@ -285,7 +286,7 @@ class OneWorkerAPrompt:
     def __len__(self) -> int:
         return 2
 
-    def rollout(self, tasks: list[list[PromptTask]], calls: list[RolloutCall]) -> Iterator[Progress | Collected]:
+    def rollout(self, tasks: list[list[PromptTask]], call: RolloutCall, queue: None) -> Iterator[Progress | Collected]:
         self.tasks = tasks
         for rank, own in reversed(list(enumerate(tasks))):
             made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
@@ -316,7 +317,7 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
 
 def test_the_shown_samples_are_the_steps_not_the_evaluations(tmp_path: Path) -> None:
     rollouts: list[str] = []
-    workers = MagicMock()
+    workers = mock_group()
     workers.texts.side_effect = lambda count: [
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok", "messages": None, "turns": 1}]
     ]
@@ -402,7 +403,7 @@ def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused(tmp_path: 
 def test_the_policys_own_warm_up_begins_when_the_critics_has_ended(tmp_path: Path) -> None:
     trainer = trainer_of(
         tmp_path,
-        MagicMock(),
+        mock_group(),
         algorithm={"advantage": "gae"},
         train={"steps": 10, "warmup_steps": 2, "lr": 1.0},
         critic={"warmup_steps": 3, "lr": 4.0},

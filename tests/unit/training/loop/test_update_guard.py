@@ -33,13 +33,14 @@ from rlcli.training.loop.update_guard import (
 )
 from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.training.worker.worker import Worker
+from tests.groups import CalledByName
 
 BAD = {"bad": 1.0, "grad_norm": math.nan}
 SOUND = {"tokens": 4.0, "grad_norm": 0.5}
 Rule = Literal["skip", "rollback", "stop"]
 
 
-class Ranks:
+class Ranks(CalledByName):
     """One rank with a batch, called as a group is."""
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ def collected() -> Collected:
 
 def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
     plan = plan_step(chosen, CONFIG, ranks)
-    step = step_work(plan, chosen, 0).value
+    step = step_work(plan, chosen, 0)
     return [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
 
 
@@ -81,7 +81,7 @@ def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
     chosen = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
     assert not chosen.columns["rewards"].any()
     plan = plan_step(replace(chosen, active=None), CONFIG, 1)
-    TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, CPU)
+    TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
 
 
 def _other_scores(batch: Collected) -> Collected:

@@ -108,7 +108,7 @@ def role_of(config: RunConfig, device: torch.device) -> PolicyRole:
 def batch_of(role: PolicyRole, config: RunConfig, dtype: torch.dtype = torch.float32) -> TrainBatch:
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     plan = plan_step(chosen, config, 1)
-    return TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, role.device, dtype=dtype)
+    return TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), role.device, dtype=dtype)
 
 
 def filled(role: PolicyRole, batch: TrainBatch) -> None:

@@ -72,7 +72,7 @@ def batch_of(role: PolicyRole, config: RunConfig, *, all_active: bool = False) -
     if all_active:
         object.__setattr__(chosen, "active", None)
     plan = plan_step(chosen, config, 1)
-    batch = TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, CPU)
+    batch = TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
     fill_advantages(role.algorithm, batch, role.policy.ranks, 0.0)
     return batch
 
@@ -240,7 +240,7 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
     """The whole batch after its rejections were made on so many ranks."""
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     plan = plan_step(chosen, config, ranks)
-    step = step_work(plan, chosen, 0).value
+    step = step_work(plan, chosen, 0)
     batches = [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
     for batch in batches:
         role.compute_old_log_probs(batch)

@@ -71,7 +71,7 @@ class Step:
         samples = [RecordedSample(place, f"row:{place}", 1, 0, place, active[place]) for place in (0, 3, 5)]
         recording = Recording(1, str(folder / "tokens-{rank}.parquet"), tokenizer, samples)
         plan = plan_step(chosen, config, ranks)
-        self.work = step_work(plan, chosen, 0, recording).value
+        self.work = step_work(plan, chosen, 0, recording)
         self.folder, self.ranks = folder, range(ranks)
         self.bins = [plan.of_rank(rank) for rank in self.ranks]
         self.batches = [TrainBatch(bins, self.work, torch.device("cpu")) for bins in self.bins]

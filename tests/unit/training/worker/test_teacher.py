@@ -81,7 +81,7 @@ def taught(config: RunConfig, mesh: Any, ranks: int = 1) -> tuple[PolicyRole, Tr
     role, teacher = PolicyRole(config, CPU, load), TeacherRole(config, load)
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     plan = plan_step(chosen, config, ranks)
-    step = step_work(plan, chosen, 0).value
+    step = step_work(plan, chosen, 0)
     batches = [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
     for batch in batches:
         if role.algorithm.needs_old_log_probs(1):

@@ -20,6 +20,7 @@ from rlcli.model.weight_check.checksum import Checksums, Sent
 from rlcli.model.weight_check.engine_weights import Verified
 from rlcli.training.loop.engine_groups import Engines
 from rlcli.training.worker.weight_sync.weight_sync import WeightSync
+from tests.contexts import context_of
 
 PROBE = np.arange(4, dtype=np.int32)
 
@@ -75,7 +76,7 @@ class Member(WeightSync):
     def __init__(self, config: RunConfig, **roles: Any) -> None:
         super().__init__()
         self.rank, self.device, self.batch = 0, torch.device("cpu"), None
-        self.spec: Any = SimpleNamespace(config=config, separate_adapter=False, keeps=False, device="cpu")
+        self.spec: Any = SimpleNamespace(config=config, context=context_of(config))
         self.policy, self.rollout_role = roles.get("policy"), roles.get("rollout")
 
     def rendezvous(self) -> tuple[str, int]:
@@ -87,9 +88,6 @@ class Member(WeightSync):
         return [0.0] * (len(tokens) - 1)
 
 
-FIRST = ("rendezvous", "probe_log_probs", "send_weights", "sent_weights", "changed_share")
-
-
 class Group:
     """Stands in for a `WorkerGroup` of one."""
 
@@ -99,12 +97,9 @@ class Group:
     def __len__(self) -> int:
         return 1
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            found = getattr(self.member, name)(*(getattr(one, "value", one) for one in arguments))
-            return found if name in FIRST else [found]
-
-        return call
+    def call(self, method: Any, *arguments: Any) -> Any:
+        result = getattr(self.member, method.__name__)(*arguments)
+        return result if method.dispatch.collect == "first" else [result]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from rlcli.errors import RunFailed
 from rlcli.model.weight_check.checksum import Checksums, Sent, checksum
 from rlcli.training.loop.engine_groups import Engines
 from rlcli.training.worker.weight_sync.weight_transfer import Incoming, Synced, load_files, outgoing, packed, unpacked
+from tests.groups import CalledByName
 
 
 class Policy:
@@ -117,7 +118,7 @@ def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-class Trainers:
+class Trainers(CalledByName):
     """Sends `count` buckets. on_way: how many were sent and not yet loaded, at most. problem: why no process group can
     be formed; the members that joined are in `joined`."""
 
@@ -165,7 +166,7 @@ class Trainers:
         return 1
 
 
-class EngineWorkers:
+class EngineWorkers(CalledByName):
     """Loads a bucket once the next one has been sent: what a real engine does at the same time."""
 
     def __init__(self, trainers: Trainers) -> None:
@@ -194,12 +195,12 @@ class EngineWorkers:
         return [10, 20]
 
     def copy_differs(self, sent: Any) -> list[list[str]]:
-        assert sent.value == self.trainers.sent_weights()
+        assert sent == self.trainers.sent_weights()
         return [[], self.wrong.pop(0)]
 
     def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: Any) -> list[Synced]:
         assert (len(log_probs), version) == (len(probe) - 1, 7)
-        assert sent.value == self.trainers.sent_weights()
+        assert sent == self.trainers.sent_weights()
         return [Synced(difference, 0, 0.0, 1, 0, 0.125, 1) for difference in (0.25, 0.5)]
 
 

@@ -87,7 +87,7 @@ def worked_out(world: int, name: str, of: Collected | None = None, **changes: An
     algorithm = build_algorithm(**config.algorithm.model_dump())
     chosen = select_batch(of or collected(), algorithm, config, seed=3)
     plan = plan_step(chosen, config, world)
-    step = step_work(plan, chosen, seed=3).value
+    step = step_work(plan, chosen, seed=3)
     together, found, failed = Together(world), [{} for _ in range(world)], []
 
     def run(rank: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.cluster.dispatch import add_up, dispatch
-from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.cluster.dispatch import add_up, dispatch, implements
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Role, sample_seed
+from rlcli.data.messages import Coefficients, Role, sample_seed
 from rlcli.errors import RunFailed
 from rlcli.model.parallel.offload import KINDS, Offload
 from rlcli.model.weight_check.engine_weights import Verified
+from rlcli.rollout.engine import EngineSpec
+from rlcli.training.worker.calls import WorkerCalls
 from rlcli.training.worker.worker import Worker
-from rlcli.training.worker.worker_spec import WorkerSpec, engine_spec
+from rlcli.training.worker.worker_spec import WorkerSpec
+from tests.contexts import context_of
 
 
 def test_a_seed_names_its_sample_and_nothing_else() -> None:
@@ -41,17 +43,32 @@ def test_numbers_of_all_ranks_are_added_key_by_key() -> None:
     assert add_up([{"tokens": 3.0, "kl": 0.5}, {}, {"tokens": 1.0}]) == {"tokens": 4.0, "kl": 0.5}
 
 
-def test_only_marked_methods_can_be_called_on_a_group(tmp_path: Path) -> None:
-    class Some:
-        @dispatch()
-        def marked(self) -> None: ...
+def test_the_worker_implements_every_call_as_it_is_declared() -> None:
+    declared = {name: method for name, method in vars(WorkerCalls).items() if hasattr(method, "dispatch")}
+    assert len(declared) > 40
+    for name, method in declared.items():
+        implemented = getattr(Worker, name)
+        assert implemented is not method, f"{name} is only declared"
+        assert implemented.dispatch is method.dispatch, f"{name} is not marked with @implements"
+        assert [(one.name, one.default) for one in inspect.signature(implemented).parameters.values()] == [
+            (one.name, one.default) for one in inspect.signature(method).parameters.values()
+        ]
+        assert inspect.getdoc(method), f"{name} is not documented"
 
-        def unmarked(self) -> None: ...
 
-    group = WorkerGroup(Some, [], tmp_path, None)
-    assert callable(group.marked)
-    with pytest.raises(AttributeError, match=r"Some\.unmarked is not dispatched: mark it with @dispatch"):
-        _ = group.unmarked
+def test_an_implementation_of_another_name_is_refused() -> None:
+    with pytest.raises(AssertionError, match="updates implements update"):
+
+        @implements(WorkerCalls.update)
+        def updates(self: Any, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
+            return {}
+
+
+def test_a_parameter_that_is_shared_has_to_exist() -> None:
+    with pytest.raises(AssertionError, match="load shares no parameter of its own"):
+
+        @dispatch(send="data", shared=["steps"])
+        def load(self: Any, bins: list[int], step: int) -> None: ...
 
 
 def sound_engine() -> MagicMock:
@@ -66,21 +83,8 @@ def worker(tmp_path: Any) -> Worker:
     """A worker whose roles are stand-ins. (`begin` would take this process's output.)"""
     made = Worker(0, 1)
     made.config = RunConfig()
-    made.spec = WorkerSpec(
-        made.config,
-        "cpu",
-        "float32",
-        frozenset({"policy", "engine"}),
-        "",
-        str(tmp_path),
-        "rank",
-        8,
-        None,
-        1,
-        (),
-        "test",
-        (),
-    )
+    context = context_of(made.config)
+    made.spec = WorkerSpec(context, context.facts.roles, "rank", str(tmp_path), "test")
     made.device = torch.device("cpu")
     made.offload = Offload(KINDS["none"], made.device)
     made.policy, made.rollout_role = MagicMock(), MagicMock(version=0, engine=sound_engine())
@@ -124,6 +128,29 @@ def test_a_sync_fails_if_the_engine_has_other_weights_or_old_prefixes(worker: Wo
     with pytest.raises(RunFailed, match="worker 0 still has prefixes cached that earlier weights computed: 32 tokens"):
         worker.sync_weights(probe, version=2)
     assert worker.rollout_role.version == 1, "nothing is generated with what has not been checked"
+
+
+def test_a_worker_closes_everything_and_says_what_failed(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlcli.cluster import watchdog
+
+    assert worker.rollout_role is not None
+    role: Any = worker.rollout_role
+    role.finish_saving.side_effect = OSError(28, "No space left on device")
+    worker.engine = MagicMock()
+    worker.engine.close.side_effect = RuntimeError("the engine's process is gone")
+    stopped: list[str] = []
+    monkeypatch.setattr(watchdog, "stop", lambda: stopped.append("watchdog"))
+    with pytest.raises(RunFailed) as raised:
+        worker.close()
+    assert raised.value.message == (
+        "samples of the last rollout may not be saved: OSError: [Errno 28] No space left on device; "
+        "the engine may leave memory and servers behind: RuntimeError: the engine's process is gone"
+    )
+    assert "OSError: [Errno 28]" in capsys.readouterr().err, "its log has the traceback"
+    role.scorer.close.assert_called_once_with()
+    assert stopped == ["watchdog"]
 
 
 class Moves:
@@ -195,7 +222,7 @@ def test_an_engine_beside_a_trainer_alone_releases_memory(
     roles: set[Role], configured: str, released: str, worker: Worker
 ) -> None:
     config = worker.config.changed(rollout={"sleep": configured})
-    assert engine_spec(replace(worker.spec, config=config, roles=frozenset(roles))).sleep == released
+    assert EngineSpec.of(context_of(config, roles=frozenset(roles)), "test", "").sleep == released
 
 
 @pytest.mark.parametrize(("sleep", "grows"), [("all", True), ("cache", True), ("none", False)])
@@ -207,7 +234,7 @@ def test_torchs_segments_grow_while_an_engine_sleeps(
     asked: list[bool] = []
     monkeypatch.setattr(offload, "growing_segments", asked.append)
     config = worker.config.changed(rollout={"sleep": sleep})
-    worker.spec, worker.device = replace(worker.spec, config=config), torch.device("cuda")
+    worker.spec, worker.device = replace(worker.spec, context=context_of(config)), torch.device("cuda")
     for takes_part in (True, False):
         worker.engine_takes_part(takes_part)
     assert asked == [False, grows]
@@ -237,7 +264,7 @@ def test_deterministic_runs_on_gpus_do_not_fill_new_tensors(worker: Worker, monk
     worker.config = worker.config.model_copy(
         update={"train": RunConfig.model_validate({"train": {"deterministic": True}}).train}
     )
-    worker.spec = replace(worker.spec, device="cuda")
+    worker.spec = replace(worker.spec, context=context_of(worker.config, device="cuda"))
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(peak_memory, "start", lambda _: None)

@@ -1,0 +1,79 @@
+"""A run as all of its processes know it: its configuration, and what the checks before it have found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Role
+from rlcli.images.image_rule import ImageRule
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the configuration leaves to the model, the data and the machine. Found once, before anything starts."""
+
+    device: str
+    """What workers compute on: `cpu` or `cuda`."""
+    dtype: str
+    """Of compute: `float32`, `bfloat16` or `float16`."""
+    max_length: int
+    """Tokens of the longest prompt and response together."""
+    kv_cache_bytes: int | None
+    """Of one engine; None if vLLM measures it."""
+    roles: frozenset[Role]
+    """Those of the policy's workers: in an evaluation an engine alone."""
+    adapter: str = ""
+    """Folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty."""
+    verifiers: tuple[str, ...] = ()
+    """Names of those that the prompts use, to load early."""
+    environments: tuple[str, ...] = ()
+    """Names of those that samples converse with."""
+    stop_tokens: Mapping[int, str] = field(default_factory=dict)
+    """What ends a response: id → text."""
+    thinking: bool = False
+    """Whether prompts end within an open <think>."""
+    day: date | None = None
+    """The date that the chat template uses as today; None if it uses none."""
+    images: ImageRule | None = None
+    """How the model sees pictures, if it does."""
+    pictures: int = 0
+    """The most that a prompt has."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The configuration and the facts. Built once, by `prepare`, and passed on as it is: to the trainer, to each worker
+    and to its engine."""
+
+    config: RunConfig
+    facts: RunFacts
+
+    def changed(self, config: RunConfig, **facts: object) -> RunContext:
+        """With another configuration, and with these facts."""
+        return RunContext(config, replace(self.facts, **facts))  # type: ignore[arg-type]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a training run, and no evaluation."""
+        return "policy" in self.facts.roles
+
+    @property
+    def engine_alone(self) -> bool:
+        """Whether engines have workers of their own, in which nothing trains."""
+        return not self.trains or bool(self.config.rollout.workers)
+
+    @property
+    def separate_adapter(self) -> bool:
+        """Whether the engine gets a LoRA adapter separately, besides the base's weights, rather than merged weights.
+
+        In float32 the merge is exact, and the engine, without the adapter's kernels, several times as fast. In bfloat16
+        it would round most of a small adapter away. An adapter to be evaluated comes as a folder."""
+        return bool(self.config.lora.rank) and (bool(self.facts.adapter) or self.facts.dtype != "float32")
+
+    @property
+    def keeps(self) -> bool:
+        """Whether responses stay in the engine, with their keys and values, while its weights change."""
+        return self.config.in_flight and self.config.async_.on_update == "keep"
