@@ -33,7 +33,7 @@ REFERENCES: dict[str, Reference] = {}
 
 
 def packed(responses: Responses, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """What losses take, by name, of these responses laid end to end."""
+    """The columns of `LossInputs`, by name, of these responses laid end to end."""
 
     def floats(name: str) -> Tensor:
         return torch.tensor([value for response in responses for value in getattr(response, name)], dtype=dtype)
@@ -53,6 +53,7 @@ def packed(responses: Responses, dtype: torch.dtype = torch.float64) -> dict[str
         "sequence": of_tokens(list(range(len(responses))), torch.int64),
         "lengths": torch.tensor([len(response.new) for response in responses], dtype=torch.int64),
         "pairs": torch.tensor([response.pair for response in responses], dtype=torch.int64),
+        "weights": torch.ones(len(new), dtype=dtype),
         "selected": torch.tensor([s for response in responses for s in response.selected], dtype=torch.bool),
     }
 

@@ -10,7 +10,8 @@ from typing import assert_type
 
 from rlcli.cluster.dispatch import implements
 from rlcli.cluster.worker_group import WorkerGroup
-from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
+from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask
+from rlcli.data.train_rows import TrainRows
 from rlcli.rollout.model_servers.server_actors import ServerActor
 from rlcli.rollout.rollout_call import RolloutCall
 from rlcli.rollout.worker.work_queue import Queue
@@ -26,7 +27,7 @@ def accepted(
     tasks: list[list[PromptTask]],
     call: RolloutCall,
     queue: Queue | None,
-    work: StepWork,
+    work: TrainRows,
 ) -> None:
     assert_type(workers.call(WorkerCalls.step_report), list[StepReport])
     assert_type(workers.call(WorkerCalls.data_rank), list[int])
@@ -40,7 +41,7 @@ def accepted(
 
 
 def the_methods_of_one_worker(
-    worker: Worker, group: WorkerGroup[Worker], coefficients: Coefficients, work: StepWork
+    worker: Worker, group: WorkerGroup[Worker], coefficients: Coefficients, work: TrainRows
 ) -> None:
     assert_type(worker.update(0, coefficients), dict[str, float])
     assert_type(worker.data_rank(), int)
@@ -50,7 +51,7 @@ def the_methods_of_one_worker(
     del declared, the_same
 
 
-def refused(workers: Workers, worker: Worker, coefficients: Coefficients, call: RolloutCall, work: StepWork) -> None:
+def refused(workers: Workers, worker: Worker, coefficients: Coefficients, call: RolloutCall, work: TrainRows) -> None:
     workers.call(WorkerCalls.updates, 0, coefficients)  # type: ignore[attr-defined]
     workers.call(WorkerCalls.update, "0", coefficients)  # type: ignore[arg-type]
     workers.call(WorkerCalls.update, 0)  # type: ignore[call-arg]

@@ -7,40 +7,21 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from rlcli.algorithms import advantages, kl, losses, selection
-from rlcli.algorithms.aggregation import get as get_aggregation
-from rlcli.algorithms.algorithm import Algorithm, loss_of_four
+from rlcli.algorithms import aggregation as aggregations
+from rlcli.algorithms.aggregation import Denominators
+from rlcli.algorithms.algorithm import Algorithm, four_tokens, loss_of_four
 from rlcli.algorithms.controllers import EntropyController, kl_controller
 from rlcli.algorithms.correction.base import Corrections
+from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.algorithms.lazy import torch
 from rlcli.algorithms.losses import selectors
-from rlcli.algorithms.named import call, inputs_of, options_of
+from rlcli.algorithms.named import Part, chosen_options, options_of
 from rlcli.algorithms.plugins import load_file
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, RlcliError
 from rlcli.registry import near
-
-RESPONSE_INPUTS = frozenset({"rewards", "groups", "lengths", "baselines", "parts"})
-TURN_INPUTS = frozenset({"turn_rewards", "turn_states", "turns", "groups"})
-TOKEN_INPUTS = frozenset(
-    {"token_rewards", "values", "process_rewards", "sequence", "lengths", "rewards", "groups", "group_count", "ranks"}
-    | {"old_log_probs", "teacher_log_probs"}
-)
-LOSS_INPUTS = frozenset(
-    {"log_probs", "old_log_probs", "reference_log_probs", "advantages", "sequence", "lengths", "pairs", "selected"}
-    | {"weights", "teacher_log_probs", "candidate_log_probs", "teacher_top_log_probs"}
-)
-AGGREGATION_INPUTS = frozenset({"values", "sequence", "lengths", "denominators", "group_tokens"})
-SELECTION_INPUTS = frozenset({"rewards", "groups", "generator"})
-SELECTOR_INPUTS = frozenset({"old_log_probs", "advantages", "noise", "ranks"})
-CORRECTION_INPUTS = frozenset(
-    {"log_probs", "policy_log_probs", "rollout_log_probs", "advantages", "sequence", "lengths"}
-)
-REJECTION_INPUTS = CORRECTION_INPUTS - {"policy_log_probs", "advantages"}
-"""Before the first update there is only one policy, and there may be no advantages yet."""
-KL_INPUTS = frozenset({"log_probs", "reference_log_probs", "old_log_probs"})
 
 POSITIVE = frozenset(
     {"correction_cap", "tau_positive", "tau_negative", "beta", "eta", "alpha", "cov_share"} | {"kl_horizon"}
@@ -86,21 +67,20 @@ def build_algorithm(
     """
     if code:
         load_file(code)
-    named: dict[str, Any] = {"scale": scale, "gamma": gamma, "lam": lam}
+    named: dict[str, object] = {"scale": scale, "gamma": gamma, "lam": lam}
     named |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
     given = {name: value for name, value in named.items() if value is not None} | dict(options or {})
-    loss_function = losses.get(loss)
-    selects_tokens = "selected" in inputs_of(loss_function)
+    loss_part = losses.part(loss, given)
     algorithm = Algorithm(
-        advantage=advantages.get(advantage),
-        loss=loss_function,
-        token_selector=selectors.get(loss) if selects_tokens else None,
-        select=selection.get(select),
-        aggregation=get_aggregation(aggregation),
-        correction=Corrections.of(correction),
-        kl_estimator=kl.get(kl_estimator),
+        advantage=advantages.part(advantage, given),
+        loss=loss_part,
+        token_selector=selectors.part(loss, given) if "selected" in loss_part.needs else None,
+        select=selection.part(select, given),
+        aggregation=aggregations.part(aggregation, given),
+        correction=Corrections.of(correction, given),
+        kl_estimator=kl.part(kl_estimator, given),
         options=given,
-        kl=call(kl_controller, {"coef": kl_coef, "target": kl_target}, given),
+        kl=kl_controller(kl_coef, kl_target, **chosen_options(kl_controller, given)),
         kl_in_reward=kl_in == "reward" and kl_coef > 0,
         entropy=EntropyController(entropy_coef, entropy_target),
         nll_coef=nll_coef,
@@ -117,7 +97,7 @@ def check(
     algorithm: Algorithm,
     chosen: Mapping[str, str],
     options: Mapping[str, float],
-    named: Mapping[str, Any],
+    named: Mapping[str, object],
     *,
     tried: bool = True,
 ) -> None:
@@ -126,25 +106,16 @@ def check(
     chosen: the name of each part, by its key. options, named: the given numbers, in the table `options` and as separate
     keys. tried: whether functions of this package are called, too.
     """
-    level = TOKEN_INPUTS if algorithm.is_token_level else TURN_INPUTS if algorithm.is_turn_level else RESPONSE_INPUTS
-    _check_inputs("advantage", chosen["advantage"], algorithm.advantage, level)
-    _check_inputs("policy loss", chosen["loss"], algorithm.loss, LOSS_INPUTS)
-    if algorithm.token_selector is not None:
-        _check_inputs("token selection", chosen["loss"], algorithm.token_selector, SELECTOR_INPUTS)
-    _check_inputs("selection", chosen["select"], algorithm.select, SELECTION_INPUTS)
-    _check_inputs("aggregation", chosen["aggregation"], algorithm.aggregation, AGGREGATION_INPUTS)
-    for name, function in zip(chosen["correction"].split("*"), algorithm.correction.functions, strict=True):
-        rejecting = function in algorithm.correction.rejecting
-        known = REJECTION_INPUTS if rejecting else CORRECTION_INPUTS
-        _check_inputs("rollout correction", name.strip(), function, known)
     _check_correction(algorithm, chosen["correction"], chosen["loss"])
-    _check_inputs("KL estimator", chosen["kl_estimator"], algorithm.kl_estimator, KL_INPUTS)
     _check_fit(algorithm, chosen["advantage"], chosen["loss"], chosen["select"])
     _check_options(algorithm, options, named)
     if tried or not _is_ours(algorithm.loss):
         _try_loss(algorithm, chosen["loss"])
-    if tried or not _is_ours(algorithm.advantage):
+    if not _is_ours(algorithm.advantage) or (tried and not algorithm.is_token_level):
         _try_advantage(algorithm, chosen["advantage"])
+    for part in (algorithm.aggregation, algorithm.kl_estimator, *algorithm.correction.parts):
+        if not _is_ours(part):
+            _try_on_tokens(part, takes_values=part is algorithm.aggregation)
 
 
 def pulls_by_advantage(algorithm: Algorithm) -> bool:
@@ -152,7 +123,7 @@ def pulls_by_advantage(algorithm: Algorithm) -> bool:
 
     False if the loss applies the correction itself, or if π_old is the engine's, from which π may have moved.
     """
-    if algorithm.bypasses or "weights" in inputs_of(algorithm.loss):
+    if algorithm.bypasses or "weights" in algorithm.loss.needs:
         return False
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     log_probs, loss = loss_of_four(algorithm, advantages, moved=False)
@@ -160,34 +131,33 @@ def pulls_by_advantage(algorithm: Algorithm) -> bool:
     return bool(torch.allclose(gradient, -advantages, rtol=0.05))
 
 
-def _is_ours(function: Callable[..., Any]) -> bool:
-    return function.__module__.startswith(f"{__package__}.")
-
-
-def _check_inputs(kind: str, name: str, function: Callable[..., Any], known: frozenset[str]) -> None:
-    parameters = inspect.signature(function).parameters
-    required = {asked for asked in inputs_of(function) if parameters[asked].default is inspect.Parameter.empty}
-    for asked in sorted(required - known):
-        raise ConfigError(f"the {kind} '{name}' asks for '{asked}', which is not available", near(asked, known))
+def _is_ours(part: Part[object]) -> bool:
+    return part.function.__module__.startswith(f"{__package__}.")
 
 
 def _check_fit(algorithm: Algorithm, advantage: str, loss: str, select: str) -> None:
     """Refuse parts that do not fit together."""
-    if "pairs" in inputs_of(algorithm.loss) and not algorithm.selects_pairs:
+    if "pairs" in algorithm.loss.needs and not algorithm.selects_pairs:
         raise ConfigError(
             f"algorithm.loss = {loss} compares pairs and algorithm.select = {select} makes none",
             "give algorithm.select = pairs",
         )
-    if "pairs" in inputs_of(algorithm.loss) and not _tells_pairs_apart(algorithm):
+    if "pairs" in algorithm.loss.needs and not _tells_pairs_apart(algorithm):
         raise ConfigError(
             f"algorithm.loss = {loss} finds the better of a pair by the sign of the advantage, which "
             f"algorithm.advantage = {advantage} does not provide",
             "give algorithm.advantage = dr_grpo",
         )
     rewarded = "token_rewards" if algorithm.is_token_level else "rewards"
-    if algorithm.kl_in_reward and rewarded not in inputs_of(algorithm.advantage):
+    if algorithm.kl_in_reward and rewarded not in algorithm.advantage.needs:
         raise ConfigError(
             f"algorithm.advantage = {advantage} does not use the reward that algorithm.kl_in = reward changes",
+            "give kl_in = loss",
+        )
+    if algorithm.kl_in_reward and "part_weights" in algorithm.advantage.needs:
+        raise ConfigError(
+            f"algorithm.advantage = {advantage} weighs the parts of a reward, which algorithm.kl_in = reward does not "
+            "change",
             "give kl_in = loss",
         )
     if algorithm.kl_in_reward and not algorithm.is_token_level and select != "all":
@@ -200,7 +170,7 @@ def _check_fit(algorithm: Algorithm, advantage: str, loss: str, select: str) -> 
 def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
     """Refuse corrections that do not fit together, or do not fit the loss."""
     of = algorithm.correction
-    again = [f for f in of.functions if f not in of.rejecting and "log_probs" in inputs_of(f)]
+    again = [part for part in of.parts if not part.rules.rejects and "old_log_probs" in part.needs]
     if algorithm.bypasses and len(again) > 1:
         raise ConfigError(
             f"algorithm.correction = {correction} corrects for the engine twice: with bypass the ratio of the loss "
@@ -215,7 +185,7 @@ def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
         )
 
 
-def _check_options(algorithm: Algorithm, options: Mapping[str, float], named: Mapping[str, Any]) -> None:
+def _check_options(algorithm: Algorithm, options: Mapping[str, float], named: Mapping[str, object]) -> None:
     """Refuse numbers that no part takes, and parts that lack one. named: those that are separate keys."""
     taken = [option for part in algorithm.parts for option in options_of(part).items()]
     names = {name for name, _ in taken}
@@ -248,32 +218,71 @@ def _try_loss(algorithm: Algorithm, name: str) -> None:
     """Refuse a loss that fails or has no gradient on a few tokens, before a model is loaded: it may be user code."""
     try:
         loss = loss_of_four(algorithm, torch.ones(4, dtype=torch.float64))[1]
+    except RlcliError:
+        raise  # it names the column that is not declared
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"algorithm.loss = {name} fails on four tokens: {why}",
-            "it takes float [T] and returns a TokenLoss of float [T]; see docs/your_own_algorithm.md",
+            "it takes LossInputs and returns a TokenLoss of float [R]; see docs/your_own_algorithm.md",
         ) from error
     if not loss.requires_grad:
         raise ConfigError(f"algorithm.loss = {name} has no gradient", "let it depend on log_probs, not detached")
 
 
 def _try_advantage(algorithm: Algorithm, name: str) -> None:
-    """Refuse an advantage that returns anything but one number a response, or a turn, tested on a group of two."""
-    if algorithm.is_token_level:
-        return
+    """Refuse an advantage that returns anything but one finite number a response, turn or token, tested on a group of
+    two responses of one token."""
     rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
     ones = torch.ones(2, dtype=torch.int64)
-    inputs = {"groups": ones, "lengths": ones, "baselines": rewards, "parts": rewards[:, None], "turns": ones}
-    inputs |= {"turn_rewards": rewards[:, None], "turn_states": ones[:, None]}
+    inputs = AdvantageInputs(
+        rewards=rewards,
+        groups=ones - 1,
+        lengths=ones,
+        baselines=rewards,
+        parts=rewards[:, None],
+        part_weights=[1.0],
+        turns=ones,
+        turn_rewards=rewards[:, None],
+        turn_states=ones[:, None],
+        token_rewards=rewards,
+        values=rewards / 2,
+        process_rewards=rewards,
+        old_log_probs=rewards - 1.0,
+        teacher_log_probs=rewards - 2.0,
+        sequence=torch.arange(2),
+        group_count=1,
+    )
     try:
-        made = algorithm.response_advantages({"rewards": rewards, **inputs})
+        if algorithm.is_token_level:
+            made = algorithm.token_advantages(inputs).advantages
+            assert made.shape == rewards.shape, f"{tuple(made.shape)} advantages of {tuple(rewards.shape)} tokens"
+        else:
+            made = algorithm.response_advantages(inputs)
         assert bool(torch.isfinite(made).all()), f"{made.tolist()} is not finite"
+    except RlcliError:
+        raise
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"algorithm.advantage = {name} fails on two rewards: {why}",
-            "it returns a finite number for each reward, float [N]; see docs/your_own_algorithm.md",
+            "it returns a finite number for each of them; see docs/your_own_algorithm.md",
+        ) from error
+
+
+def _try_on_tokens(part: Part[object], *, takes_values: bool) -> None:
+    """Refuse a KL estimate, a correction or, with takes_values, an aggregation that fails on a few tokens."""
+    inputs = four_tokens(torch.ones(4, dtype=torch.float64))
+    try:
+        if takes_values:
+            part(inputs.advantages, inputs, Denominators(tokens=4, sequences=2, max_length=2))
+        else:
+            part(inputs)
+    except RlcliError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{part.title} fails on four tokens: {type(error).__name__}: {error}", "see docs/your_own_algorithm.md"
         ) from error
 
 
@@ -282,11 +291,12 @@ def _tells_pairs_apart(algorithm: Algorithm) -> bool:
     if algorithm.is_token_level or algorithm.is_turn_level:
         return False
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.1, 0.0], dtype=torch.float64)
-    inputs = {
-        "rewards": rewards,
-        "groups": torch.tensor([0, 0, 0, 1, 1]),
-        "lengths": torch.tensor([1, 9, 9, 1, 1]),
-        "baselines": torch.zeros_like(rewards),
-        "parts": -rewards[:, None],  # parts need not rise with the reward
-    }
+    inputs = AdvantageInputs(
+        rewards=rewards,
+        groups=torch.tensor([0, 0, 0, 1, 1]),
+        lengths=torch.tensor([1, 9, 9, 1, 1]),
+        baselines=torch.zeros_like(rewards),
+        parts=-rewards[:, None],  # parts need not rise with the reward
+        part_weights=[1.0],
+    )
     return bool((algorithm.response_advantages(inputs).sign() == torch.where(rewards > 0, 1.0, -1.0)).all())

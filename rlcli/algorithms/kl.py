@@ -1,8 +1,9 @@
 """Estimates of KL(π ‖ π_ref) from the sampled tokens alone (Schulman, http://joschu.net/blog/kl-approx.html).
 
-Every function takes `log_probs` (float [T], log π, with gradient) and `reference_log_probs` (float [T], log π_ref) and
-returns one estimate a token (float [T]). d = clamp(log π − log π_ref, ±20); beyond the clamp there is no gradient.
-A function that declares `old_log_probs` (float [T]) gets those of π_old, from which the tokens were sampled.
+Every function takes `LossInputs`, of which it may declare `log_probs` (float [R], log π, with gradient),
+`reference_log_probs` (float [R], log π_ref) and `old_log_probs` (float [R], log π_old, from which the tokens were
+sampled; absent: π itself), and returns one estimate a token (float [R]). d = clamp(log π − log π_ref, ±20); beyond the
+clamp there is no gradient.
 
 A good estimate does not imply a good gradient: that of the KL is E[d ∇log π], which of k1, k2 and k3 only k2 has (Tang
 and Munos, arXiv 2506.09477). `k1+` and `k3+` have the values of k1 and k3 and the gradient of k2 (names as in verl).
@@ -12,81 +13,91 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import ratio
 from rlcli.algorithms.named import Named
 
 KlFunction = Callable[..., Tensor]
+"""Takes `LossInputs`, and options."""
 
-_kl: Named[KlFunction] = Named("KL estimator")
+PAIR = ("log_probs", "reference_log_probs")
+COLUMNS = frozenset({*PAIR, "old_log_probs"})
+"""The columns that an estimate may declare."""
+
+_kl: Named[Tensor] = Named("KL estimator", ("inputs",), lambda rules: COLUMNS)
 get = _kl.get
+part = _kl.part
 names = _kl.names
 register = _kl.register
 rules = _kl.rules
 
 
-@_kl.register("k1", only_in_reward=True)
-def k1(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+@_kl.register("k1", needs=PAIR, only_in_reward=True)
+def k1(inputs: LossInputs) -> Tensor:
     """d: unbiased, high variance. As a loss term its expected gradient is 0: use it only for measurement.
 
-    >>> k1(torch.tensor([0.5, -0.5]), torch.zeros(2))
+    >>> k1(LossInputs(log_probs=torch.tensor([0.5, -0.5]), reference_log_probs=torch.zeros(2)))
     tensor([ 0.5000, -0.5000])
     """
-    return _difference(log_probs, reference_log_probs)
+    return _difference(inputs)
 
 
-@_kl.register("k2")
-def k2(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+@_kl.register("k2", needs=PAIR)
+def k2(inputs: LossInputs) -> Tensor:
     """d² / 2: biased, low variance; its gradient is that of the KL itself if π is the sampling policy.
 
-    >>> k2(torch.tensor([0.5, -0.5]), torch.zeros(2))
+    >>> k2(LossInputs(log_probs=torch.tensor([0.5, -0.5]), reference_log_probs=torch.zeros(2)))
     tensor([0.1250, 0.1250])
     """
-    return _difference(log_probs, reference_log_probs).square() / 2
+    return _difference(inputs).square() / 2
 
 
-@_kl.register("k3")
-def k3(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+@_kl.register("k3", needs=PAIR)
+def k3(inputs: LossInputs) -> Tensor:
     """e^(−d) − 1 + d, at most 10: unbiased, never negative, low variance. Used by GRPO, arXiv 2402.03300.
 
     At d = ln 2 it is 1/2 − 1 + 0.6931, at d = −ln 2 it is 2 − 1 − 0.6931; e^20 is capped at 10:
 
-    >>> k3(torch.tensor([2.0, 0.5, 1e-30]).log(), torch.zeros(3))
+    >>> log_probs = torch.tensor([2.0, 0.5, 1e-30]).log()
+    >>> k3(LossInputs(log_probs=log_probs, reference_log_probs=torch.zeros(3)))
     tensor([ 0.1931,  0.3069, 10.0000])
     """
-    difference = _difference(log_probs, reference_log_probs)
+    difference = _difference(inputs)
     # expm1 keeps the digits that e^(−d) − 1 loses when the two policies nearly agree.
     return (torch.expm1(-difference) + difference).clamp(-10.0, 10.0)
 
 
-@_kl.register("k1+")
-def k1_plus(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+@_kl.register("k1+", needs=PAIR)
+def k1_plus(inputs: LossInputs) -> Tensor:
     """d, with the gradient of k2, which is d.
 
     >>> log_probs = torch.tensor([0.5, -0.5], requires_grad=True)
-    >>> k1_plus(log_probs, torch.zeros(2)).tolist()
+    >>> inputs = LossInputs(log_probs=log_probs, reference_log_probs=torch.zeros(2))
+    >>> k1_plus(inputs).tolist()
     [0.5, -0.5]
-    >>> torch.autograd.grad(k1_plus(log_probs, torch.zeros(2)).sum(), log_probs)
+    >>> torch.autograd.grad(k1_plus(inputs).sum(), log_probs)
     (tensor([ 0.5000, -0.5000]),)
     """
-    return _straight_through(k1, log_probs, reference_log_probs)
+    return _straight_through(k1, inputs)
 
 
-@_kl.register("k3+")
-def k3_plus(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+@_kl.register("k3+", needs=PAIR)
+def k3_plus(inputs: LossInputs) -> Tensor:
     """e^(−d) − 1 + d, at most 10, with the gradient of k2, which is d (that of k3 itself is 1 − e^(−d)).
 
     >>> log_probs = torch.tensor([2.0, 0.5]).log().requires_grad_()
-    >>> k3_plus(log_probs, torch.zeros(2)).detach()
+    >>> inputs = LossInputs(log_probs=log_probs, reference_log_probs=torch.zeros(2))
+    >>> k3_plus(inputs).detach()
     tensor([0.1931, 0.3069])
-    >>> torch.autograd.grad(k3_plus(log_probs, torch.zeros(2)).sum(), log_probs)
+    >>> torch.autograd.grad(k3_plus(inputs).sum(), log_probs)
     (tensor([ 0.6931, -0.6931]),)
     """
-    return _straight_through(k3, log_probs, reference_log_probs)
+    return _straight_through(k3, inputs)
 
 
-@_kl.register("k3_unbiased")
-def k3_unbiased(log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor | None = None) -> Tensor:
+@_kl.register("k3_unbiased", needs=(*PAIR, "old_log_probs"))
+def k3_unbiased(inputs: LossInputs) -> Tensor:
     """ρ(e^(−d) − 1 + d), ρ = π / π_old: unbiased value and gradient, however far π has moved since π_old sampled.
 
     DeepSeek-V3.2, arXiv 2512.02556; TRL's `use_bias_correction_kl`. ρ carries a gradient, too: ρ·d·∇log π in total,
@@ -96,19 +107,21 @@ def k3_unbiased(log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: T
     At d = ln 2 and ρ = 2 the value is 2 · 0.1931 and the gradient 2 · 0.6931:
 
     >>> log_probs = torch.tensor([2.0]).log().requires_grad_()
-    >>> estimate = k3_unbiased(log_probs, torch.zeros(1), torch.zeros(1))
+    >>> zero = torch.zeros(1)
+    >>> estimate = k3_unbiased(LossInputs(log_probs=log_probs, reference_log_probs=zero, old_log_probs=zero))
     >>> estimate.detach(), torch.autograd.grad(estimate.sum(), log_probs)
     (tensor([0.3863]), (tensor([1.3863]),))
     """
-    old = log_probs.detach() if old_log_probs is None else old_log_probs
-    difference = _difference(log_probs, reference_log_probs)
+    log_probs = inputs.log_probs
+    old = inputs.old_log_probs if inputs.has("old_log_probs") else log_probs.detach()
+    difference = _difference(inputs)
     return ratio(log_probs, old) * (torch.expm1(-difference) + difference)
 
 
-def _straight_through(value: KlFunction, log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    surrogate = k2(log_probs, reference_log_probs)
-    return value(log_probs, reference_log_probs).detach() + (surrogate - surrogate.detach())
+def _straight_through(value: KlFunction, inputs: LossInputs) -> Tensor:
+    surrogate = k2(inputs)
+    return value(inputs).detach() + (surrogate - surrogate.detach())
 
 
-def _difference(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    return (log_probs - reference_log_probs).clamp(-20.0, 20.0)
+def _difference(inputs: LossInputs) -> Tensor:
+    return (inputs.log_probs - inputs.reference_log_probs).clamp(-20.0, 20.0)

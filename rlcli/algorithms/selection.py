@@ -1,6 +1,6 @@
 """Selections: which samples of a step are trained on.
 
-A selection takes any of `rewards` (float [N]), `groups` (int64 [N], labels in any order) and `generator`
+A selection takes, in this order, rewards (float [S]), groups (int64 [S], labels in any order) and generator
 (torch.Generator on the CPU), and returns the indexes (int64) of the samples to train on, repeats allowed: groups in the
 order of first appearance, and within a group by position unless stated otherwise. Randomness depends only on the
 generator's state.
@@ -17,26 +17,30 @@ from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.named import Named
 
 SelectionFunction = Callable[..., Tensor]
+"""Takes rewards, groups and generator, and options."""
 
-_selection: Named[SelectionFunction] = Named("selection")
+_selection: Named[Tensor] = Named("selection", ("rewards", "groups", "generator"))
 get = _selection.get
+part = _selection.part
 names = _selection.names
 register = _selection.register
 rules = _selection.rules
 
 
 @_selection.register("all")
-def everything(groups: Tensor) -> Tensor:
+def everything(rewards: Tensor, groups: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Every sample once.
 
-    >>> everything(torch.tensor([5, 3, 5]))
+    >>> everything(torch.ones(3), torch.tensor([5, 3, 5]))
     tensor([0, 2, 1])
     """
     return _joined(_members(groups))
 
 
 @_selection.register("right")
-def right(rewards: Tensor, groups: Tensor, *, right_above: float = 0.5) -> Tensor:
+def right(
+    rewards: Tensor, groups: Tensor, generator: torch.Generator | None = None, *, right_above: float = 0.5
+) -> Tensor:
     """The samples with R > 0.5: expert iteration, or rejection-sampling fine-tuning. RFT, arXiv 2308.01825.
 
     >>> right(torch.tensor([1.0, 0.0, 0.5, 1.0]), torch.tensor([0, 0, 1, 1]))
@@ -46,7 +50,7 @@ def right(rewards: Tensor, groups: Tensor, *, right_above: float = 0.5) -> Tenso
 
 
 @_selection.register("pairs", needs_group=True, makes_pairs=True)
-def pairs(rewards: Tensor, groups: Tensor) -> Tensor:
+def pairs(rewards: Tensor, groups: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """The best and the worst sample of each group, best first, for a preference loss.
 
     Of equals the first one counts. A group whose rewards are all equal has no preference and adds nothing. DPO, arXiv
@@ -99,7 +103,7 @@ def best_worst(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> T
 def keep_groups(
     scores: Tensor, groups: Tensor, *, keep: Literal["all", "unequal", "accuracy"], low: float, high: float
 ) -> Tensor:
-    """Which samples belong to a group to keep: bool [N], from scores (float [N]) and groups (int64 [N]).
+    """Which samples belong to a group to keep: bool [S], from scores (float [S]) and groups (int64 [S]).
 
     all: every group. unequal: those whose scores are not all equal (DAPO's dynamic sampling, arXiv 2503.14476).
     accuracy: those whose mean score lies in [low, high] (0.2 and 0.8 in PRIME, arXiv 2502.01456).

@@ -1,4 +1,4 @@
-"""Shaping: rewards that are added to the verifier's score of a response, float64 [N]."""
+"""Shaping: rewards that are added to the verifier's score of a response, float64 [S]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 def overlong(lengths: Tensor, *, max_length: int, buffer: int, penalty: float = 1.0) -> Tensor:
     """penalty · clamp((max_length − buffer − length) / buffer, −1, 0). DAPO, arXiv 2503.14476 eq. 13.
 
-    The penalty for responses (lengths: int64 [N], in tokens) that approach the limit. DAPO: max_length = 20480, buffer
+    The penalty for responses (lengths: int64 [S], in tokens) that approach the limit. DAPO: max_length = 20480, buffer
     = 4096, penalty = 1. A buffer of 0 penalises nothing.
 
     >>> overlong(torch.tensor([60, 70, 100]), max_length=100, buffer=40)
@@ -24,7 +24,7 @@ def length_reward(correct: Tensor, lengths: Tensor, groups: Tensor, *, weight: f
 
     λ = 0.5 − (length − min_g) / (max_g − min_g) over the group's lengths; 0 if all of a group's lengths are equal. So
     among right responses short ones gain and long ones lose; a wrong one gains nothing by being short. correct: bool
-    [N]. lengths: int64 [N], in tokens. groups: int64 [N], labels in any order.
+    [S]. lengths: int64 [S], in tokens. groups: int64 [S], labels in any order.
 
     >>> correct, lengths = torch.tensor([True, True, False, False]), torch.tensor([10, 20, 10, 15])
     >>> length_reward(correct, lengths, torch.zeros(4, dtype=torch.int64), weight=1.0)
@@ -41,7 +41,7 @@ def length_reward(correct: Tensor, lengths: Tensor, groups: Tensor, *, weight: f
 
 
 def soft_format(format_scores: Tensor, *, weight: float) -> Tensor:
-    """weight · the verifier's judgement of the format (float [N], usually 0 or 1), for right and wrong answers alike.
+    """weight · the verifier's judgement of the format (float [S], usually 0 or 1), for right and wrong answers alike.
 
     >>> soft_format(torch.tensor([1.0, 0.0]), weight=0.1)
     tensor([0.1000, 0.0000], dtype=torch.float64)

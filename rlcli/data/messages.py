@@ -1,4 +1,4 @@
-"""Messages between the controller and the workers: generation tasks, their reports, and rows to train on."""
+"""Messages between the controller and the workers: generation tasks, their reports, and settings of an update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlcli.data.columns import Samples
-from rlcli.data.step_files import Recording
 from rlcli.types import Prompt, Verdict
 
 Role = Literal["policy", "critic", "process_reward", "teacher", "engine"]
@@ -130,38 +129,6 @@ class Progress:
     """Number of responses that a worker has finished since its last report."""
 
     finished: int
-
-
-@dataclass(frozen=True)
-class MiniWork:
-    """The denominators of one optimizer update, global over ranks. right_tokens: drawn tokens of right samples."""
-
-    tokens: int
-    sequences: int
-    groups: int
-    max_length: int
-    right_tokens: int
-
-
-@dataclass(frozen=True)
-class StepWork:
-    """A step's samples, as all ranks receive them alike. columns: data of each of its N samples, by name: arrays
-    `[N, …]`; `shard` and `row` are where its trajectory is stored. seed: for all random draws on this step's samples.
-    shards: references to the generated shards. one_prompt: the samples of a group begin with the same prompt.
-    recording: what is recorded of the step for viewers, if anything. version: of the trainer's weights, as a number of
-    weight syncs. Which samples a rank trains on is sent to it apart, as indexes.
-
-    Each rank needs some of the shards, and receives all of them in this one object: a reference in the arguments of a
-    call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
-    """
-
-    minibatches: list[MiniWork]
-    columns: dict[str, Any]
-    seed: int
-    shards: list[Any]
-    one_prompt: bool = True
-    recording: Recording | None = None
-    version: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.data.trajectories import SPEAKERS, Span, Trajectory
 from rlcli.images.image_rule import identity
 from rlcli.types import FinishReason
+
+if TYPE_CHECKING:
+    import numpy as np
 
 STOP_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
 """The values that `SampleShard.stop_reasons` indexes."""
@@ -20,16 +23,7 @@ FETCH_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class SampleShard:
-    """Trajectories, flat.
-
-    tokens: int32 `[all tokens]`, row after row. log_probs: float32 `[all drawn tokens]`, as the engine reported them.
-    span_ends, span_speakers, span_versions: int64 `[all spans]`: the end of each within its row, its speaker as an
-    index into `SPEAKERS`, and its version or UNKNOWN. offsets, log_prob_offsets, span_offsets: int64 `[rows + 1]`,
-    where each row begins in these. stop_reasons: int8 `[rows]`, indexes into `STOP_REASONS`. routes, route_offsets: of
-    the rows' first tokens, and int64 `[rows + 1]`; None if no row has any. pixels: uint8, of all pictures, one after
-    another, each once however many rows it is in. picture_sizes: int64 `[pictures, 2]`, their height and width.
-    pictures, row_pictures: int64, which pictures the rows have, row after row, and `[rows + 1]`. span_pictures: int64
-    `[all spans]`, how many are in each. None if no row has any.
+    """Trajectories, flat: M rows of T tokens, R of them response tokens, in P spans.
 
     >>> import numpy as np
     >>> builder = ShardBuilder()
@@ -41,22 +35,39 @@ class SampleShard:
     ([1, 2, 7], [False, False, True], [-0.5], 'stop')
     """
 
-    tokens: Any
-    offsets: Any
-    log_probs: Any
-    log_prob_offsets: Any
-    span_ends: Any
-    span_speakers: Any
-    span_versions: Any
-    span_offsets: Any
-    stop_reasons: Any
-    routes: Any = None
-    route_offsets: Any = None
-    pixels: Any = None
-    picture_sizes: Any = None
-    pictures: Any = None
-    row_pictures: Any = None
-    span_pictures: Any = None
+    tokens: np.ndarray
+    """Ids, row after row: int32 `[T]`."""
+    offsets: np.ndarray
+    """Where each row begins in `tokens`, and their end: int64 `[M + 1]`, as all offsets."""
+    log_probs: np.ndarray
+    """Of the response tokens, as the engine reported them: float32 `[R]`."""
+    log_prob_offsets: np.ndarray
+    """Where each row begins in `log_probs`."""
+    span_ends: np.ndarray
+    """The end of each span within its row: int64 `[P]`."""
+    span_speakers: np.ndarray
+    """Its speaker, an index into `SPEAKERS`: int64 `[P]`."""
+    span_versions: np.ndarray
+    """The version of the weights that generated it, or UNKNOWN: int64 `[P]`."""
+    span_offsets: np.ndarray
+    """Where each row begins in the spans' arrays."""
+    stop_reasons: np.ndarray
+    """Indexes into `STOP_REASONS`: int8 `[M]`."""
+    routes: np.ndarray | None = None
+    """The experts of the rows' first tokens, row after row; None if no row has any."""
+    route_offsets: np.ndarray | None = None
+    """Where each row begins in `routes`."""
+    pixels: np.ndarray | None = None
+    """Of all pictures, one after another, each once however many rows it is in: uint8. None, as the next four, if no
+    row has a picture."""
+    picture_sizes: np.ndarray | None = None
+    """Height and width of each picture: int64 `[pictures, 2]`."""
+    pictures: np.ndarray | None = None
+    """Which pictures the rows have, row after row: int64, indexes into `picture_sizes`."""
+    row_pictures: np.ndarray | None = None
+    """Where each row begins in `pictures`."""
+    span_pictures: np.ndarray | None = None
+    """How many pictures are in each span: int64 `[P]`. None too in a checkpoint of before spans had pictures."""
 
     def __len__(self) -> int:
         return len(self.stop_reasons)
@@ -74,39 +85,48 @@ class SampleShard:
             tuple(spans),
             self.log_probs[self.log_prob_offsets[index] : self.log_prob_offsets[index + 1]],
             STOP_REASONS[self.stop_reasons[index]],
-            None if self.routes is None else self.routes[self.route_offsets[index] : self.route_offsets[index + 1]],
+            self._routes(index),
             self._pictures(index),
         )
+
+    def _routes(self, index: int) -> np.ndarray | None:
+        if self.routes is None or self.route_offsets is None:
+            return None
+        return self.routes[self.route_offsets[index] : self.route_offsets[index + 1]]
 
     def _pictures_of_spans(self, index: int) -> list[int]:
         """Of a row: how many pictures each span has. Those of an older checkpoint are in the prompt."""
         start, end = self.span_offsets[index], self.span_offsets[index + 1]
         if self.span_pictures is None:
-            shown = 0 if self.pictures is None else int(self.row_pictures[index + 1] - self.row_pictures[index])
+            rows = self.row_pictures
+            shown = 0 if rows is None else int(rows[index + 1] - rows[index])
             return [shown, *[0] * int(end - start - 1)]
         found: list[int] = self.span_pictures[start:end].tolist()
         return found
 
-    def _pictures(self, index: int) -> tuple[Any, ...]:
+    def _pictures(self, index: int) -> tuple[np.ndarray, ...]:
         """Of a row: uint8 `[height, width, 3]`, views."""
         import numpy as np
 
         if self.pictures is None:
             return ()
+        assert self.pixels is not None
+        assert self.picture_sizes is not None
+        assert self.row_pictures is not None
         ends = np.cumsum(3 * self.picture_sizes.prod(1))
         own = self.pictures[self.row_pictures[index] : self.row_pictures[index + 1]].tolist()
         flat = [self.pixels[ends[at - 1] if at else 0 : ends[at]] for at in own]
         return tuple(one.reshape(*self.picture_sizes[at], 3) for at, one in zip(own, flat, strict=True))
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, Any]) -> SampleShard:
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> SampleShard:
         """From its fields by name, as in a checkpoint. Older checkpoints have `prompt_lengths` in place of spans."""
         import numpy as np
 
         if "prompt_lengths" not in arrays:
             return cls(**arrays)
         fields = dict(arrays)
-        prompts = fields.pop("prompt_lengths").astype(np.int64)
+        prompts: np.ndarray = fields.pop("prompt_lengths").astype(np.int64)
         rows = len(prompts)
         return cls(
             **fields,
@@ -132,11 +152,13 @@ class ShardBuilder:
     def build(self) -> SampleShard:
         import numpy as np
 
-        def joined(arrays: list[Any], dtype: Any) -> Any:
-            return np.concatenate([np.zeros(0, dtype), *arrays])
+        def joined(arrays: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+            flat: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays])
+            return flat
 
-        def offsets(lengths: list[int]) -> Any:
-            return np.cumsum([0, *lengths], dtype=np.int64)
+        def offsets(lengths: list[int]) -> np.ndarray:
+            starts: np.ndarray = np.cumsum([0, *lengths], dtype=np.int64)
+            return starts
 
         rows = self._rows
         spans = [span for row in rows for span in row.spans]

@@ -149,11 +149,11 @@ def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> dict[str, str]:
     """The algorithm's functions with the numbers they use, and the models that it needs."""
     section, critic = config.algorithm, config.critic
     parts: list[tuple[str, str, Sequence[Callable[..., object]]]] = [
-        ("advantage", section.advantage, [algorithm.advantage]),
-        ("loss", section.loss, [algorithm.loss]),
-        ("aggregation", section.aggregation, [algorithm.aggregation]),
-        ("correction", section.correction, algorithm.correction.functions),
-        ("trained samples", section.select, [algorithm.select]),
+        ("advantage", section.advantage, [algorithm.advantage.function]),
+        ("loss", section.loss, [algorithm.loss.function]),
+        ("aggregation", section.aggregation, [algorithm.aggregation.function]),
+        ("correction", section.correction, [part.function for part in algorithm.correction.parts]),
+        ("trained samples", section.select, [algorithm.select.function]),
     ]
     rows = {what: name + _numbers(functions, algorithm.options) for what, name, functions in parts}
     if not algorithm.needs_reference:

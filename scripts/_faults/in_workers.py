@@ -184,8 +184,8 @@ def flip_advantages(worker: Any) -> None:
 
     def flipped(batch: Any, *given: Any) -> None:
         original(batch, *given)
-        batch.columns["advantages"] = -batch.columns["advantages"]
-        batch.spread("advantages", batch.columns["advantages"])
+        batch.columns.advantages = -batch.columns.advantages
+        batch.spread("advantages", batch.columns.advantages)
 
     original = patch(TrainBatch, "__init__", flipped)
 
@@ -208,7 +208,7 @@ def reference_is_policy(worker: Any) -> None:
     def compute(batch: Any) -> None:
         role = worker.policy
         for micro in batch:
-            micro.tokens["reference_log_probs"] = role.policy.log_probs(micro.packed, role.temperature)
+            micro.tokens.reference_log_probs = role.policy.log_probs(micro.packed, role.temperature)
 
     patch(worker.policy, "compute_reference_log_probs", compute)
 

@@ -48,7 +48,7 @@ class FakeRank:
             bins, step = args
             minibatches = [[sample for bin in micros for sample in bin] for micros in bins]
             self.loaded = sum(map(len, minibatches))
-            self.tokens = [float(step.columns["lengths"][samples].sum()) for samples in minibatches]
+            self.tokens = [float(step.columns.lengths[samples].sum()) for samples in minibatches]
         if name == "update":
             return dict.fromkeys(SUMS, 1.0) | {"tokens": self.tokens[args[0]], "compared_tokens": 5.0 * self.loaded}
         if name == "take_shard":

@@ -76,9 +76,9 @@ def train_batch(load: Workload, budget: int) -> Any:
     import ray
     import torch
 
-    from rlcli.data.messages import MiniWork, StepWork
     from rlcli.data.packer import plan_batches
     from rlcli.data.sample_shard import ShardBuilder
+    from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
     from rlcli.data.trajectories import Trajectory
     from rlcli.training.worker.train_batch import TrainBatch
 
@@ -99,10 +99,14 @@ def train_batch(load: Workload, budget: int) -> Any:
     )
     mini = plan.minibatches[0]
     denominators = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
-    places = {"shard": np.zeros(len(lengths), np.int64), "row": np.arange(len(lengths))}
-    columns = {"advantages": load.advantages, "right": load.advantages > 0, **places}
+    columns = SampleColumns(
+        shard=np.zeros(len(lengths), np.int64),
+        row=np.arange(len(lengths)),
+        advantages=load.advantages,
+        right=load.advantages > 0,
+    )
     ray.get = lambda reference, timeout: reference  # the shard lies here
-    return TrainBatch(plan.of_rank(0), StepWork([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
+    return TrainBatch(plan.of_rank(0), TrainRows([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
 
 
 def ours(path: Path, batch: Any, compiled: bool = False, dtype: str = "float32") -> Callable[[], None]:
@@ -186,7 +190,7 @@ def bare(path: Path, batch: Any) -> Callable[[], None]:
     def update() -> None:
         for micro in batch:
             outputs = policy(micro.packed, want_entropy=False)
-            (-(micro.tokens["advantages"] * outputs.log_probs).sum() / tokens).backward()
+            (-(micro.tokens.advantages * outputs.log_probs).sum() / tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -37,9 +37,10 @@ from transformers.utils import logging
 
 from rlcli.cluster.dispatch import add_up, one_each
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Coefficients, MiniWork, StepWork
+from rlcli.data.messages import Coefficients
 from rlcli.data.packer import plan_batches
 from rlcli.data.sample_shard import ShardBuilder
+from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.decoder import whole
 from rlcli.model.io.model_state import save_state
@@ -125,11 +126,14 @@ def batch_of(feature: Feature, dims: ParallelDims, rank: int) -> TrainBatch:
     )
     mini = plan.minibatches[0]
     work = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
-    columns = {"advantages": np.array([row.advantage for row in rows])}
-    columns |= {"shard": np.zeros(len(rows), np.int64), "row": np.arange(len(rows))}
+    columns = SampleColumns(
+        shard=np.zeros(len(rows), np.int64),
+        row=np.arange(len(rows)),
+        advantages=np.array([row.advantage for row in rows]),
+    )
     with patch.object(ray, "get", lambda reference, timeout: reference):  # the shard lies here
         own = plan.of_rank(dims.data_rank(rank))
-        batch = TrainBatch(own, StepWork([work], columns, 0, [builder.build()]), CPU)
+        batch = TrainBatch(own, TrainRows([work], columns, 0, [builder.build()]), CPU)
     batch.fill("returns", {number: row.returns for number, row in enumerate(rows)})
     return batch
 

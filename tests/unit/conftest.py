@@ -67,7 +67,7 @@ def forget_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     tables: list[Any] = [kind.get.__self__ for kind in (advantages, aggregation, correction, kl, losses, selection)]
     for table in (*tables, selectors):
-        monkeypatch.setattr(table, "_functions", dict(table._functions))
+        monkeypatch.setattr(table, "_parts", dict(table._parts))
     modules = set(sys.modules)
     load_plugins.cache_clear()
     yield

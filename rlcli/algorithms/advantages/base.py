@@ -6,22 +6,33 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rlcli.algorithms.lazy import Tensor
-from rlcli.algorithms.named import Named
+from rlcli.algorithms.named import Level, Named
 
 
 class TokenAdvantages(NamedTuple):
-    """advantages: float [T]. returns: float [T], what the critic learns to predict; None without a critic."""
+    """advantages: float [R]. returns: float [R], what the critic learns to predict; None without a critic."""
 
     advantages: Tensor
     returns: Tensor | None
 
 
 AdvantageFunction = Callable[..., Tensor | TokenAdvantages]
-"""Takes inputs by name. One that takes `sequence` is token-level and returns `TokenAdvantages`; one that takes
-`turn_rewards` is turn-level and returns float [N, K]; the others are response-level and return float [N]."""
+"""Takes `AdvantageInputs`, and options. Returns float [S] at the level `response`, float [S, K] at the level `turn`,
+and `TokenAdvantages` at the level `token`."""
 
-_advantage: Named[AdvantageFunction] = Named("advantage")
+COLUMNS: dict[Level, frozenset[str]] = {
+    "response": frozenset({"rewards", "groups", "lengths", "baselines", "parts", "part_weights"}),
+    "turn": frozenset({"turn_rewards", "turn_states", "turns", "groups"}),
+    "token": frozenset(
+        {"token_rewards", "values", "process_rewards", "old_log_probs", "teacher_log_probs"}
+        | {"sequence", "lengths", "rewards", "groups"}
+    ),
+}
+"""The columns that an advantage of each level may declare."""
+
+_advantage: Named[Tensor | TokenAdvantages] = Named("advantage", ("inputs",), lambda rules: COLUMNS[rules.level])
 get = _advantage.get
+part = _advantage.part
 names = _advantage.names
 register = _advantage.register
 rules = _advantage.rules

@@ -10,7 +10,7 @@ from rlcli.algorithms.ranks import ALONE, Ranks
 
 @dataclass(frozen=True)
 class Grouped:
-    """Rewards in their groups. Every tensor is [N], one entry a response.
+    """Rewards in their groups. Every tensor is [S], one entry a response.
 
     index: int64, dense labels 0..G-1 in the order of the given ones. sizes: float64, n of the response's group. raised:
     float64, R minus the lowest reward of the group: equal rewards are then exactly 0 whatever their value, while R −
@@ -31,20 +31,20 @@ class Grouped:
 
     @property
     def centred(self) -> Tensor:
-        """R − mean_g: float64 [N], exactly 0 in a group of equal rewards."""
+        """R − mean_g: float64 [S], exactly 0 in a group of equal rewards."""
         return self.raised - self.sum(self.raised) / self.sizes
 
     @property
     def std(self) -> Tensor:
-        """Of the response's group, unbiased (÷ n − 1): float64 [N]; 0 in a group of one."""
+        """Of the response's group, unbiased (÷ n − 1): float64 [S]; 0 in a group of one."""
         return (self.sum(self.centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def sum(self, values: Tensor) -> Tensor:
-        """Σ of `values` (float64 [N]) over each response's group: float64 [N]."""
+        """Σ of `values` (float64 [S]) over each response's group: float64 [S]."""
         return torch.zeros_like(values).index_add_(0, self.index, values)[self.index]
 
     def highest(self, values: Tensor) -> Tensor:
-        """The highest of `values` (float64 [N]) in each response's group: float64 [N]."""
+        """The highest of `values` (float64 [S]) in each response's group: float64 [S]."""
         return torch.empty_like(values).scatter_reduce_(0, self.index, values, "amax", include_self=False)[self.index]
 
 

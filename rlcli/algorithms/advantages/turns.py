@@ -1,13 +1,8 @@
 """Advantages of turns, which may differ within a conversation.
 
-The inputs, for the whole step. N conversations, in any order, have at most K turns; behind its last turn, a
-conversation's columns are 0:
-    turn_rewards  float [N, K], r, the reward of each turn. Their sum is the reward of the conversation: what its
-                  verifier and the shaping give beyond the environment's own rewards is in the last turn's
-    turn_states   int64 [N, K], a hash of what the environment wrote before each turn
-    turns         int64 [N], of each conversation; a single response is one turn
-    groups        int64 [N], labels in any order: conversations of equal label are about the same prompt; n of them
-Every function returns the advantages: float [N, K], dtype of the rewards, computed in float64; all drawn tokens of a
+A function takes `AdvantageInputs` of the whole step: S conversations, in any order, have at most K turns; behind its
+last turn, a conversation's columns are 0. n conversations are about the same prompt.
+Every function returns the advantages: float [S, K], dtype of the rewards, computed in float64; all drawn tokens of a
 turn have its advantage.
 
 A turn whose returns are all equal has advantages of exactly 0, so that a group without differences needs no forward
@@ -18,14 +13,15 @@ from __future__ import annotations
 
 from rlcli.algorithms.advantages.base import register
 from rlcli.algorithms.advantages.moments import Grouped
+from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.errors import ConfigError
 
 _EPSILON = 1e-6
 
 
-@register("turn_rloo", needs_group=True)
-def turn_rloo(turn_rewards: Tensor, turns: Tensor, groups: Tensor) -> Tensor:
+@register("turn_rloo", level="turn", needs=("turn_rewards", "turns", "groups"), needs_group=True)
+def turn_rloo(inputs: AdvantageInputs) -> Tensor:
     """A_t = G_t − the mean of the others' G_t, G_t = Σ_{k ≥ t} r_k, which is 0 for those that ended before turn t.
 
     RLOO (arXiv 2402.14740) of each turn's return, and exactly RLOO if there is a single turn. The gradient is unbiased:
@@ -36,28 +32,20 @@ def turn_rloo(turn_rewards: Tensor, turns: Tensor, groups: Tensor) -> Tensor:
     The first has r = 1, 1, the second only r = 1. G = 2, 1 and 1, 0:
 
     >>> rewards = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    >>> turn_rloo(rewards, turns=torch.tensor([2, 1]), groups=torch.tensor([7, 7]))
+    >>> turn_rloo(AdvantageInputs(turn_rewards=rewards, turns=torch.tensor([2, 1]), groups=torch.tensor([7, 7])))
     tensor([[ 1.,  1.],
             [-1.,  0.]])
     """
+    turn_rewards, groups = inputs.turn_rewards, inputs.groups
     places = torch.arange(turn_rewards.shape[1], device=groups.device)
     _, group = torch.unique(groups, return_inverse=True)
     of = Grouped.of(_returns(turn_rewards, 1.0).flatten(), (group[:, None] * len(places) + places).flatten())
     found = (of.centred * of.sizes / (of.sizes - 1).clamp(min=1)).view(turn_rewards.shape)
-    return torch.where(places < turns[:, None], found, 0.0).to(turn_rewards.dtype)
+    return torch.where(places < inputs.turns[:, None], found, 0.0).to(turn_rewards.dtype)
 
 
-@register("gigpo", needs_group=True)
-def gigpo(
-    turn_rewards: Tensor,
-    turn_states: Tensor,
-    turns: Tensor,
-    groups: Tensor,
-    *,
-    scale: str = "group",
-    gamma: float = 1.0,
-    omega: float = 1.0,
-) -> Tensor:
+@register("gigpo", level="turn", needs=("turn_rewards", "turn_states", "turns", "groups"), needs_group=True)
+def gigpo(inputs: AdvantageInputs, *, scale: str = "group", gamma: float = 1.0, omega: float = 1.0) -> Tensor:
     """A_t = (R − mean_g) / std_g + ω · (G_t − mean_s) / std_s. GiGPO, arXiv 2505.10978.
 
     R = Σ r, compared with the conversations of the group g. G_t = Σ_{k ≥ t} γ^(k − t) r_k, compared with all turns of
@@ -69,7 +57,8 @@ def gigpo(
     G = 1/2, 1 and 0 for γ = 1/2: in state 5 the second term is ±1/√2, too, in state 6 it is 0:
 
     >>> rewards, states = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([[5, 6], [5, 0]])
-    >>> gigpo(rewards, states, turns=torch.tensor([2, 1]), groups=torch.tensor([7, 7]), gamma=0.5)
+    >>> turns, groups = torch.tensor([2, 1]), torch.tensor([7, 7])
+    >>> gigpo(AdvantageInputs(turn_rewards=rewards, turn_states=states, turns=turns, groups=groups), gamma=0.5)
     tensor([[ 1.4142,  0.7071],
             [-1.4142,  0.0000]])
     """
@@ -80,17 +69,18 @@ def gigpo(
         of = Grouped.of(values, labels)
         return of.centred / (of.std + _EPSILON) if scale == "group" else of.centred
 
+    turn_rewards, groups = inputs.turn_rewards, inputs.groups
     whole = compared(turn_rewards.double().sum(1), groups)
-    taken = torch.arange(turn_rewards.shape[1], device=groups.device) < turns[:, None]
+    taken = torch.arange(turn_rewards.shape[1], device=groups.device) < inputs.turns[:, None]
     _, group = torch.unique(groups, return_inverse=True)
-    states, state = torch.unique(turn_states, return_inverse=True)
+    states, state = torch.unique(inputs.turn_states, return_inverse=True)
     steps = compared(_returns(turn_rewards, gamma)[taken], (group[:, None] * len(states) + state)[taken])
     found = torch.zeros_like(turn_rewards, dtype=torch.float64).masked_scatter(taken, steps)
     return torch.where(taken, whole[:, None] + omega * found, 0.0).to(turn_rewards.dtype)
 
 
 def _returns(turn_rewards: Tensor, gamma: float) -> Tensor:
-    """G_t = r_t + γ G_{t+1} of each turn: float64 [N, K]."""
+    """G_t = r_t + γ G_{t+1} of each turn: float64 [S, K]."""
     returns = turn_rewards.double().clone()
     for turn in reversed(range(turn_rewards.shape[1] - 1)):
         returns[:, turn] += gamma * returns[:, turn + 1]

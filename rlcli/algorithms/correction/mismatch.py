@@ -13,7 +13,7 @@ def mismatch_sums(
 ) -> dict[str, Tensor]:
     """The sums from which `mismatch_metrics` computes: float64 scalars that add up over micro-batches and ranks.
 
-    weights: float [T], from the correction. A token counts as corrected if its weight is neither 1, nor its r, nor the
+    weights: float [R], from the correction. A token counts as corrected if its weight is neither 1, nor its r, nor the
     Π of its response: the correction capped it or set it to 0. (Weights capped at exactly 1 cannot be distinguished
     from no correction.)
     """
@@ -48,7 +48,9 @@ def mismatch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     >>> log_probs, rollout_log_probs = torch.tensor([0.5, 0.6]).log(), torch.tensor([0.5, 0.2]).log()
     >>> one = torch.tensor([0, 0]), torch.tensor([2])
     >>> from rlcli.algorithms.correction.weights import token_tis
-    >>> sums = mismatch_sums(log_probs, rollout_log_probs, token_tis(log_probs, rollout_log_probs), *one)
+    >>> from rlcli.algorithms.inputs import LossInputs
+    >>> weights = token_tis(LossInputs(old_log_probs=log_probs, rollout_log_probs=rollout_log_probs))
+    >>> sums = mismatch_sums(log_probs, rollout_log_probs, weights, *one)
     >>> for name, value in mismatch_metrics({name: total.item() for name, total in sums.items()}).items():
     ...     print(f"{name} {value:.4f}")
     mismatch/kl -0.5493

@@ -6,37 +6,30 @@ correction_low = 1 / upper and correction_high = 1 / lower here.
 
 from __future__ import annotations
 
-from rlcli.algorithms.correction.base import log_ratio_of, mean_of, product_of, register, rejects, within
+from rlcli.algorithms.correction.base import log_ratio, log_ratio_of, mean_of, product_of, register, within
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 
+POLICIES = ("old_log_probs", "rollout_log_probs")
+"""The columns of which every ratio is made."""
 
-@register("token_mask")
-@rejects
-def token_mask(
-    log_probs: Tensor, rollout_log_probs: Tensor, *, correction_low: float = 0.5, correction_high: float = 2.0
-) -> Tensor:
+
+@register("token_mask", needs=POLICIES, rejects=True)
+def token_mask(inputs: LossInputs, *, correction_low: float = 0.5, correction_high: float = 2.0) -> Tensor:
     """Rejects tokens unless low ≤ r ≤ high; low = 0.5, high = 2. The others have weight 1.
 
     Rejection by token, of Liu, Li et al., "When Speed Kills Stability: Demystifying RL Collapse from the
     Training-Inference Mismatch" (2025); verl's `token_k1`.
 
-    >>> token_mask(torch.tensor([0.5, 0.2, 0.9]).log(), torch.tensor([0.4, 0.6, 0.1]).log())  # r = 1.25, 1/3, 9
+    >>> old, rollout = torch.tensor([0.5, 0.2, 0.9]).log(), torch.tensor([0.4, 0.6, 0.1]).log()  # r = 1.25, 1/3, 9
+    >>> token_mask(LossInputs(old_log_probs=old, rollout_log_probs=rollout))
     tensor([1., 0., 0.])
     """
-    return within(log_ratio_of(log_probs, rollout_log_probs).exp(), correction_low, correction_high).to(log_probs.dtype)
+    return within(log_ratio(inputs).exp(), correction_low, correction_high).to(inputs.old_log_probs.dtype)
 
 
-@register("sequence_mask")
-@rejects
-def sequence_mask(
-    log_probs: Tensor,
-    rollout_log_probs: Tensor,
-    sequence: Tensor,
-    lengths: Tensor,
-    *,
-    correction_low: float = 0.5,
-    correction_high: float = 2.0,
-) -> Tensor:
+@register("sequence_mask", needs=(*POLICIES, "sequence", "lengths"), rejects=True)
+def sequence_mask(inputs: LossInputs, *, correction_low: float = 0.5, correction_high: float = 2.0) -> Tensor:
     """Rejects responses unless low ≤ Π ≤ high; low = 0.5, high = 2. The others have weight 1.
 
     Rejection by response, of Liu, Li et al., "When Speed Kills Stability" (2025); verl's `seq_sum_k1`, including its
@@ -44,24 +37,18 @@ def sequence_mask(
 
     Π = 0.625 and Π = 9:
 
-    >>> log_probs, rollout_log_probs = torch.tensor([0.5, 0.3, 0.9]).log(), torch.tensor([0.4, 0.6, 0.1]).log()
-    >>> sequence_mask(log_probs, rollout_log_probs, torch.tensor([0, 0, 1]), torch.tensor([2, 1]))
+    >>> old, rollout = torch.tensor([0.5, 0.3, 0.9]).log(), torch.tensor([0.4, 0.6, 0.1]).log()
+    >>> sequence, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])
+    >>> sequence_mask(LossInputs(old_log_probs=old, rollout_log_probs=rollout, sequence=sequence, lengths=lengths))
     tensor([1., 1., 0.])
     """
-    product = product_of(log_ratio_of(log_probs, rollout_log_probs), sequence, lengths)
-    return within(product, correction_low, correction_high).to(log_probs.dtype)
+    product = product_of(log_ratio(inputs), inputs.sequence, inputs.lengths)
+    return within(product, correction_low, correction_high).to(inputs.old_log_probs.dtype)
 
 
-@register("geometric_mask")
-@rejects
+@register("geometric_mask", needs=(*POLICIES, "sequence", "lengths"), rejects=True)
 def geometric_mask(
-    log_probs: Tensor,
-    rollout_log_probs: Tensor,
-    sequence: Tensor,
-    lengths: Tensor,
-    *,
-    correction_low: float = 1 / 1.001,
-    correction_high: float = 1 / 0.999,
+    inputs: LossInputs, *, correction_low: float = 1 / 1.001, correction_high: float = 1 / 0.999
 ) -> Tensor:
     """Rejects responses unless low ≤ G ≤ high; low = 1/1.001, high = 1/0.999. The others have weight 1.
 
@@ -70,24 +57,17 @@ def geometric_mask(
 
     G = √(1.25 · 0.8) = 1 and G = 1.01:
 
-    >>> log_probs, rollout_log_probs = torch.tensor([0.5, 0.4, 0.505]).log(), torch.tensor([0.4, 0.5, 0.5]).log()
-    >>> geometric_mask(log_probs, rollout_log_probs, torch.tensor([0, 0, 1]), torch.tensor([2, 1]))
+    >>> old, rollout = torch.tensor([0.5, 0.4, 0.505]).log(), torch.tensor([0.4, 0.5, 0.5]).log()
+    >>> sequence, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])
+    >>> geometric_mask(LossInputs(old_log_probs=old, rollout_log_probs=rollout, sequence=sequence, lengths=lengths))
     tensor([1., 1., 0.])
     """
-    mean = mean_of(log_ratio_of(log_probs, rollout_log_probs), sequence, lengths).exp()
-    return within(mean, correction_low, correction_high).to(log_probs.dtype)
+    mean = mean_of(log_ratio(inputs), inputs.sequence, inputs.lengths).exp()
+    return within(mean, correction_low, correction_high).to(inputs.old_log_probs.dtype)
 
 
-@register("off_policy_mask")
-def off_policy_mask(
-    policy_log_probs: Tensor,
-    rollout_log_probs: Tensor,
-    advantages: Tensor,
-    sequence: Tensor,
-    lengths: Tensor,
-    *,
-    off_policy_threshold: float = 0.5,
-) -> Tensor:
+@register("off_policy_mask", needs=("log_probs", "rollout_log_probs", "advantages", "sequence", "lengths"))
+def off_policy_mask(inputs: LossInputs, *, off_policy_threshold: float = 0.5) -> Tensor:
     """0 where A < 0 and mean_t(log μ − log π) of the response > threshold, else 1; threshold = 0.5.
 
     Off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556 eq. 9: a wrong response that the policy would now
@@ -99,9 +79,14 @@ def off_policy_mask(
 
     >>> policy, rollout = torch.tensor([-1.0, -2.3863, -1.0, -2.3863, -0.6]), torch.tensor([-1.0] * 4 + [-0.5])
     >>> advantages = torch.tensor([-1.0, -1.0, 1.0, 1.0, -1.0])
-    >>> off_policy_mask(policy, rollout, advantages, torch.tensor([0, 0, 1, 1, 2]), torch.tensor([2, 2, 1]))
+    >>> inputs = LossInputs(
+    ...     log_probs=policy, rollout_log_probs=rollout, advantages=advantages,
+    ...     sequence=torch.tensor([0, 0, 1, 1, 2]), lengths=torch.tensor([2, 2, 1]),
+    ... )
+    >>> off_policy_mask(inputs)
     tensor([0., 0., 1., 1., 1.])
     """
-    divergence = -mean_of(log_ratio_of(policy_log_probs, rollout_log_probs), sequence, lengths)
-    masked = (advantages < 0) & (divergence > off_policy_threshold)
-    return torch.where(masked, 0.0, torch.ones_like(policy_log_probs.detach()))
+    drift = log_ratio_of(inputs.log_probs, inputs.rollout_log_probs)
+    divergence = -mean_of(drift, inputs.sequence, inputs.lengths)
+    masked = (inputs.advantages < 0) & (divergence > off_policy_threshold)
+    return torch.where(masked, 0.0, torch.ones_like(inputs.log_probs.detach()))

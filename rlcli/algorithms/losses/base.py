@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.named import Named
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """loss: float [T]. clipped_low, clipped_high: bool [T], whether a lower or an upper bound clipped the token."""
+    """loss: float [R]. clipped_low, clipped_high: bool [R], whether a lower or an upper bound clipped the token."""
 
     loss: Tensor
     clipped_low: Tensor
@@ -19,12 +20,18 @@ class TokenLoss:
 
 
 LossFunction = Callable[..., TokenLoss]
+"""Takes `LossInputs`, and options."""
 
-loss_functions: Named[LossFunction] = Named("policy loss")
+COLUMNS = frozenset(LossInputs.columns()) - {
+    *("rollout_log_probs", "teacher_agrees", "entropy", "kept", "kept_places", "right", "group_tokens")
+}
+"""The columns that a policy loss may declare."""
+
+loss_functions: Named[TokenLoss] = Named("policy loss", ("inputs",), lambda rules: COLUMNS)
 
 
 def unclipped(loss: Tensor) -> TokenLoss:
-    """`loss` (float [T]) of a function that clips nothing.
+    """`loss` (float [R]) of a function that clips nothing.
 
     >>> unclipped(torch.tensor([0.5, 1.5])).clipped_high
     tensor([False, False])
@@ -34,7 +41,7 @@ def unclipped(loss: Tensor) -> TokenLoss:
 
 
 def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """ρ = exp(clamp(log π − log π_old, ±20)), float [T]: finite, and without gradient beyond the clamp.
+    """ρ = exp(clamp(log π − log π_old, ±20)), float [R]: finite, and without gradient beyond the clamp.
 
     >>> ratio(torch.tensor([0.0, -1.0, 500.0]), torch.tensor([0.0, 0.0, 0.0]))
     tensor([1.0000e+00, 3.6788e-01, 4.8517e+08])

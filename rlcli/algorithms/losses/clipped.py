@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import TokenLoss, loss_functions, ratio, unclipped
 
+USED = ("log_probs", "old_log_probs", "advantages")
+"""The columns that each of these losses reads."""
+
 
 def clipped_surrogate(rho: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
-    """max(−Aρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)) of ratios ρ, float [T], that carry the gradient.
+    """max(−Aρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)) of ratios ρ, float [R], that carry the gradient.
 
     `clipped_low` is A < 0 with ρ < 1 − clip_low; `clipped_high` is A > 0 with ρ > 1 + clip_high.
 
@@ -19,11 +23,9 @@ def clipped_surrogate(rho: Tensor, advantages: Tensor, clip_low: float, clip_hig
     return TokenLoss(loss, (advantages < 0) & (rho < low), (advantages > 0) & (rho > high))
 
 
-@loss_functions.register("ppo")
+@loss_functions.register("ppo", needs=USED)
 def ppo(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
+    inputs: LossInputs,
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -39,13 +41,14 @@ def ppo(
     there is a dual clip:
 
     >>> log_probs, advantages = torch.tensor([1.5, 0.5, 5.0]).log(), torch.tensor([1.0, -1.0, -1.0])
-    >>> term = ppo(log_probs, torch.zeros(3), advantages)
+    >>> inputs = LossInputs(log_probs=log_probs, old_log_probs=torch.zeros(3), advantages=advantages)
+    >>> term = ppo(inputs)
     >>> term.loss, term.clipped_low.tolist(), term.clipped_high.tolist()
     (tensor([-1.2000,  0.8000,  5.0000]), [False, True, False], [True, False, False])
-    >>> ppo(log_probs, torch.zeros(3), advantages, dual_clip=3.0).loss
+    >>> ppo(inputs, dual_clip=3.0).loss
     tensor([-1.2000,  0.8000,  3.0000])
     """
-    rho = ratio(log_probs, old_log_probs)
+    advantages, rho = inputs.advantages, ratio(inputs.log_probs, inputs.old_log_probs)
     term = clipped_surrogate(rho, advantages, clip_low, clip_high)
     if dual_clip is None:
         return term
@@ -54,11 +57,9 @@ def ppo(
     return TokenLoss(loss, term.clipped_low, term.clipped_high | (worse & (rho > dual_clip)))
 
 
-@loss_functions.register("cispo")
+@loss_functions.register("cispo", needs=USED)
 def cispo(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
+    inputs: LossInputs,
     *,
     clip_low: float = 1.0,
     clip_high: float = 0.2,
@@ -71,20 +72,19 @@ def cispo(
 
     With log π = −2 and A = 1, a ratio of e^−1 = 0.3679 counts in full and one of e = 2.718 as 1.2:
 
-    >>> term = cispo(torch.tensor([-2.0, -2.0]), torch.tensor([-1.0, -3.0]), torch.ones(2))
+    >>> log_probs, old_log_probs = torch.tensor([-2.0, -2.0]), torch.tensor([-1.0, -3.0])
+    >>> term = cispo(LossInputs(log_probs=log_probs, old_log_probs=old_log_probs, advantages=torch.ones(2)))
     >>> term.loss, term.clipped_high.tolist()
     (tensor([0.7358, 2.4000]), [False, True])
     """
-    rho = ratio(log_probs, old_log_probs).detach()
+    rho = ratio(inputs.log_probs, inputs.old_log_probs).detach()
     low, high = 1.0 - clip_low, 1.0 + clip_high
-    return TokenLoss(-rho.clamp(low, high) * advantages * log_probs, rho < low, rho > high)
+    return TokenLoss(-rho.clamp(low, high) * inputs.advantages * inputs.log_probs, rho < low, rho > high)
 
 
-@loss_functions.register("sapo")
+@loss_functions.register("sapo", needs=USED)
 def sapo(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
+    inputs: LossInputs,
     *,
     tau_positive: float = 1.0,
     tau_negative: float = 1.05,
@@ -95,21 +95,20 @@ def sapo(
     of −Aρ.
 
     >>> advantages = torch.tensor([1.0, -1.0])
-    >>> sapo(torch.zeros(2), torch.zeros(2), advantages).loss  # −4·σ(0) and 4/1.05·σ(0)
+    >>> inputs = LossInputs(log_probs=torch.zeros(2), old_log_probs=torch.zeros(2), advantages=advantages)
+    >>> sapo(inputs).loss  # −4·σ(0) and 4/1.05·σ(0)
     tensor([-2.0000,  1.9048])
-    >>> sapo(torch.tensor([2.0, 2.0]).log(), torch.zeros(2), advantages).loss  # −4·σ(1) and 4/1.05·σ(1.05)
+    >>> sapo(inputs.replace(log_probs=torch.tensor([2.0, 2.0]).log())).loss  # −4·σ(1) and 4/1.05·σ(1.05)
     tensor([-2.9242,  2.8220])
     """
-    rho = ratio(log_probs, old_log_probs)
+    advantages, rho = inputs.advantages, ratio(inputs.log_probs, inputs.old_log_probs)
     tau = torch.where(advantages > 0, tau_positive, torch.full_like(rho, tau_negative))
     return unclipped(-advantages * torch.sigmoid(tau * (rho - 1.0)) * 4.0 / tau)
 
 
-@loss_functions.register("dppo_tv")
+@loss_functions.register("dppo_tv", needs=USED)
 def dppo_tv(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
+    inputs: LossInputs,
     *,
     clip_low: float = 0.15,
     clip_high: float = 0.15,
@@ -122,10 +121,12 @@ def dppo_tv(
 
     From 0.01 to 0.04 is a small step although ρ = 4; from 0.5 to 0.75 is a large one although ρ = 1.5:
 
-    >>> term = dppo_tv(torch.tensor([0.04, 0.75]).log(), torch.tensor([0.01, 0.5]).log(), torch.ones(2))
+    >>> log_probs, old_log_probs = torch.tensor([0.04, 0.75]).log(), torch.tensor([0.01, 0.5]).log()
+    >>> term = dppo_tv(LossInputs(log_probs=log_probs, old_log_probs=old_log_probs, advantages=torch.ones(2)))
     >>> term.loss.round(decimals=4) + 0.0, term.clipped_high.tolist()
     (tensor([-4.,  0.]), [False, True])
     """
+    log_probs, old_log_probs, advantages = inputs.log_probs, inputs.old_log_probs, inputs.advantages
     rise = (log_probs.exp() - old_log_probs.exp()).detach()
     clipped_low = (advantages < 0) & (rise < -clip_low)
     clipped_high = (advantages > 0) & (rise > clip_high)

@@ -7,61 +7,61 @@ The selection is made once before a minibatch's update, over all its tokens on a
 micro-batches and ranks gives the same update. With one update a step π_old is π. (Implementations that select within
 each micro-batch select other tokens when the batch is split differently.)
 
-A selector takes old_log_probs and advantages (float [T], this rank's tokens of the minibatch) and noise (float [T],
-uniform in (0, 1), drawn so that a token has the same value in every split), and returns bool [T]. All ranks call it.
+A selector takes old_log_probs and advantages (float [R], this rank's tokens of the minibatch), noise (float [R],
+uniform in (0, 1), drawn so that a token has the same value in every split) and ranks, in this order, and returns bool
+[R]. All ranks call it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import TokenLoss, loss_functions, ratio, unclipped
-from rlcli.algorithms.losses.clipped import ppo
+from rlcli.algorithms.losses.clipped import USED, ppo
 from rlcli.algorithms.named import Named
 from rlcli.algorithms.ranks import ALONE, Ranks
 
 SelectorFunction = Callable[..., Tensor]
+"""Takes old_log_probs, advantages, noise and ranks, and options."""
 
-selectors: Named[SelectorFunction] = Named("token selection")
+selectors: Named[Tensor] = Named("token selection", ("old_log_probs", "advantages", "noise", "ranks"))
 
 
-@loss_functions.register("clip_cov")
+@loss_functions.register("clip_cov", needs=(*USED, "selected"))
 def clip_cov(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    selected: Tensor,
+    inputs: LossInputs,
     *,
     clip_low: float = 1.0,
     clip_high: float = 1.0,
     dual_clip: float | None = None,
 ) -> TokenLoss:
-    """`ppo`, but 0 and without gradient on the `selected` tokens (bool [T], of the selector of this name).
+    """`ppo`, but 0 and without gradient on the `selected` tokens (bool [R], of the selector of this name).
 
     Clip-Cov, arXiv 2505.22617, with the clips of its authors' runs: no lower clip (1), ρ at most 2. `clipped_low` and
     `clipped_high` are PPO's; selected tokens are in neither.
 
     >>> selected = torch.tensor([True, False, False])
     >>> log_probs = torch.tensor([1.5, 1.5, 3.0]).log()
-    >>> clip_cov(log_probs, torch.zeros(3), torch.ones(3), selected).loss
+    >>> inputs = LossInputs(
+    ...     log_probs=log_probs, old_log_probs=torch.zeros(3), advantages=torch.ones(3), selected=selected
+    ... )
+    >>> clip_cov(inputs).loss
     tensor([ 0.0000, -1.5000, -2.0000])
     """
-    term = ppo(log_probs, old_log_probs, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    selected, term = inputs.selected, ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     loss = torch.where(selected, 0.0, term.loss)
     return TokenLoss(loss, term.clipped_low & ~selected, term.clipped_high & ~selected)
 
 
-@loss_functions.register("kl_cov")
+@loss_functions.register("kl_cov", needs=(*USED, "selected"))
 def kl_cov(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    selected: Tensor,
+    inputs: LossInputs,
     *,
     cov_coef: float = 1.0,
 ) -> TokenLoss:
-    """−Aρ, and + cov_coef·|log π − log π_old| on the `selected` tokens (bool [T], of the selector of this name).
+    """−Aρ, and + cov_coef·|log π − log π_old| on the `selected` tokens (bool [R], of the selector of this name).
 
     KL-Cov, arXiv 2505.22617: nothing is clipped. The penalty's gradient is 0 where π = π_old: with one update a step it
     has no effect, so use several.
@@ -69,11 +69,15 @@ def kl_cov(
     −1.5 and −1.5 + ln 1.5:
 
     >>> log_probs, selected = torch.tensor([1.5, 1.5]).log(), torch.tensor([False, True])
-    >>> kl_cov(log_probs, torch.zeros(2), torch.ones(2), selected).loss
+    >>> inputs = LossInputs(
+    ...     log_probs=log_probs, old_log_probs=torch.zeros(2), advantages=torch.ones(2), selected=selected
+    ... )
+    >>> kl_cov(inputs).loss
     tensor([-1.5000, -1.0945])
     """
+    log_probs, old_log_probs = inputs.log_probs, inputs.old_log_probs
     penalty = cov_coef * (log_probs - old_log_probs).abs()
-    return unclipped(-advantages * ratio(log_probs, old_log_probs) + torch.where(selected, penalty, 0.0))
+    return unclipped(-inputs.advantages * ratio(log_probs, old_log_probs) + torch.where(inputs.selected, penalty, 0.0))
 
 
 @selectors.register("clip_cov")
@@ -122,7 +126,7 @@ def select_kl_cov(
 
 
 def _covariances(old_log_probs: Tensor, advantages: Tensor, ranks: Ranks) -> tuple[Tensor, int]:
-    """(A − mean A)(log π − mean log π), float64 [T], with means over all ranks; and the number of tokens in them."""
+    """(A − mean A)(log π − mean log π), float64 [R], with means over all ranks; and the number of tokens in them."""
     pair = torch.stack([advantages.double(), old_log_probs.double()])
     sums = torch.cat([pair.sum(dim=1), pair.new_tensor([pair.shape[1]])])
     *totals, tokens = ranks.add(sums).unbind()
@@ -135,7 +139,7 @@ def _count(share: float, tokens: int) -> int:
 
 
 def _least(candidates: Tensor, keys: Tensor, noise: Tensor, count: int, ranks: Ranks) -> Tensor:
-    """The `count` candidates, of all ranks, with the least (key, noise): bool [T]; all of them if there are fewer.
+    """The `count` candidates, of all ranks, with the least (key, noise): bool [R]; all of them if there are fewer.
 
     No rank can hold more than `count` of them, so no rank needs to send more than its own `count` least.
     """

@@ -7,7 +7,7 @@ from rlcli.algorithms.losses.base import TokenLoss, sequence_sums, unclipped
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None) -> TokenLoss:
-    """½·max((v − R)², (clip(v, v_old − clip, v_old + clip) − R)²); ½·(v − R)² with a clip of None. All float [T].
+    """½·max((v − R)², (clip(v, v_old − clip, v_old + clip) − R)²); ½·(v − R)² with a clip of None. All float [R].
 
     The value loss of PPO2, OpenAI Baselines' PPO (arXiv 1707.06347 itself does not clip it): values that have moved
     further than `clip` towards R have gradient 0. `clipped_low` and `clipped_high` are those below and above the range.
@@ -30,7 +30,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: flo
 
 
 def process_rewards(log_probs: Tensor, reference_log_probs: Tensor, *, beta: float = 0.05) -> Tensor:
-    """β(log π_prm − log π_ref), float [T]: the reward of each token by an implicit process reward model.
+    """β(log π_prm − log π_ref), float [R]: the reward of each token by an implicit process reward model.
 
     PRIME, arXiv 2502.01456. That the log-ratio of a language model to its reference is a reward: arXiv 2412.01981.
 

@@ -70,13 +70,12 @@ def _options(key: str, name: str) -> dict[str, float | None]:
     """The numbers that the function takes from `algorithm.options`, without those that have their own keys."""
     from rlcli.algorithms.losses import selectors
     from rlcli.algorithms.losses.critic import process_rewards
-    from rlcli.algorithms.named import inputs_of
 
-    function = import_module(f"rlcli.algorithms.{MODULES[key]}").get(name)
-    brought = [function]  # and the functions called for it
+    part = import_module(f"rlcli.algorithms.{MODULES[key]}").part(name)
+    brought = [part.function]  # and the functions called for it
     if key == "algorithm.loss" and name in selectors.names():
         brought.append(selectors.get(name))
-    if key == "algorithm.advantage" and "process_rewards" in inputs_of(function):
+    if key == "algorithm.advantage" and "process_rewards" in part.needs:
         brought.append(process_rewards)
     return _numbers_of(*brought)
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlcli.algorithms.algorithm import Algorithm
-from rlcli.algorithms.named import inputs_of
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples, TruncatedRule
 from rlcli.types import UNVERIFIED, Outcome, Verdict, is_reward
@@ -68,4 +67,4 @@ def left_out(
 
 def compares_group(algorithm: Algorithm) -> bool:
     """Whether the algorithm compares the samples of one prompt with one another."""
-    return algorithm.selects_pairs or "groups" in inputs_of(algorithm.advantage)
+    return algorithm.selects_pairs or "groups" in algorithm.advantage.needs

@@ -25,9 +25,8 @@ def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]
     Raises `ConfigError` if rows give one part different weights: the advantage could not know which applies.
     """
     from rlcli.algorithms import advantages
-    from rlcli.algorithms.named import inputs_of
 
-    if "weights" not in inputs_of(advantages.get(advantage)):
+    if "part_weights" not in advantages.part(advantage).needs:
         return {}
     weights: dict[str, float] = {}
     for expression in expressions:

@@ -11,41 +11,47 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlcli.algorithms.algorithm import Algorithm
+from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected, MiniWork, StepWork
+from rlcli.data.messages import Collected
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
+from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import compares_group, left_out, rewarded, right_of
 from rlcli.training.worker.plan_integrity import of_samples
 from rlcli.types import is_reward
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class SelectedSamples:
-    """The N samples that a step trains on, possibly some of them twice. groups: dense labels. columns: values of each
-    sample, `[N, …]` by name: `rewards` (shaped), `scores` (the verdicts'), `signatures`, `groups`, `lengths`, `right`,
-    `group_tokens`, and where they apply `teacher` (its number), `advantages` (of turns `[N, K]`), `turn_rewards` `[N,
-    K]`, `baselines`, `parts` and `pairs`. active: which have a gradient; None: all. reward: shaped mean of all samples
-    of the step that count, selected or not; NaN if none does. left_out: why each sample of the step does not count,
-    int8, as from `sample_filter.left_out`. one_prompt: samples of a group begin with the same prompt; those of an agent
-    begin as it likes. places: int64 `[N]`, of these samples among all of the step. shaped: float64, the shaped reward
-    of each of these; NaN if it does not count."""
+    """The N samples that a step trains on, possibly some of them twice."""
 
     samples: Samples
+    """What the controller keeps of each, `[N]`."""
     groups: list[int]
-    columns: dict[str, Any]
+    """The group of each, dense: 0 … G − 1."""
+    columns: SampleColumns[np.ndarray]
+    """What the ranks need to know of each, without `shard` and `row`."""
     shards: list[Any]
+    """References to the `SampleShard`s, indexed by `samples.shard`."""
     active: list[bool] | None
+    """Which have a gradient; None: all."""
     reward: float
-    left_out: Any
+    """Shaped mean of all samples of the step that count, selected or not; NaN if none does."""
+    left_out: np.ndarray
+    """Why each sample of the step does not count, int8, as from `sample_filter.left_out`."""
     one_prompt: bool
-    places: Any
-    shaped: Any
+    """Samples of a group begin with the same prompt; those of an agent begin as it likes."""
+    places: np.ndarray
+    """Of each, its place among all samples of the step: int64 `[N]`."""
+    shaped: np.ndarray
+    """The shaped reward of each sample of the step, float64; NaN if it does not count."""
 
 
 def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int) -> SelectedSamples:
@@ -59,43 +65,54 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
     samples = samples.take(reasons == 0) if reasons.any() else samples
     groups = torch.tensor(samples.prompt)
     rewards = shaped_rewards(samples, groups, config)
-    known = {
-        "rewards": rewards,
-        "groups": groups,
-        "lengths": torch.tensor(samples.drawn_tokens),
-        "right": torch.tensor(right_of(samples, config)),
-        "scores": torch.tensor(batch.samples.score[reasons == 0]),  # as in their signatures
-        "signatures": torch.tensor(samples.signature),
-    }
-    known["parts"], weights = _parts(samples, rewards, batch.part_weights)
+    parts, part_weights = _parts(samples, rewards, batch.part_weights)
+    known: SampleColumns[Tensor] = SampleColumns(
+        rewards=rewards,
+        groups=groups,
+        lengths=torch.tensor(samples.drawn_tokens),
+        right=torch.tensor(right_of(samples, config)),
+        scores=torch.tensor(batch.samples.score[reasons == 0]),  # as in their signatures
+        signatures=torch.tensor(samples.signature),
+        parts=parts,
+    )
     if algorithm.is_turn_level or samples.turn_rewards.size:
-        known["turn_rewards"] = turn_rewards(samples, rewards)
+        known.turn_rewards = turn_rewards(samples, rewards)
     if algorithm.needs_baselines:
-        known["baselines"] = torch.tensor(
-            [batch.baselines[p].score for p in samples.prompt.tolist()], dtype=torch.float64
-        )
+        baselines = [batch.baselines[prompt].score for prompt in samples.prompt.tolist()]
+        known.baselines = torch.tensor(baselines, dtype=torch.float64)
     if len(config.teacher.models) > 1:
         numbers = [config.teacher.number_of(source) for source in batch.data_sources]
-        known["teacher"] = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
+        known.teacher = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
     if algorithm.advantages_before_tokens:
-        more = {"weights": weights, "turns": torch.tensor(samples.turns), "turn_states": turn_states(samples)}
-        known["advantages"] = algorithm.response_advantages({**known, **more})
+        known.advantages = algorithm.response_advantages(
+            AdvantageInputs(
+                rewards=rewards,
+                groups=groups,
+                lengths=known.lengths,
+                baselines=known.get("baselines"),
+                parts=parts,
+                part_weights=part_weights,
+                turn_rewards=known.get("turn_rewards"),
+                turn_states=turn_states(samples),
+                turns=torch.tensor(samples.turns),
+            )
+        )
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
-    chosen = {name: values[indexes] for name, values in known.items()}
-    _, dense = torch.unique(chosen["groups"], return_inverse=True)
-    chosen["groups"] = dense
-    chosen["group_tokens"] = torch.zeros(len(dense)).index_add_(0, dense, chosen["lengths"].float())[dense]
+    chosen = known.map(lambda values: values[indexes])
+    _, dense = torch.unique(chosen.groups, return_inverse=True)
+    chosen.groups = dense
+    chosen.group_tokens = torch.zeros(len(dense)).index_add_(0, dense, chosen.lengths.float())[dense]
     if algorithm.selects_pairs:
-        chosen["pairs"] = torch.arange(len(indexes)) // 2
+        chosen.pairs = torch.arange(len(indexes)) // 2
     skips = algorithm.skips_zero_advantages
     counting, shaped = np.flatnonzero(reasons == 0), np.full(len(reasons), np.nan)
     shaped[counting] = rewards.numpy()
     return SelectedSamples(
         samples=samples.take(indexes.numpy()),
         groups=dense.tolist(),
-        columns={name: values.numpy() for name, values in chosen.items()},
+        columns=chosen.map(lambda values: values.numpy()),
         shards=batch.shards,
-        active=(of_samples(chosen["advantages"].abs()) != 0).tolist() if skips else None,
+        active=(of_samples(chosen.advantages.abs()) != 0).tolist() if skips else None,
         reward=float(rewards.mean()),
         left_out=reasons,
         one_prompt=not config.environment.is_command,
@@ -175,7 +192,7 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
         tokens_per_microbatch=config.train.tokens_per_microbatch,
         max_response_tokens=config.rollout.max_response_tokens,
         active=chosen.active,
-        pairs=chosen.columns["pairs"].tolist() if "pairs" in chosen.columns else None,
+        pairs=chosen.columns.pairs.tolist() if chosen.columns.has("pairs") else None,
         prompts=chosen.groups if chosen.one_prompt else None,
         context_tokens=chosen.samples.context_tokens.tolist(),
     )
@@ -183,10 +200,10 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
 
 def step_work(
     plan: Plan, chosen: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
-) -> StepWork:
-    """What all ranks receive of a step. seed: for random choices. recording: what they record of the step. version: of
-    the trainer's weights."""
-    right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
+) -> TrainRows:
+    """The `TrainRows` that all ranks share. seed: for random choices. recording: what they record of the step. version:
+    of the trainer's weights."""
+    right_tokens = chosen.columns.lengths * chosen.columns.right
     minibatches = [
         MiniWork(
             tokens=mini.tokens,
@@ -197,9 +214,8 @@ def step_work(
         )
         for mini in plan.minibatches
     ]
-    places = {"shard": chosen.samples.shard, "row": chosen.samples.row}
-    columns = chosen.columns | places
-    return StepWork(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version)
+    columns = chosen.columns.replace(shard=chosen.samples.shard, row=chosen.samples.row)
+    return TrainRows(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version)
 
 
 def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:

@@ -132,7 +132,7 @@ def best_and_worst(chosen: SelectedSamples, count: int) -> list[int]:
     """Places of at most `count` of the selected samples, by the rule above."""
     if not count:
         return []
-    rewards, groups = chosen.columns["rewards"].tolist(), dict[int, list[int]]()
+    rewards, groups = chosen.columns.rewards.tolist(), dict[int, list[int]]()
     seen = set[int]()
     for place, (group, sample) in enumerate(zip(chosen.groups, chosen.places.tolist(), strict=True)):
         if sample not in seen:  # a selection may repeat a sample

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
     from rlcli.cluster.process.busy_lanes import Span
-    from rlcli.data.messages import Coefficients, StepWork
+    from rlcli.data.messages import Coefficients
     from rlcli.data.packer import Bin
     from rlcli.data.sample_shard import SampleShard
+    from rlcli.data.train_rows import TrainRows
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.training.worker.rank_step_recorder import StepReport
     from rlcli.training.worker.state_writer import Files
+    from rlcli.training.worker.train_batch import TokenColumn
     from rlcli.training.worker.weight_sync.weight_transfer import Synced
     from rlcli.training.worker.worker_spec import WorkerSpec
 
@@ -75,7 +77,7 @@ class WorkerCalls(RolloutCalls, Protocol):
         """Free the memory of an engine that shares the trainer's device."""
 
     @dispatch(send="data", shared=["step"])
-    def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
+    def load(self, bins: Sequence[Sequence[Bin]], step: TrainRows) -> None:
         """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
 
     @dispatch()
@@ -117,11 +119,11 @@ class WorkerCalls(RolloutCalls, Protocol):
         "": a batch saved for inspection must not stop the run."""
 
     @dispatch()
-    def export_tokens(self, name: str) -> list[ObjectRef[dict[int, Any]]]:
+    def export_tokens(self, name: TokenColumn) -> list[ObjectRef[dict[int, Any]]]:
         """A reference to this rank's values under `name`, for another group: sample → array."""
 
     @dispatch(shared=["exported"])
-    def import_tokens(self, name: str, exported: list[list[ObjectRef[dict[int, Any]]]]) -> None:
+    def import_tokens(self, name: TokenColumn, exported: list[list[ObjectRef[dict[int, Any]]]]) -> None:
         """Fill in what all ranks of another group exported."""
 
     @dispatch()

@@ -25,7 +25,7 @@ class CriticRole:
     def infer(self, batch: TrainBatch) -> None:
         """Compute the value of the state before each token, as the batch's tokens `values`."""
         for micro in batch:
-            micro.tokens["values"] = self.model.values(micro.packed)
+            micro.tokens.values = self.model.values(micro.packed)
 
     def update(self, batch: TrainBatch, index: int, lr: float) -> dict[str, float]:
         """One optimizer step on Σ value_loss / tokens. Returns sums over this rank's tokens: `tokens`, `loss`,
@@ -37,8 +37,8 @@ class CriticRole:
             from rlcli.algorithms.losses.critic import value_loss
 
             values = outputs.values
-            returns = micro.tokens["returns"]
-            term = value_loss(values, micro.tokens["values"], returns, clip=self.clip)
+            returns = micro.tokens.returns
+            term = value_loss(values, micro.tokens.values, returns, clip=self.clip)
             errors = returns - values.detach()
             sums = {
                 "tokens": torch.ones_like(errors),
@@ -66,12 +66,12 @@ class ProcessRewardRole:
     def infer(self, batch: TrainBatch) -> None:
         """Compute the implicit reward of each token, as the batch's tokens `process_rewards`."""
         from rlcli.algorithms.losses.critic import process_rewards
-        from rlcli.algorithms.named import call
+        from rlcli.algorithms.named import chosen_options
 
+        options = chosen_options(process_rewards, self.options)
         for micro in batch:
             log_probs = self.model.log_probs(micro.packed, self.temperature)
-            inputs = {"log_probs": log_probs, "reference_log_probs": micro.tokens["reference_log_probs"]}
-            micro.tokens["process_rewards"] = call(process_rewards, inputs, self.options)
+            micro.tokens.process_rewards = process_rewards(log_probs, micro.tokens.reference_log_probs, **options)
 
     def update(self, batch: TrainBatch, index: int, lr: float) -> dict[str, float]:
         """One optimizer step on the mean cross-entropy of the responses' verdicts. Returns sums over this rank's
@@ -82,20 +82,14 @@ class ProcessRewardRole:
 
             from rlcli.algorithms.losses.base import sequence_sums
             from rlcli.algorithms.losses.critic import implicit_reward_loss
-            from rlcli.algorithms.named import call
+            from rlcli.algorithms.named import chosen_options
 
-            log_probs = outputs.log_probs
-            right = batch.of(micro, "right").double()
-            inputs = {
-                "log_probs": log_probs,
-                "reference_log_probs": micro.tokens["reference_log_probs"],
-                "rewards": right,
-                "sequence": micro.packed.sequence,
-                "lengths": micro.lengths,
-            }
-            terms = call(implicit_reward_loss, inputs, self.options).loss
-            total = (terms / micro.lengths[micro.packed.sequence]).sum()
-            drift = log_probs.detach() - micro.tokens["reference_log_probs"]
+            log_probs, reference = outputs.log_probs, micro.tokens.reference_log_probs
+            right = batch.columns.right[micro.samples].double()
+            options = chosen_options(implicit_reward_loss, self.options)
+            term = implicit_reward_loss(log_probs, reference, right, micro.packed.sequence, micro.lengths, **options)
+            total = (term.loss / micro.lengths[micro.packed.sequence]).sum()
+            drift = log_probs.detach() - reference
             agree = (sequence_sums(drift, micro.packed.sequence, micro.lengths) > 0) == (right > 0.5)
             sums = {"responses": torch.ones_like(right), "loss": total.detach(), "agree": agree}
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.algorithms.correction.log_prob_check import Comparison, joined, sample_table
 
@@ -60,7 +60,7 @@ class LogProbRecord:
         tables: list[np.ndarray] = []
         micros = [micro for micro, _ in self._log_probs.values()]
         log_probs = [values.float() for _, values in self._log_probs.values()]
-        on_host = download([*log_probs, *(micro.tokens["rollout_log_probs"] for micro in micros)])
+        on_host = download([*log_probs, *(micro.tokens.rollout_log_probs for micro in micros)])
         arrays = [tensor.numpy() for tensor in on_host]
         for micro, trainer, engine in zip(micros, arrays, arrays[len(micros) :], strict=False):
             current = np.concatenate([drawn_by(row, self.version) for row in micro.rows])
@@ -76,10 +76,10 @@ class LogProbRecord:
         """Keep a step's samples for `recent`: no earlier ones, so that a run that resumes equals one that does not."""
         self._rows = list(rows)
 
-    def recent(self, tokens: int) -> list[tuple[Any, int]]:
+    def recent(self, tokens: int) -> list[tuple[np.ndarray, int]]:
         """Samples of the step with about this many drawn tokens in all, each the int32 tokens of its last branch and
         how many of them are its prompt; none with pictures."""
-        rows: list[tuple[Any, int]] = []
+        rows: list[tuple[np.ndarray, int]] = []
         for row in self._rows:
             branch = row.branches[-1]
             if not branch.pictures and branch.drawn_tokens and tokens > 0:

@@ -7,15 +7,17 @@ whose names begin with `check_`, which the controller compares with its plan (`r
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.data.signature import signature, tokens_digest
+from rlcli.data.train_rows import SampleColumns
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import REPORT, RunFailed
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -34,13 +36,13 @@ NAMED = 3
 """Most weights that a message names."""
 
 
-def weight_of(signatures: Any) -> Any:
+def weight_of(signatures: np.ndarray | Tensor) -> np.ndarray | Tensor:
     """A weight in [0, 1) for each sample, from its signature: numpy or torch int64 `[N]` → float64 `[N]`. Advantages of
     a group add up to 0; the weighted ones do not."""
     return (signatures % 65536) / 65536.0
 
 
-def of_samples(values: Any) -> Any:
+def of_samples(values: np.ndarray | Tensor) -> np.ndarray | Tensor:
     """One value a sample of a numpy or torch column `[N]`, or `[N, K]` by turn, which is summed: `[N]`."""
     return values if values.ndim == 1 else values.sum(1)
 
@@ -48,9 +50,9 @@ def of_samples(values: Any) -> Any:
 class RowCheck:
     """Compares the rows of a batch with their signatures, as they are packed for the loss."""
 
-    def __init__(self, columns: Mapping[str, Any], *, one_prompt: bool = True) -> None:
-        """columns: numpy `[N]` by name, of all the step's samples. Without `signatures` nothing is checked. one_prompt:
-        the samples of a group begin with the same prompt."""
+    def __init__(self, columns: SampleColumns[np.ndarray], *, one_prompt: bool = True) -> None:
+        """columns: of all the step's samples. Without `signatures` nothing is checked. one_prompt: the samples of a
+        group begin with the same prompt."""
         self.columns, self._one_prompt = columns, one_prompt
         self._prompts: dict[int, int] = {}
 
@@ -59,7 +61,7 @@ class RowCheck:
         device in one copy. Raises RunFailed."""
         from rlcli.model.device_copies import download
 
-        if "signatures" not in self.columns:
+        if not self.columns.has("signatures"):
             return
         tensors = [each for _, each in micros]
         arrays = iter([tensor.numpy() for tensor in download([one for each in tensors for one in each])])
@@ -67,13 +69,19 @@ class RowCheck:
             self._check_micro(rows, *(next(arrays) for _ in each))
 
     def _check_micro(
-        self, rows: Sequence[Trajectory], samples: Any, counts: Any, sequence: Any, targets: Any, engine: Any
+        self,
+        rows: Sequence[Trajectory],
+        samples: np.ndarray,
+        counts: np.ndarray,
+        sequence: np.ndarray,
+        targets: np.ndarray,
+        engine: np.ndarray,
     ) -> None:
         """rows: of each of S sequences, from its shard. samples, counts `[S]`: which it is, and its drawn tokens.
         sequence, targets, engine `[R]`: of each drawn token the sequence, the id, and the engine's log-prob."""
         import numpy as np
 
-        signatures = self.columns["signatures"]
+        signatures = self.columns.signatures
         if not np.array_equal(np.bincount(sequence, minlength=len(counts)), counts):
             raise RunFailed("the packed batch assigns drawn tokens to other samples than planned", REPORT)
         ends = np.cumsum(counts)[:-1]
@@ -84,7 +92,7 @@ class RowCheck:
             forwarded = row.tokens.copy()
             forwarded[row.drawn] = drawn
             digest = tokens_digest(replace(row, tokens=forwarded, log_probs=log_probs))
-            found = signature(digest, float(self.columns["scores"][sample]))
+            found = signature(digest, float(self.columns.scores[sample]))
             if signatures[sample] and found != signatures[sample]:
                 raise RunFailed(
                     f"sample {sample} of the step is trained on with other tokens, log-probs or reward than it was "
@@ -92,9 +100,9 @@ class RowCheck:
                     REPORT,
                 )
 
-    def _check_group(self, sample: int, prompt: Any) -> None:
+    def _check_group(self, sample: int, prompt: np.ndarray) -> None:
         """Check that samples of one group have one prompt."""
-        group, digest = int(self.columns["groups"][sample]), zlib.crc32(prompt.tobytes())
+        group, digest = int(self.columns.groups[sample]), zlib.crc32(prompt.tobytes())
         if self._prompts.setdefault(group, digest) != digest:
             raise RunFailed(f"group {group} of the step holds samples of different prompts", REPORT)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients
@@ -17,10 +17,12 @@ from rlcli.training.worker.plan_integrity import of_samples, watch_pull, weight_
 from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
     from rlcli.algorithms.aggregation import Denominators
+    from rlcli.algorithms.inputs import LossInputs
     from rlcli.model.policy import TokenOutputs
 
 
@@ -55,22 +57,22 @@ class PolicyRole:
 
     def compute_old_log_probs(self, batch: TrainBatch) -> None:
         for micro in batch:
-            micro.tokens["old_log_probs"] = self.policy.log_probs(micro.packed, self.temperature)
+            micro.tokens.old_log_probs = self.policy.log_probs(micro.packed, self.temperature)
             if self.compares_samples:
-                self.log_prob_record.saw(micro, micro.tokens["old_log_probs"])
+                self.log_prob_record.saw(micro, micro.tokens.old_log_probs)
 
     def compute_reference_log_probs(self, batch: TrainBatch) -> None:
         model = self.reference or self.policy
         with nullcontext() if self.reference else model.adapter_disabled():
             for micro in batch:
-                micro.tokens["reference_log_probs"] = model.log_probs(micro.packed, self.temperature)
+                micro.tokens.reference_log_probs = model.log_probs(micro.packed, self.temperature)
 
     def update(self, batch: TrainBatch, index: int, coefficients: Coefficients) -> dict[str, float]:
         """One optimizer step. Returns sums over this rank's drawn tokens (see `Objective.sums`), `grad_norm`, which is
         global and so divided by the number of ranks, and `compared_tokens`, for the log-prob check."""
         for micro in batch.minibatches[index] if self.algorithm.needs_teacher_top else ():
             if not micro.empty:
-                micro.packed = replace(micro.packed, candidates=micro.tokens["teacher_top"])
+                micro.packed = replace(micro.packed, candidates=micro.tokens.teacher_top)
         forward = {"temperature": self.temperature, "want_entropy": True}
         loss = partial(self._objective, batch, index, coefficients)
         sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
@@ -78,15 +80,18 @@ class PolicyRole:
         self.log_prob_record.end()
         return sums | compared | self._checks(batch, index) if sums and "bad" not in sums else sums
 
-    def probe_log_probs(self, tokens: Any) -> Any:
+    def probe_log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""
         from rlcli.model.packed_batch import pack
 
         # The engine's log-probs of a prompt are of all tokens, those that it does not draw too.
         packed = replace(pack([(tokens, 1)], self.device, rule=self.images), never=None)
-        return self.policy.log_probs(packed, temperature=1.0).float().cpu().numpy()
+        log_probs: np.ndarray = self.policy.log_probs(packed, temperature=1.0).float().cpu().numpy()
+        return log_probs
 
-    def rows_log_probs(self, rows: Sequence[tuple[Any, int]], unit: float = 0.0, seed: int = 0) -> list[Any]:
+    def rows_log_probs(
+        self, rows: Sequence[tuple[np.ndarray, int]], unit: float = 0.0, seed: int = 0
+    ) -> list[np.ndarray]:
         """For each row, int32 tokens and how many of them are its prompt, float32 log-probs at temperature 1 of the
         tokens behind the prompt. unit: if given, layers round their outputs once more, by so much (see
         `rlcli.model.rounding`)."""
@@ -102,23 +107,34 @@ class PolicyRole:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a micro-batch from the model's outputs, and sums for metrics and checks."""
         from rlcli.algorithms.aggregation import Denominators
+        from rlcli.algorithms.inputs import LossInputs
 
         self.on_outputs(micro, outputs)
-        if self.compares_samples and "old_log_probs" not in micro.tokens:
+        if self.compares_samples and not micro.tokens.has("old_log_probs"):
             self.log_prob_record.saw(micro, outputs.log_probs)
         assert outputs.entropy is not None, "it was asked for"
         work = batch.policy_works[index]
-        tokens = dict(micro.tokens)
-        if not self.sampled:
-            del tokens["rollout_log_probs"]  # given responses were not sampled by an engine
-        entropy = outputs.entropy if coefficients.entropy else outputs.entropy.detach()
-        columns = {name: batch.of(micro, name) for name in ("pairs", "right", "group_tokens") if name in batch.columns}
-        inputs = tokens | columns | {"log_probs": outputs.log_probs, "entropy": entropy}
-        if outputs.candidate_log_probs is not None:
-            inputs["candidate_log_probs"] = outputs.candidate_log_probs
-        inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
-        if micro.kept_places is not None:
-            inputs["kept_places"] = micro.kept_places
+        tokens, columns = micro.tokens, batch.columns
+        inputs = LossInputs(
+            log_probs=outputs.log_probs,
+            old_log_probs=tokens.get("old_log_probs"),
+            rollout_log_probs=tokens.rollout_log_probs if self.sampled else None,  # else no engine sampled them
+            reference_log_probs=tokens.get("reference_log_probs"),
+            teacher_log_probs=tokens.get("teacher_log_probs"),
+            teacher_agrees=tokens.get("teacher_agrees"),
+            teacher_top_log_probs=tokens.get("teacher_top_log_probs"),
+            candidate_log_probs=outputs.candidate_log_probs,
+            advantages=tokens.advantages,
+            entropy=outputs.entropy if coefficients.entropy else outputs.entropy.detach(),
+            selected=tokens.get("selected"),
+            kept=tokens.get("kept"),
+            kept_places=tokens.get("kept_places"),
+            sequence=micro.packed.sequence,
+            lengths=micro.lengths,
+            pairs=columns.pairs[micro.samples] if columns.has("pairs") else None,
+            right=columns.right[micro.samples] if columns.has("right") else None,
+            group_tokens=columns.group_tokens[micro.samples] if columns.has("group_tokens") else None,
+        )
         denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
         checks, watch = self._row_sums(batch, micro, inputs, denominators)
         objective = self.algorithm.objective(
@@ -132,7 +148,7 @@ class PolicyRole:
         return objective.loss, objective.sums | checks
 
     def _row_sums(
-        self, batch: TrainBatch, micro: MicroBatch, inputs: dict[str, Tensor], denominators: Denominators
+        self, batch: TrainBatch, micro: MicroBatch, inputs: LossInputs, denominators: Denominators
     ) -> tuple[dict[str, Tensor], Callable[[Tensor], None]]:
         """Sums of one micro-batch that the controller compares with its plan: `check_rows`, of the signatures;
         `check_advantages`, of the advantages, each weighted by its signature; `check_expected_pull`, and `check_pull`,
@@ -142,16 +158,18 @@ class PolicyRole:
 
         sums: dict[str, Tensor] = {}
         watch: Callable[[Tensor], None] = _unwatched
-        planned = batch.of(micro, "advantages") if "advantages" in batch.columns else None
-        if "signatures" in batch.columns:
-            signatures = batch.of(micro, "signatures")
+        columns = batch.columns
+        planned = columns.advantages[micro.samples] if columns.has("advantages") else None
+        if columns.has("signatures"):
+            signatures = columns.signatures[micro.samples]
             sums["check_rows"] = signatures.double().sum()
             if planned is not None:
                 sums["check_advantages"] = (of_samples(planned.double()) * weight_of(signatures)).sum()
         if self.checks_loss:
-            tokens = micro.tokens["advantages"] if planned is None else micro.spread(planned)
-            read = (tokens.index_select(0, inputs["kept_places"]) if "kept" in inputs else tokens).double()
-            sums["check_expected_pull"] = self.algorithm.pull(inputs | {"advantages": tokens}, denominators).double()
+            tokens = micro.tokens.advantages if planned is None else micro.spread(planned)
+            read = (tokens.index_select(0, inputs.kept_places) if inputs.has("kept") else tokens).double()
+            pull_of = self.algorithm.pull(inputs.replace(advantages=tokens), denominators)
+            sums["check_expected_pull"] = pull_of.double()
             sums["check_pull"] = pull = torch.zeros_like(sums["check_expected_pull"])
             watch = partial(watch_pull, advantages=read, pull=pull, world=self.policy.data_ranks)
         return {name: value.detach() for name, value in sums.items()}, watch

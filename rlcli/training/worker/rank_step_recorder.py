@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from rlcli.algorithms.correction.log_prob_check import Comparison
 from rlcli.cluster.process.busy_lanes import Span
 from rlcli.cluster.process.peak_memory import Peaks
-from rlcli.data.messages import StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.sample_files import write_table
 from rlcli.data.sample_shard import FETCH_TIMEOUT_S
 from rlcli.data.step_files import RecordedSample, Recording, TokenValues, tokens_row, tokens_table
+from rlcli.data.train_rows import TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.support.background_writer import BackgroundWriter
 from rlcli.support.files import filled_path
@@ -63,7 +63,7 @@ class StepRecorder:
         self._writer = BackgroundWriter("token records")
         self._drop()
 
-    def begin(self, step: StepWork, bins: Sequence[Sequence[Bin]], batch: TrainBatch, *, spare: bool) -> None:
+    def begin(self, step: TrainRows, bins: Sequence[Sequence[Bin]], batch: TrainBatch, *, spare: bool) -> None:
         """Record this step, if it is to be. What is there of one that was broken off is dropped. bins: of this rank's
         `batch`. spare: this rank also records the samples that no rank forwards."""
         self._drop()
@@ -74,17 +74,17 @@ class StepRecorder:
         self._rows = batch.recorded
         packed = [micro for micros in batch.minibatches for micro in micros]
         for micro, bin in zip(packed, (bin for micros in bins for bin in micros), strict=True):
-            ends = step.columns["lengths"][list(bin)].cumsum().tolist()
+            ends = step.columns.lengths[list(bin)].cumsum().tolist()
             starts = [0, *ends][: len(ends)]
             self._parts[id(micro)] = [part for part in zip(bin, starts, ends, strict=True) if part[0] in self._rows]
         if spare:
-            shard, row = step.columns["shard"], step.columns["row"]
+            shard, row = step.columns.shard, step.columns.row
             self._idle = [
                 (one, step.shards[int(shard[one.place])], int(row[one.place]))
                 for one in recording.samples
                 if not one.forwarded
             ]
-        if "advantages" in batch.columns and batch.columns["advantages"].ndim > 1:
+        if batch.columns.has("advantages") and batch.columns.advantages.ndim > 1:
             self.saw_advantages(batch)
 
     def saw_advantages(self, batch: TrainBatch) -> None:
@@ -101,7 +101,7 @@ class StepRecorder:
     def saw_outputs(self, micro: MicroBatch, outputs: TokenOutputs) -> None:
         """Keep what a micro-batch's first forward pass in an update gave for its recorded samples."""
         parts = self._parts.pop(id(micro), ())
-        old = micro.tokens.get("old_log_probs", outputs.log_probs)
+        old = micro.tokens.old_log_probs if micro.tokens.has("old_log_probs") else outputs.log_probs
         found = {"trainer_log_probs": old, "entropy": outputs.entropy, "advantages": micro.tokens.get("advantages")}
         for place, start, end in parts:
             for name, values in found.items():

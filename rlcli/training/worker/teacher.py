@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from rlcli.config.schema import RunConfig
 from rlcli.training.worker.backend import Loader, TrainingBackend
 from rlcli.training.worker.served_teacher import Scores, ServedTeacher
-from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
+from rlcli.training.worker.train_batch import MicroBatch, TokenColumn, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcli.model.logprobs import Likeliest
 
-OF_TOKENS = ("teacher_log_probs", "teacher_agrees")
+OF_TOKENS: tuple[TokenColumn, ...] = ("teacher_log_probs", "teacher_agrees")
 """What teachers fill in for each drawn token."""
-OF_TOP = ("teacher_top", "teacher_top_log_probs")
+OF_TOP: tuple[TokenColumn, ...] = ("teacher_top", "teacher_top_log_probs")
 """The same with `teacher.top_k`: ids and log-probs of the likeliest tokens."""
 
 
@@ -57,9 +57,10 @@ class TeacherRole:
             found = model.likeliest(packed, self.temperature, self.top_k, self.vocabulary)
         values = [found.log_probs, found.agrees, *((found.ids, found.top) if self.top_k else ())]
         for name, value in zip((*OF_TOKENS, *OF_TOP), values, strict=False):
-            whole = torch.zeros(len(own), *value.shape[1:], dtype=value.dtype, device=value.device)
-            column = micro.tokens.setdefault(name, whole)
-            column[own] = value
+            if not micro.tokens.has(name):
+                whole = torch.zeros(len(own), *value.shape[1:], dtype=value.dtype, device=value.device)
+                micro.tokens.set(name, whole)
+            micro.tokens.get(name)[own] = value
 
     def _asked(self, model: ServedTeacher, batch: TrainBatch, micro: MicroBatch, number: int) -> Likeliest:
         """What a server gives for its samples, in their order."""
@@ -68,8 +69,11 @@ class TeacherRole:
 
         from rlcli.model.logprobs import Likeliest
 
-        mine = (lambda place: True) if len(self.models) == 1 else (batch.of(micro, "teacher") == number).__getitem__
-        branches = [branch for place, row in enumerate(micro.rows) if mine(place) for branch in row.branches]
+        rows = micro.rows
+        if len(self.models) > 1:
+            mine = (batch.columns.teacher[micro.samples] == number).tolist()
+            rows = [row for row, is_mine in zip(micro.rows, mine, strict=True) if is_mine]
+        branches = [branch for row in rows for branch in row.branches]
         scores = model.score([(branch.tokens, branch.drawn) for branch in branches if branch.drawn.any()])
         none = Scores(np.zeros(0, np.float32), np.zeros(0, bool), *(np.zeros((0, self.top_k), t) for t in (int, "f4")))
         columns = [np.concatenate(parts) for parts in zip(none, *scores, strict=True)]
@@ -82,4 +86,4 @@ class TeacherRole:
 
         if len(self.models) == 1:
             return torch.ones_like(micro.packed.targets, dtype=torch.bool)
-        return (batch.of(micro, "teacher") == number)[micro.packed.sequence]
+        return (batch.columns.teacher[micro.samples] == number)[micro.packed.sequence]

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlcli.algorithms.algorithm import Algorithm
-from rlcli.algorithms.named import inputs_of
+from rlcli.algorithms.inputs import AdvantageInputs, LossInputs
 from rlcli.algorithms.ranks import Ranks
-from rlcli.data.messages import MiniWork
+from rlcli.data.train_rows import MiniWork
 from rlcli.training.worker.train_batch import Joined, TrainBatch
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ def fill_kept(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
     for index in range(len(batch.minibatches)):
         joined = batch.joined(index)
         kept = algorithm.keep_tokens(
-            {
-                "log_probs": joined.tokens("old_log_probs"),
-                "rollout_log_probs": joined.tokens("rollout_log_probs"),
-                "sequence": joined.sequence,
-                "lengths": joined.lengths,
-            }
+            LossInputs(
+                old_log_probs=joined.tokens("old_log_probs"),
+                rollout_log_probs=joined.tokens("rollout_log_probs"),
+                sequence=joined.sequence,
+                lengths=joined.lengths,
+            )
         )
         joined.fill_kept(kept)
-        lost = torch.zeros(len(batch.columns["groups"]), dtype=torch.float64, device=batch.device)
+        lost = torch.zeros(len(batch.columns.groups), dtype=torch.float64, device=batch.device)
         lost.index_add_(0, joined.samples[joined.sequence], (~kept).double())
         batch.policy_works[index] = _without(batch, index, ranks.add(lost))
 
@@ -59,14 +59,9 @@ def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None
         joined = batch.joined(index)
         kept = joined.tokens("kept").bool() if algorithm.rejects else slice(None)
         noise = _noise(batch, joined)
-        inputs = {
-            "old_log_probs": joined.tokens("old_log_probs")[kept],
-            "advantages": joined.tokens("advantages")[kept],
-            "noise": noise[kept],
-            "ranks": ranks,
-        }
+        old_log_probs, advantages = joined.tokens("old_log_probs")[kept], joined.tokens("advantages")[kept]
         selected = torch.zeros_like(noise, dtype=torch.bool)
-        selected[kept] = algorithm.select_tokens(inputs)
+        selected[kept] = algorithm.select_tokens(old_log_probs, advantages, noise[kept], ranks)
         joined.fill("selected", selected)
 
 
@@ -75,13 +70,13 @@ def _without(batch: TrainBatch, index: int, lost: Tensor) -> MiniWork:
     lost all of its tokens is not counted, nor is a prompt that has lost all of its responses; `group_tokens` falls."""
     import torch
 
-    work, groups, lengths = batch.works[index], batch.columns["groups"], batch.columns["lengths"]
+    work, groups, lengths = batch.works[index], batch.columns.groups, batch.columns.lengths
     gone = ((lost > 0) & (lost >= lengths)).double()
     table = torch.stack([lost, gone, torch.ones_like(lost)], dim=1)
     of_groups = table.new_zeros(int(groups.max()) + 1 if len(groups) else 0, 3).index_add_(0, groups, table)
-    batch.columns["group_tokens"] = batch.columns["group_tokens"] - of_groups[groups, 0].float()
+    batch.columns.group_tokens = batch.columns.group_tokens - of_groups[groups, 0].float()
     emptied = (of_groups[:, 1] > 0) & (of_groups[:, 1] == of_groups[:, 2])
-    sums = (lost.sum(), gone.sum(), emptied.double().sum(), (lost * batch.columns["right"]).sum())
+    sums = (lost.sum(), gone.sum(), emptied.double().sum(), (lost * batch.columns.right).sum())
     tokens, sequences, prompts, right_tokens = map(int, torch.stack(sums).tolist())
     return replace(
         work,
@@ -94,25 +89,23 @@ def _without(batch: TrainBatch, index: int, lost: Tensor) -> MiniWork:
 
 def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:
     joined = batch.joined()
-    rewards = batch.columns["rewards"][joined.samples]
+    rewards = batch.columns.rewards[joined.samples]
     token_rewards = _kl_penalty(algorithm, joined, kl_coef) + _rewards(batch, joined)
-    groups = batch.columns["groups"]
-    inputs = {
-        "token_rewards": token_rewards,
-        "sequence": joined.sequence,
-        "lengths": joined.lengths,
-        "rewards": rewards,
-        "groups": groups[joined.samples],
-        "group_count": int(groups.max()) + 1 if len(groups) else 0,  # the selection may be empty
-        "ranks": ranks,
-    }
-    if algorithm.needs_critic:
-        inputs["values"] = joined.tokens("values")
-    if algorithm.needs_process_rewards:
-        inputs["process_rewards"] = joined.tokens("process_rewards")
-    for name in ("old_log_probs", "teacher_log_probs"):
-        if name in inputs_of(algorithm.advantage):
-            inputs[name] = joined.tokens(name)
+    groups = batch.columns.groups
+    needs = algorithm.advantage.needs
+    inputs = AdvantageInputs(
+        token_rewards=token_rewards,
+        sequence=joined.sequence,
+        lengths=joined.lengths,
+        rewards=rewards,
+        groups=groups[joined.samples],
+        group_count=int(groups.max()) + 1 if len(groups) else 0,  # the selection may be empty
+        ranks=ranks,
+        values=joined.tokens("values") if "values" in needs else None,
+        process_rewards=joined.tokens("process_rewards") if "process_rewards" in needs else None,
+        old_log_probs=joined.tokens("old_log_probs") if "old_log_probs" in needs else None,
+        teacher_log_probs=joined.tokens("teacher_log_probs") if "teacher_log_probs" in needs else None,
+    )
     made = algorithm.token_advantages(inputs)
     joined.fill("advantages", made.advantages.float())
     if made.returns is not None:
@@ -124,12 +117,12 @@ def _rewards(batch: TrainBatch, joined: Joined) -> Tensor:
     each turn's on the turn's last token. A turn without tokens counts to the token before it, else to the first one."""
     import torch
 
-    if "turn_rewards" in batch.columns:
-        by_turn = batch.columns["turn_rewards"][joined.samples]
+    if batch.columns.has("turn_rewards"):
+        by_turn = batch.columns.turn_rewards[joined.samples]
         counts = torch.zeros_like(by_turn, dtype=torch.int64)
         counts.index_put_((joined.sequence, joined.tokens("turn").long()), torch.ones_like(joined.sequence), True)
     else:
-        by_turn = batch.columns["rewards"][joined.samples, None]
+        by_turn = batch.columns.rewards[joined.samples, None]
         counts = joined.lengths[:, None]
     present = joined.lengths > 0
     starts = joined.lengths.cumsum(0) - joined.lengths
@@ -141,10 +134,19 @@ def _rewards(batch: TrainBatch, joined: Joined) -> Tensor:
 def _penalised_rewards(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> Tensor:
     """Advantages `[N]` of rewards minus each response's KL: every rank needs those of all samples."""
     joined = batch.joined()
-    penalties = batch.columns["rewards"].new_zeros(len(batch.columns["rewards"]))
+    penalties = batch.columns.rewards.new_zeros(len(batch.columns.rewards))
     penalties.index_add_(0, joined.samples[joined.sequence], _kl_penalty(algorithm, joined, kl_coef))
-    rewards = batch.columns["rewards"] + ranks.add(penalties)
-    return algorithm.response_advantages({**batch.columns, "rewards": rewards})
+    rewards = batch.columns.rewards + ranks.add(penalties)
+    columns = batch.columns
+    return algorithm.response_advantages(
+        AdvantageInputs(
+            rewards=rewards,
+            groups=columns.groups,
+            lengths=columns.lengths,
+            baselines=columns.get("baselines"),
+            parts=columns.parts,
+        )
+    )
 
 
 def _kl_penalty(algorithm: Algorithm, joined: Joined, kl_coef: float) -> Tensor:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from rlcli.data.messages import MiniWork, StepWork
+from rlcli.column_records import Column, Columns
 from rlcli.data.packer import Bin
-from rlcli.data.sample_shard import FETCH_TIMEOUT_S
+from rlcli.data.sample_shard import FETCH_TIMEOUT_S, SampleShard
+from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.images.image_rule import ImageRule
 from rlcli.support.files import replacing
 from rlcli.training.worker.plan_integrity import RowCheck
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -23,27 +25,86 @@ if TYPE_CHECKING:
     from rlcli.model.packed_batch import PackedBatch
 
 
+TokenColumn = Literal[
+    "rollout_log_probs",
+    "turn",
+    "old_log_probs",
+    "reference_log_probs",
+    "teacher_log_probs",
+    "teacher_agrees",
+    "teacher_top",
+    "teacher_top_log_probs",
+    "values",
+    "process_rewards",
+    "advantages",
+    "returns",
+    "selected",
+    "kept",
+    "kept_places",
+]
+"""The names of `TokenColumns`."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class TokenColumns(Columns):
+    """What is known of the R response tokens of one micro-batch. All but the first two are filled in by the roles.
+
+    >>> import torch
+    >>> tokens = TokenColumns(rollout_log_probs=torch.tensor([-1.0, -0.5]))
+    >>> tokens.old_log_probs = tokens.rollout_log_probs - 0.25
+    >>> tokens.old_log_probs, tokens.has("advantages")
+    (tensor([-1.2500, -0.7500]), False)
+    """
+
+    rollout_log_probs: Column[Tensor] = Column("float32", "R")
+    """log μ, as the engine reported it. From the trajectories."""
+    turn: Column[Tensor] = Column("int64", "R")
+    """The turn of its sample that each token is of, from 0, if turns are rewarded. From the trajectories."""
+    old_log_probs: Column[Tensor] = Column("float32", "R")
+    """log π at the start of the step. From `PolicyRole.compute_old_log_probs`."""
+    reference_log_probs: Column[Tensor] = Column("float32", "R")
+    """log π_ref. From `PolicyRole.compute_reference_log_probs`."""
+    teacher_log_probs: Column[Tensor] = Column("float32", "R")
+    """log ν. From `TeacherRole`, like the next three."""
+    teacher_agrees: Column[Tensor] = Column("bool", "R")
+    """Whether the token is the teacher's likeliest."""
+    teacher_top: Column[Tensor] = Column("int64", "R", "K")
+    """Ids of the teacher's K likeliest tokens."""
+    teacher_top_log_probs: Column[Tensor] = Column("float32", "R", "K")
+    """Their log ν."""
+    values: Column[Tensor] = Column("float32", "R")
+    """V of the state before each token. From `CriticRole`."""
+    process_rewards: Column[Tensor] = Column("float32", "R")
+    """The implicit process reward of each token. From `ProcessRewardRole`."""
+    advantages: Column[Tensor] = Column("float32", "R")
+    """A. From the controller's columns, or from `fill_advantages`."""
+    returns: Column[Tensor] = Column("float32", "R")
+    """What the critic learns. From `fill_advantages`."""
+    selected: Column[Tensor] = Column("bool", "R")
+    """The tokens that the loss treats separately. From `fill_selected`."""
+    kept: Column[Tensor] = Column("bool", "R")
+    """The tokens that no correction rejects. From `fill_kept`."""
+    kept_places: Column[Tensor] = Column("int64", "kept tokens")
+    """Where `kept` is true. From `fill_kept`."""
+
+
 @dataclass
 class MicroBatch:
-    """One micro-batch on the rank that trains it, of S sequences and R drawn tokens.
-
-    samples: int64 `[S]`, indexes into the step's samples. lengths: int64 `[S]`, drawn tokens of each. empty: this
-    rank has no rows here and only takes part in the collectives. tokens: `[R]` by name: the engine's
-    `rollout_log_probs`; if turns are rewarded, the `turn` (int64, from 0) of its sample that each is of; and what the
-    roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …), some of them `[R, K]`.
-    of_teachers: with several teachers, the number of each that has samples here → the pack of those samples alone.
-    rows: the samples' trajectories, S of them. kept_places: int64, the drawn tokens that no correction rejects, if some
-    may be rejected.
-    """
+    """One micro-batch on the rank that trains it, of S sequences and R response tokens."""
 
     packed: PackedBatch
     samples: Tensor
+    """Indexes of its sequences into the step's samples: int64 `[S]`."""
     lengths: Tensor
+    """Response tokens of each: int64 `[S]`."""
     empty: bool
-    tokens: dict[str, Tensor] = field(default_factory=dict)
+    """This rank has no rows here and only takes part in the collectives."""
+    tokens: TokenColumns
+    """What is known of its response tokens."""
     of_teachers: dict[int, PackedBatch] = field(default_factory=dict)
+    """With several teachers: the number of each that has samples here → the pack of those samples alone."""
     rows: Sequence[Trajectory] = ()
-    kept_places: Tensor | None = None
+    """The trajectories of its sequences, S of them."""
 
     def moved(self, move: Move) -> MicroBatch:
         """See `rlcli.model.device_copies.Movable`."""
@@ -52,30 +113,33 @@ class MicroBatch:
             packed=self.packed.moved(move),
             samples=move(self.samples),
             lengths=move(self.lengths),
-            tokens={name: move(values) for name, values in self.tokens.items()},
+            tokens=self.tokens.map(move),
             of_teachers={number: pack.moved(move) for number, pack in self.of_teachers.items()},
         )
 
     @property
     def trained_on(self) -> tuple[Tensor, ...]:
         """What `RowCheck` compares: samples, lengths, and of each drawn token its sequence, id and log-prob."""
-        return self.samples, self.lengths, self.packed.sequence, self.packed.targets, self.tokens["rollout_log_probs"]
+        return self.samples, self.lengths, self.packed.sequence, self.packed.targets, self.tokens.rollout_log_probs
 
     def spread(self, column: Tensor) -> Tensor:
         """The value of each token's sequence (`[S]`) or turn (`[S, K]`): float32 `[R]`."""
-        at = (self.packed.sequence,) if column.ndim == 1 else (self.packed.sequence, self.tokens["turn"])
+        at = (self.packed.sequence,) if column.ndim == 1 else (self.packed.sequence, self.tokens.turn)
         return column[at].float()
 
 
 class TrainBatch:
-    """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators; policy_works: the policy's,
-    without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank.
-    recorded: the trajectories of those whose tokens are recorded, by their place."""
+    """This rank's rows of a step, in micro-batches.
+
+    minibatches: [minibatch] → its micro-batches on this rank. works: their denominators. policy_works: the policy's,
+    without what its correction rejects. columns: of all the step's samples, the same on every rank. recorded: the
+    trajectories of those whose tokens are recorded, by their place.
+    """
 
     def __init__(
         self,
         bins: Sequence[Sequence[Bin]],
-        step: StepWork,
+        step: TrainRows,
         device: torch.device,
         rule: ImageRule | None = None,
         dtype: torch.dtype | None = None,
@@ -92,12 +156,13 @@ class TrainBatch:
         self.device, self.rule = device, rule
         self.seed = step.seed
         own = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
-        held = np.unique(step.columns["shard"][own]).tolist()
+        held = np.unique(step.columns.shard[own]).tolist()
         shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
         self.works: list[MiniWork] = step.minibatches
         self.policy_works = list(step.minibatches)
-        columns = upload([torch.tensor(values) for values in step.columns.values()], device)
-        self.columns: dict[str, Tensor] = dict(zip(step.columns, columns, strict=True))
+        columns = step.columns.present()
+        uploaded = upload([torch.tensor(values) for values in columns.values()], device)
+        self.columns: SampleColumns[Tensor] = SampleColumns(**dict(zip(columns, uploaded, strict=True)))
         self.recorded: dict[int, Trajectory] = {}
         packed = [self._pack(bin, step, shards) for micros in bins for bin in micros]
         if dtype is not None and device.type != "cpu":
@@ -108,16 +173,12 @@ class TrainBatch:
         self.minibatches = [[next(on_device) for _ in micros] for micros in bins]
         trained = [(micro.rows, micro.trained_on) for micro in self if not micro.empty]
         RowCheck(step.columns, one_prompt=step.one_prompt).check(trained)
-        if "advantages" in self.columns:  # computed from the rewards alone
-            self.spread("advantages", self.columns["advantages"])
+        if self.columns.has("advantages"):  # computed from the rewards alone
+            self.spread("advantages", self.columns.advantages)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for minibatch in self.minibatches:
             yield from minibatch
-
-    def of(self, micro: MicroBatch, column: str) -> Tensor:
-        """A column for the sequences of a micro-batch: `[S]`."""
-        return self.columns[column][micro.samples]
 
     def pack_of_teacher(self, micro: MicroBatch, number: int) -> PackedBatch:
         """The samples of a micro-batch that teacher `number` scores; a dummy without drawn tokens if there are none."""
@@ -125,10 +186,10 @@ class TrainBatch:
 
         return micro.of_teachers.get(number) or dummy(self.device, self.rule)
 
-    def spread(self, name: str, column: Tensor) -> None:
-        """Give every token the value of its sample (`[N]`) or of its turn (`[N, K]`)."""
+    def spread(self, name: TokenColumn, column: Tensor) -> None:
+        """Give every token the value of its sample (`[N]`) or of its turn (`[N, K]`), as the column `name`."""
         for micro in self:
-            micro.tokens[name] = micro.spread(column[micro.samples])
+            micro.tokens.set(name, micro.spread(column[micro.samples]))
 
     def joined(self, minibatch: int | None = None) -> Joined:
         """The tokens of all micro-batches, or of those of one minibatch, concatenated."""
@@ -143,8 +204,8 @@ class TrainBatch:
         sequence = torch.repeat_interleave(places, lengths, output_size=drawn)
         return Joined(micros, samples, lengths, sequence)
 
-    def export(self, name: str) -> dict[int, Any]:
-        """The values under `name`, by sample, as arrays, for another group's batch."""
+    def export(self, name: TokenColumn) -> dict[int, np.ndarray]:
+        """The column `name`, by sample, for another group's batch."""
         from rlcli.model.device_copies import download
 
         joined = self.joined()
@@ -152,7 +213,7 @@ class TrainBatch:
         parts = values.split(lengths.tolist())
         return {sample: part.numpy() for sample, part in zip(samples.tolist(), parts, strict=True)}
 
-    def fill(self, name: str, by_sample: dict[int, Any]) -> None:
+    def fill(self, name: TokenColumn, by_sample: Mapping[int, np.ndarray]) -> None:
         """Fill in the result of `export`, for these samples and others."""
         import numpy as np
         import torch
@@ -160,7 +221,7 @@ class TrainBatch:
         for micro in self:
             values = [by_sample[sample] for sample in micro.samples.tolist()]
             flat = np.concatenate(values) if values else np.zeros(0, np.float32)
-            micro.tokens[name] = torch.tensor(flat, device=self.device)
+            micro.tokens.set(name, torch.tensor(flat, device=self.device))
 
     def save(self, minibatch: int, path: Path) -> None:
         """Write what this rank trains on in a minibatch, with torch.save: enough to repeat the update, in plain values.
@@ -175,38 +236,38 @@ class TrainBatch:
                 "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "shown", "never")},
                 "samples": micro.samples,
                 "lengths": micro.lengths,
-                "tokens": micro.tokens,
+                "tokens": {n: v for n, v in micro.tokens.present().items() if n != "kept_places"},
             }
             for micro in self.minibatches[minibatch]
             if not micro.empty
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
+            torch.save({"work": work, "columns": self.columns.present(), "micros": micros}, temporary)
 
-    def _pack(self, bin: Bin, step: StepWork, shards: dict[int, Any]) -> MicroBatch:
+    def _pack(self, bin: Bin, step: TrainRows, shards: Mapping[int, SampleShard]) -> MicroBatch:
         """A micro-batch on the host."""
         import numpy as np
         import torch
 
         from rlcli.model.packed_batch import dummy
 
-        shard, row = step.columns["shard"], step.columns["row"]
+        shard, row = step.columns.shard, step.columns.row
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
         branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
         packed = self._packed(branches) if rows else dummy(torch.device("cpu"), self.rule)
         samples = torch.tensor(bin, dtype=torch.int64)
         lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64)
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
-        tokens = {"rollout_log_probs": torch.tensor(log_probs)}
-        if "turn_rewards" in step.columns:
+        tokens = TokenColumns(rollout_log_probs=torch.tensor(log_probs))
+        if step.columns.has("turn_rewards"):
             turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
-            tokens["turn"] = torch.tensor(turns)
+            tokens.turn = torch.tensor(turns)
         wanted = {one.place for one in step.recording.samples} if step.recording is not None else frozenset()
         self.recorded |= {sample: whole for sample, whole in zip(bin, rows, strict=True) if sample in wanted}
         of_teachers = {}
-        if "teacher" in step.columns:
-            teachers = step.columns["teacher"][np.array(bin, np.int64)]
+        if step.columns.has("teacher"):
+            teachers = step.columns.teacher[np.array(bin, np.int64)]
             for number in dict.fromkeys(teachers.tolist()):
                 own = [(place, branch) for place, branch in branches if teachers[place] == number]
                 own = [(place, replace(branch, routes=None)) for place, branch in own]
@@ -227,31 +288,33 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several micro-batches concatenated: S sequences, T drawn tokens. samples, lengths: int64 `[S]`; sequence:
-    int64 `[T]`."""
+    """Several micro-batches concatenated: S sequences, R response tokens."""
 
     micros: list[MicroBatch]
     samples: Tensor
+    """Indexes of the sequences into the step's samples: int64 `[S]`."""
     lengths: Tensor
+    """Response tokens of each: int64 `[S]`."""
     sequence: Tensor
+    """The sequence of each token: int64 `[R]`."""
 
-    def tokens(self, name: str) -> Tensor:
-        """`[T]` of the values under `name`."""
+    def tokens(self, name: TokenColumn) -> Tensor:
+        """The column `name`: `[R]`."""
         import torch
 
         if not self.micros:
             return torch.zeros(0, device=self.lengths.device)
-        return torch.cat([micro.tokens[name] for micro in self.micros])
+        return torch.cat([micro.tokens.get(name) for micro in self.micros])
 
-    def fill(self, name: str, values: Tensor) -> None:
-        """Store `values` (`[T]`) under `name`."""
+    def fill(self, name: TokenColumn, values: Tensor) -> None:
+        """Store `values` (`[R]`) as the column `name`."""
         parts = values.split([len(micro.packed.targets) for micro in self.micros]) if self.micros else ()
         for micro, part in zip(self.micros, parts, strict=True):
-            micro.tokens[name] = part
+            micro.tokens.set(name, part)
 
     def fill_kept(self, kept: Tensor) -> None:
-        """Store which tokens no correction rejects, bool `[T]`: under `kept`, and their places in each micro-batch,
-        for which no pass then has to wait."""
+        """Store which tokens no correction rejects, bool `[R]`: as `kept`, and their places in each micro-batch, for
+        which no pass then has to wait, as `kept_places`."""
         from rlcli.model.device_copies import download, upload
 
         self.fill("kept", kept)
@@ -261,4 +324,4 @@ class Joined:
         parts = host.split([len(micro.packed.targets) for micro in self.micros])
         places = upload([part.nonzero()[:, 0] for part in parts], kept.device)
         for micro, own in zip(self.micros, places, strict=True):
-            micro.kept_places = own
+            micro.tokens.kept_places = own

@@ -16,11 +16,12 @@ from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import implements
 from rlcli.cluster.process import busy_lanes, peak_memory, startup_times, worker_profile
 from rlcli.cluster.rendezvous import meeting_place, store_at
-from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
+from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.template_choice import choose_template
 from rlcli.data.sample_shard import FETCH_TIMEOUT_S
+from rlcli.data.train_rows import TrainRows
 from rlcli.environments.environment_pool import Environments
 from rlcli.environments.gateway.agent_pool import AgentPool
 from rlcli.errors import RunFailed
@@ -43,7 +44,7 @@ from rlcli.training.worker.rank_step_recorder import StepRecorder, StepReport
 from rlcli.training.worker.state_writer import Files, StateWriter, read_waiting, room_for_copy, write_waiting
 from rlcli.training.worker.teacher import TeacherRole
 from rlcli.training.worker.token_advantages import fill_advantages, fill_kept, fill_selected
-from rlcli.training.worker.train_batch import TrainBatch
+from rlcli.training.worker.train_batch import TokenColumn, TrainBatch
 from rlcli.training.worker.weight_sync.weight_sync import WeightSync
 from rlcli.training.worker.worker_scoring import forget_worker, note_worker, scoring_service
 from rlcli.training.worker.worker_spec import WorkerSpec
@@ -213,7 +214,7 @@ class Worker(WeightSync, WorkerCalls):
         self.engine_takes_part(False)
 
     @implements(WorkerCalls.load)
-    def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
+    def load(self, bins: Sequence[Sequence[Bin]], step: TrainRows) -> None:
         import torch
 
         step = step if self.dims.leads(self.rank) else replace(step, recording=None)
@@ -284,13 +285,13 @@ class Worker(WeightSync, WorkerCalls):
         return ""
 
     @implements(WorkerCalls.export_tokens)
-    def export_tokens(self, name: str) -> list[ObjectRef[dict[int, Any]]]:
+    def export_tokens(self, name: TokenColumn) -> list[ObjectRef[dict[int, Any]]]:
         import ray
 
         return [ray.put(self._batch.export(name))]
 
     @implements(WorkerCalls.import_tokens)
-    def import_tokens(self, name: str, exported: list[list[ObjectRef[dict[int, Any]]]]) -> None:
+    def import_tokens(self, name: TokenColumn, exported: list[list[ObjectRef[dict[int, Any]]]]) -> None:
         import ray
 
         by_sample: dict[int, Any] = {}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from rlcli.algorithms import advantages
 from rlcli.algorithms.advantages import whiten
+from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.errors import ConfigError, UnknownName
 
 relaxed = settings(deadline=None, max_examples=60)  # the first call of a torch operation is slow
@@ -39,16 +39,16 @@ def float64(values: Sequence[float]) -> Tensor:
 
 def apply(name: str, responses: Sequence[Response], dtype: torch.dtype = torch.float64, **options: object) -> Tensor:
     """The advantage `name` with the inputs that it asks for, as a trainer gives them."""
-    inputs = {
+    inputs: dict[str, Any] = {
         "rewards": torch.tensor([response.reward for response in responses], dtype=dtype),
         "groups": torch.tensor([response.group for response in responses], dtype=torch.int64),
         "lengths": torch.tensor([response.length for response in responses], dtype=torch.int64),
         "baselines": torch.tensor([response.baseline for response in responses], dtype=dtype),
         "parts": torch.tensor([response.parts for response in responses], dtype=dtype).reshape(-1, 2),
     }
-    function = advantages.get(name)
-    asked = inspect.signature(function).parameters
-    got = function(**{key: value for key, value in inputs.items() if key in asked}, **options)
+    if "part_weights" in options:
+        inputs["part_weights"] = options.pop("part_weights")
+    got = advantages.part(name, options)(AdvantageInputs(**inputs))
     assert isinstance(got, Tensor)
     return got
 
@@ -294,12 +294,12 @@ def test_grpo_refuses_an_unknown_scale() -> None:
 @given(responses=steps(), weights=st.tuples(eighths, eighths))
 def test_gdpo_weighs_its_parts(responses: list[Response], weights: tuple[float, float]) -> None:
     expected = float64(gdpo(responses, weights))
-    torch.testing.assert_close(apply("gdpo", responses, weights=weights), expected, rtol=1e-8, atol=1e-7)
+    torch.testing.assert_close(apply("gdpo", responses, part_weights=weights), expected, rtol=1e-8, atol=1e-7)
 
 
 def test_gdpo_refuses_another_number_of_weights() -> None:
     with pytest.raises(ConfigError, match="3 weights for the 2 parts"):
-        apply("gdpo", [Response(0, 1.0, 1, 0.0, (1.0, 1.0))], weights=[1.0, 1.0, 1.0])
+        apply("gdpo", [Response(0, 1.0, 1, 0.0, (1.0, 1.0))], part_weights=[1.0, 1.0, 1.0])
 
 
 def test_maxrl_of_binary_rewards_is_between_minus_one_and_group_size() -> None:
@@ -349,9 +349,8 @@ def test_every_advantage_has_a_reference() -> None:
     token_level, turn_level = {"reinforce_pp", "gae", "vapo", "prime", "opd"}, {"turn_rloo", "gigpo"}
     built_in = {name for name in advantages.names() if advantages.get(name).__module__.startswith("rlcli.")}
     assert built_in == set(REFERENCES) | token_level | turn_level
-    for name in built_in:
-        asked = inspect.signature(advantages.get(name)).parameters
-        assert bool({"sequence", "teacher_log_probs"} & set(asked)) == (name in token_level)
+    assert {name for name in built_in if advantages.rules(name).level == "token"} == token_level
+    assert {name for name in built_in if advantages.rules(name).level == "turn"} == turn_level
 
 
 def test_an_unknown_name_is_refused_with_the_near_ones() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlcli.algorithms import advantages
 from rlcli.algorithms.build import build_algorithm
-from rlcli.algorithms.named import call
+from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.errors import ConfigError
 
 relaxed = settings(deadline=None, max_examples=40)
@@ -45,7 +45,8 @@ def apply(name: str, found: Sequence[Conversation], width: int = 0, **options: A
         "turns": torch.tensor([len(one.turns) for one in found], dtype=torch.int64),
         "groups": torch.tensor([one.group for one in found], dtype=torch.int64),
     }
-    got = call(advantages.get(name), inputs, options)
+    got = advantages.part(name, options)(AdvantageInputs(**inputs))
+    assert isinstance(got, Tensor)
     assert got.dtype == torch.float64
     for row, one in zip(got, found, strict=True):
         assert not row[len(one.turns) :].any(), "behind the last turn nothing is learned"
@@ -150,8 +151,9 @@ def test_with_a_single_turn_they_are_rloo_and_grpo_to_the_bit(found: list[tuple[
     single = [Conversation(group, [Turn(0, reward)]) for group, reward in found]
     rewards = torch.tensor([reward for _, reward in found], dtype=torch.float64)
     groups = torch.tensor([group for group, _ in found], dtype=torch.int64)
-    assert apply("turn_rloo", single) == advantages.groups.rloo(rewards, groups)[:, None].tolist()
-    grpo = advantages.groups.grpo(rewards, groups)[:, None]
+    inputs = AdvantageInputs(rewards=rewards, groups=groups)
+    assert apply("turn_rloo", single) == advantages.groups.rloo(inputs)[:, None].tolist()
+    grpo = advantages.groups.grpo(inputs)[:, None]
     assert apply("gigpo", single) == (2 * grpo).tolist()
     assert apply("gigpo", single, omega=0.0) == grpo.tolist()
 

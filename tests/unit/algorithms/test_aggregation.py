@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlcli.algorithms import aggregation
 from rlcli.algorithms.aggregation import Denominators
-from rlcli.algorithms.named import call
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.errors import UnknownName
 
 relaxed = settings(deadline=None)  # the first call of a torch operation is slow
@@ -57,6 +57,11 @@ def inputs(rows: list[tuple[list[float], int]], denominators: Denominators) -> d
     }
 
 
+def aggregate(name: str, given: dict[str, Any]) -> Tensor:
+    columns = {column: given[column] for column in ("sequence", "lengths", "group_tokens")}
+    return aggregation.part(name)(given["values"], LossInputs(**columns), given["denominators"])
+
+
 def rows_of(groups: list[Group]) -> list[tuple[list[float], int]]:
     return [(response, sum(map(len, group))) for group in groups for response in group]
 
@@ -69,7 +74,7 @@ def denominators_of(groups: list[Group], longest: int) -> Denominators:
 def run(name: str, rows: list[tuple[list[float], int]], denominators: Denominators) -> tuple[Tensor, Tensor]:
     """The scalar and its gradient."""
     given = inputs(rows, denominators)
-    scalar = call(aggregation.get(name), given, {})
+    scalar = aggregate(name, given)
     assert scalar.shape == ()
     assert scalar.dtype == torch.float64
     (gradient,) = torch.autograd.grad(scalar, given["values"])
@@ -118,8 +123,7 @@ def test_the_gradient_is_right(name: str) -> None:
     given = inputs(rows_of([[[1.0, 3.0], [], [6.0]], [[5.0]]]), Denominators(4, 4, 8, groups=2))
 
     def scalar(values: Tensor) -> Tensor:
-        result: Tensor = call(aggregation.get(name), given | {"values": values}, {})
-        return result
+        return aggregate(name, given | {"values": values})
 
     assert torch.autograd.gradcheck(scalar, given["values"])
 
@@ -133,7 +137,7 @@ def test_a_minibatch_of_empty_responses_aggregates_to_zero(name: str) -> None:
 @pytest.mark.parametrize("name", MODES)
 def test_the_result_has_the_dtype_of_the_values(name: str) -> None:
     given = inputs([([1.0, 2.0], 2)], Denominators(2, 1, 8))
-    assert call(aggregation.get(name), given | {"values": torch.ones(2)}, {}).dtype == torch.float32
+    assert aggregate(name, given | {"values": torch.ones(2)}).dtype == torch.float32
 
 
 def test_only_the_group_mean_weighs_prompts_alike() -> None:

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
+from rlcli.algorithms.advantages import TokenAdvantages
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.build import build_algorithm
-from rlcli.algorithms.losses import TokenLoss, selectors
+from rlcli.algorithms.inputs import AdvantageInputs, LossInputs
+from rlcli.algorithms.losses import TokenLoss
 from rlcli.algorithms.ranks import ALONE, Ranks
 from rlcli.config.schema import Algorithm as Section
 from rlcli.errors import ConfigError, RlcliError, UnknownName
 
-Register = Callable[[Any, str, Callable[..., Any]], None]
+Register = Callable[..., None]
 
 
 def build(**changes: Any) -> Algorithm:
@@ -29,12 +31,11 @@ def build(**changes: Any) -> Algorithm:
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+def register(forget_algorithms: None) -> Register:
     """Offers a function by name for the length of a test."""
 
-    def register(kind: Any, name: str, function: Callable[..., Any]) -> None:
-        table = kind.get.__self__._functions
-        monkeypatch.setitem(table, name, function)
+    def register(kind: Any, name: str, function: Callable[..., Any], **declared: Any) -> None:
+        kind.register(name, **declared)(function)
 
     return register
 
@@ -66,12 +67,12 @@ def test_near_names_are_offered() -> None:
 
 def test_every_advantage_and_loss_can_be_built_with_every_aggregation() -> None:
     for advantage in advantages.names():
-        assert build(advantage=advantage).advantage is advantages.get(advantage)
+        assert build(advantage=advantage).advantage.function is advantages.get(advantage)
     for loss in losses.names():
         for name in aggregation.names():
             select = "pairs" if loss == "dpo" else "all"
             options = {"beta": 0.5} if loss in ("dro", "dpo") else {}
-            assert build(loss=loss, aggregation=name, select=select, options=options).loss is losses.get(loss)
+            assert build(loss=loss, aggregation=name, select=select, options=options).loss.function is losses.get(loss)
 
 
 def test_each_advantage_says_what_it_needs() -> None:
@@ -128,13 +129,13 @@ REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.3]), torch.tensor([0, 1, 0
 def test_permuting_responses_permutes_their_advantages(name: str) -> None:
     order = torch.tensor([3, 0, 4, 2, 1])
     algorithm = build(advantage=name)
-    made = algorithm.response_advantages({"rewards": REWARDS, "groups": GROUPS})
-    permuted = algorithm.response_advantages({"rewards": REWARDS[order], "groups": GROUPS[order]})
+    made = algorithm.response_advantages(AdvantageInputs(rewards=REWARDS, groups=GROUPS))
+    permuted = algorithm.response_advantages(AdvantageInputs(rewards=REWARDS[order], groups=GROUPS[order]))
     torch.testing.assert_close(permuted, made[order])
 
 
 def test_options_reach_the_functions_that_take_them() -> None:
-    inputs = {"rewards": REWARDS, "groups": GROUPS}
+    inputs = AdvantageInputs(rewards=REWARDS, groups=GROUPS)
     plain = build(advantage="dr_grpo").response_advantages(inputs)
     assert torch.equal(build(scale="none").response_advantages(inputs), plain)
     taken = build(select="right", options={"right_above": 0.2})
@@ -151,13 +152,12 @@ def test_a_selection_draws_from_the_given_generator() -> None:
 
 
 def test_token_advantages_take_what_they_ask_for_and_no_more() -> None:
-    inputs = {
-        "token_rewards": torch.tensor([0.0, 1.0, 0.0]),
-        "values": torch.full((3,), 0.5),
-        "sequence": torch.tensor([0, 0, 1]),
-        "lengths": torch.tensor([2, 1]),
-        "ranks": ALONE,
-    }
+    inputs = AdvantageInputs(
+        token_rewards=torch.tensor([0.0, 1.0, 0.0]),
+        values=torch.full((3,), 0.5),
+        sequence=torch.tensor([0, 0, 1]),
+        lengths=torch.tensor([2, 1]),
+    )
     made = build(advantage="gae").token_advantages(inputs)
     assert made.returns is not None
     assert made.returns.tolist() == [1.0, 1.0, 0.0]
@@ -171,83 +171,170 @@ def test_moments_are_taken_over_all_ranks() -> None:
         add=lambda t: t + torch.stack([t.new_tensor(1.0), t.new_tensor(4.0)]) if t.ndim else t + (4.0 - 4 / 3) ** 2,
         gather=lambda t: torch.zeros(1, dtype=t.dtype),
     )
-    inputs = {"token_rewards": torch.tensor([0.0, 0.0], dtype=torch.float64), "sequence": torch.tensor([0, 1])}
-    made = build(advantage="reinforce_pp").token_advantages(inputs | {"ranks": both})
+    rewards, sequence = torch.tensor([0.0, 0.0], dtype=torch.float64), torch.tensor([0, 1])
+    inputs = AdvantageInputs(token_rewards=rewards, sequence=sequence, ranks=both)
+    made = build(advantage="reinforce_pp").token_advantages(inputs)
     assert made.advantages.tolist() == pytest.approx([-(4 / 3) / (16 / 3) ** 0.5] * 2)  # mean 4/3, variance 16/3
 
 
 def test_selected_tokens_come_from_the_selector_of_the_losss_name() -> None:
     algorithm = build(loss="kl_cov", options={"cov_share": 0.5})
-    inputs = {
-        "old_log_probs": torch.tensor([-4.0, -3.0, -1.0, 0.0]),
-        "advantages": torch.tensor([-1.0, 1.0, -1.0, 1.0]),
-        "noise": torch.rand(4),
-        "ranks": ALONE,
-    }
-    assert algorithm.select_tokens(inputs).tolist() == [True, False, False, True]
+    old_log_probs, made = torch.tensor([-4.0, -3.0, -1.0, 0.0]), torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    assert algorithm.select_tokens(old_log_probs, made, torch.rand(4), ALONE).tolist() == [True, False, False, True]
 
 
 def test_a_broken_invariant_is_an_error() -> None:
+    rewards = torch.tensor([1.0, float("nan")])
     with pytest.raises(AssertionError, match="not finite"):
-        build().response_advantages({"rewards": torch.tensor([1.0, float("nan")]), "groups": torch.tensor([0, 0])})
+        build().response_advantages(AdvantageInputs(rewards=rewards, groups=torch.tensor([0, 0])))
     with pytest.raises(AssertionError):
-        build(advantage="gae").response_advantages({"rewards": torch.zeros(1)})
+        build(advantage="gae").response_advantages(AdvantageInputs(rewards=torch.zeros(1)))
     with pytest.raises(AssertionError):
-        build().token_advantages({})
+        build().token_advantages(AdvantageInputs())
     with pytest.raises(AssertionError):
-        build().select_tokens({})
-
-
-def asks(name: str) -> Callable[..., Any]:
-    """A function of one input."""
-    namespace: dict[str, Any] = {}
-    exec(f"def function({name}): ...", namespace)
-    function: Callable[..., Any] = namespace["function"]
-    return function
+        build().select_tokens(rewards, rewards, rewards, ALONE)
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "asked", "says"),
+    ("kind", "declared", "says"),
     [
-        (advantages, "advantage", "reward", "the advantage 'mine' asks for 'reward', which is not available; did you"),
-        (advantages, "advantage", "values", "the advantage 'mine' asks for 'values'"),  # a token's, without sequence
-        (losses, "loss", "old_logprobs", "the policy loss 'mine' asks for 'old_logprobs'"),
-        (losses, "loss", "rewards", "the policy loss 'mine' asks for 'rewards'"),
-        (selection, "select", "scores", "the selection 'mine' asks for 'scores'"),
-        (aggregation, "aggregation", "losses", "the aggregation 'mine' asks for 'losses'"),
-        (correction, "correction", "rewards", "the rollout correction 'mine' asks for 'rewards'"),
-        (kl, "kl_estimator", "ref_log_probs", "'ref_log_probs', which is not available; did you mean log_probs, ref"),
+        (
+            advantages,
+            {"needs": ["reward"]},
+            "the advantage 'mine' needs 'reward', which is not available; did you mean",
+        ),
+        (advantages, {"needs": ["values"]}, "the advantage 'mine' needs 'values'"),  # a token's
+        (advantages, {"needs": ["values", "baselines"], "level": "token"}, "the advantage 'mine' needs 'baselines'"),
+        (
+            advantages,
+            {"needs": ["rewards"], "level": "turn"},
+            "needs 'rewards', which is not available; did you mean turn",
+        ),
+        (
+            losses,
+            {"needs": ["old_logprobs"]},
+            "'mine' needs 'old_logprobs', which is not available; did you mean old_log",
+        ),
+        (losses, {"needs": ["rewards"]}, "the policy loss 'mine' needs 'rewards'"),
+        (aggregation, {"needs": ["advantages"]}, "the aggregation 'mine' needs 'advantages'"),
+        (correction, {"needs": ["rewards"]}, "the rollout correction 'mine' needs 'rewards'"),
+        (correction, {"needs": ["advantages"], "rejects": True}, "'mine' needs 'advantages'"),  # there are none yet
+        (kl, {"needs": ["ref_log_probs"]}, "'ref_log_probs', which is not available; did you mean log_probs, ref"),
+        (selection, {"needs": ["rewards"]}, "the selection 'mine' needs 'rewards'"),
     ],
 )
-def test_a_function_that_asks_for_an_unknown_input_is_refused(
-    kind: Any, key: str, asked: str, says: str, register: Register
+def test_a_need_that_there_is_not_is_refused_where_it_is_declared(
+    kind: Any, declared: dict[str, Any], says: str, register: Register
 ) -> None:
-    register(kind, "mine", asks(asked))
-    with pytest.raises(ConfigError) as refused:
-        build(**{key: "mine"})
+    with pytest.raises(RlcliError) as refused:
+        register(kind, "mine", lambda inputs: None, **declared)
     assert says in str(refused.value)
 
 
-def test_a_token_level_advantage_may_ask_for_what_tokens_have(register: Register) -> None:
-    register(advantages, "mine", lambda sequence, values, baselines: None)
-    with pytest.raises(ConfigError, match="the advantage 'mine' asks for 'baselines'"):
+READS = {
+    "advantage": (advantages, lambda inputs: inputs.rewards - inputs.lengths, "lengths"),
+    "loss": (
+        losses,
+        lambda inputs: losses.unclipped(inputs.log_probs - inputs.reference_log_probs),
+        "reference_log_probs",
+    ),
+    "aggregation": (aggregation, lambda values, inputs, counts: values[inputs.sequence].sum(), "sequence"),
+    "kl_estimator": (kl, lambda inputs: inputs.log_probs - inputs.old_log_probs, "old_log_probs"),
+    "correction": (correction, lambda inputs: inputs.advantages, "advantages"),
+}
+
+
+@pytest.mark.parametrize("key", READS)
+def test_a_column_that_is_read_but_not_declared_is_named_with_the_fix(key: str, register: Register) -> None:
+    kind, function, column = READS[key]
+    register(kind, "mine", function, needs=["rewards"] if key == "advantage" else NEEDED.get(key, []))
+    with pytest.raises(RlcliError) as refused:
+        build(**{key: "mine"}, kl_coef=0.1)
+    assert str(refused.value) == (
+        f"{kind.part('mine').title} reads '{column}', which it does not declare; "
+        f"add '{column}' to the needs that it is registered with"
+    )
+    register(kind, "mine", function, needs=[*kind.part("mine").needs, column])
+    assert build(**{key: "mine"}, kl_coef=0.1)
+
+
+NEEDED = {"loss": ["log_probs"], "kl_estimator": ["log_probs"]}
+
+
+def test_a_declared_column_that_a_batch_lacks_is_named() -> None:
+    inputs = LossInputs(log_probs=REWARDS, sequence=GROUPS, lengths=GROUPS)
+    with pytest.raises(RlcliError) as refused:
+        losses.part("dpo")(inputs)
+    assert str(refused.value) == "the policy loss 'dpo' needs 'pairs', which this batch does not have"
+    with pytest.raises(RlcliError) as refused:
+        losses.get("dpo")(inputs)
+    assert str(refused.value) == "'pairs' is not given; give it: LossInputs(pairs=…)"
+
+
+@pytest.mark.parametrize("key", ["kl_estimator", "aggregation"])
+def test_a_function_of_ones_own_that_fails_is_refused(key: str, register: Register) -> None:
+    kind = {"kl_estimator": kl, "aggregation": aggregation}[key]
+    function = {
+        "kl_estimator": lambda inputs: inputs.log_probs + None,
+        "aggregation": lambda values, inputs, denominators: values + None,
+    }[key]
+    register(kind, "mine", function, needs=["log_probs"] if kind is kl else [])
+    with pytest.raises(ConfigError, match=r"'mine' fails on four tokens: TypeError: .*; see docs/your_own"):
+        build(**{key: "mine"})
+
+
+def test_parts_of_a_reward_cannot_be_weighed_after_a_kl(register: Register) -> None:
+    needs = ["rewards", "parts", "part_weights"]
+    register(advantages, "mine", lambda inputs: inputs.rewards, needs=needs)
+    assert build(advantage="mine")
+    with pytest.raises(ConfigError, match=r"= mine weighs the parts of a reward, which .*; give kl_in = loss"):
+        build(advantage="mine", kl_in="reward", kl_coef=0.1)
+
+
+def test_a_token_level_advantage_of_ones_own_is_tried_too(register: Register) -> None:
+    def mine(inputs: AdvantageInputs) -> TokenAdvantages:
+        return TokenAdvantages(inputs.token_rewards - inputs.values, None)
+
+    register(advantages, "mine", mine, level="token", needs=["token_rewards"])
+    with pytest.raises(RlcliError, match="the advantage 'mine' reads 'values', which it does not declare"):
         build(advantage="mine")
+    register(advantages, "mine", mine, level="token", needs=["token_rewards", "values"])
+    assert build(advantage="mine").needs_critic
 
 
-def selecting(log_probs: Tensor, advantages: Tensor, selected: Tensor) -> TokenLoss:
-    return losses.covariance.kl_cov(log_probs, log_probs.detach(), advantages, selected)
+@pytest.mark.parametrize(
+    ("kind", "function", "says"),
+    [
+        (
+            losses,
+            lambda log_probs, advantages, *, beta=1.0: None,
+            "the policy loss 'mine' takes (log_probs, advantages), and is called with (inputs); declare the columns",
+        ),
+        (
+            selection,
+            lambda rewards, groups: None,
+            "'mine' takes (rewards, groups), and is called with (rewards, groups, g",
+        ),
+    ],
+)
+def test_a_function_that_takes_other_arguments_is_refused(
+    kind: Any, function: Callable[..., Any], says: str, register: Register
+) -> None:
+    with pytest.raises(RlcliError) as refused:
+        register(kind, "mine", function)
+    assert says in str(refused.value)
+
+
+def selecting(inputs: LossInputs) -> TokenLoss:
+    return losses.covariance.kl_cov(inputs)
+
+
+SELECTING = {"needs": ["log_probs", "old_log_probs", "advantages", "selected"]}
 
 
 def test_a_loss_of_selected_tokens_needs_a_selector_of_its_name(register: Register) -> None:
-    register(losses, "mine", selecting)
+    register(losses, "mine", selecting, **SELECTING)
     with pytest.raises(UnknownName, match="no token selection is called 'mine'; known: clip_cov, kl_cov"):
-        build(loss="mine")
-
-
-def test_the_selector_too_is_refused_for_an_unknown_input(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
-    register(losses, "mine", selecting)
-    monkeypatch.setitem(selectors._functions, "mine", asks("rewards"))
-    with pytest.raises(ConfigError, match="the token selection 'mine' asks for 'rewards'"):
         build(loss="mine")
 
 
@@ -340,12 +427,6 @@ def test_corrections_that_do_not_go_together_are_refused(changes: dict[str, Any]
     assert says in str(refused.value)
 
 
-def test_a_rejection_is_made_before_there_are_advantages(register: Register) -> None:
-    register(correction, "mine", correction.rejects(asks("advantages")))
-    with pytest.raises(ConfigError, match="the rollout correction 'mine' asks for 'advantages'"):
-        build(correction="token_tis * mine")
-
-
 @pytest.mark.parametrize(
     ("name", "one", "several"),
     [
@@ -368,20 +449,20 @@ def test_an_option_without_a_default_must_be_given(register: Register) -> None:
     assert str(refused.value) == "algorithm.options.beta is not given; the chosen functions have no default"
     assert build(loss="dro", options={"beta": 0.5})
 
-    def mine(rewards: Tensor, *, beta: float) -> Tensor:
-        return beta * rewards
+    def mine(inputs: AdvantageInputs, *, beta: float) -> Tensor:
+        return beta * inputs.rewards
 
-    register(advantages, "mine", mine)
-    register(kl, "twice", lambda log_probs, reference_log_probs, *, beta=2.0: beta * log_probs)
+    register(advantages, "mine", mine, needs=["rewards"])
+    register(kl, "twice", lambda inputs, *, beta=2.0: beta * inputs.log_probs, needs=["log_probs"])
     with pytest.raises(ConfigError, match="beta is not given"):  # the default of another function is not its own
         build(advantage="mine", kl_estimator="twice")
 
 
-def test_a_kl_estimate_of_ones_own_is_given_by_name_and_with_its_options(register: Register) -> None:
-    def mine(reference_log_probs: Tensor, log_probs: Tensor, *, power: float = 1.0) -> Tensor:
-        return (log_probs - reference_log_probs).abs() ** power
+def test_a_kl_estimate_of_ones_own_gets_its_options(register: Register) -> None:
+    def mine(inputs: LossInputs, *, power: float = 1.0) -> Tensor:
+        return (inputs.log_probs - inputs.reference_log_probs).abs() ** power
 
-    register(kl, "mine", mine)
+    register(kl, "mine", mine, needs=["log_probs", "reference_log_probs"])
     given = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -4.0])
     assert build(kl_estimator="mine", options={"power": 2.0}).divergence(*given).tolist() == [1.0, 4.0]
     assert build(kl_estimator="k1").divergence(*given).tolist() == [1.0, 2.0]
@@ -390,16 +471,16 @@ def test_a_kl_estimate_of_ones_own_is_given_by_name_and_with_its_options(registe
 @pytest.mark.parametrize(
     ("loss", "skips"),
     [
-        (lambda advantages, log_probs: losses.plain.gpg(log_probs, advantages), True),
-        (lambda log_probs, advantages: losses.base.unclipped(advantages + 0 * log_probs), True),
-        (lambda log_probs: losses.base.unclipped(-log_probs), False),
-        (lambda log_probs, advantages: losses.base.unclipped(advantages * log_probs + log_probs.exp()), False),
+        (losses.plain.gpg, True),
+        (lambda of: losses.base.unclipped(of.advantages + 0 * of.log_probs), True),
+        (lambda of: losses.base.unclipped(-of.log_probs), False),
+        (lambda of: losses.base.unclipped(of.advantages * of.log_probs + of.log_probs.exp()), False),
     ],
 )
 def test_whether_a_loss_of_ones_own_vanishes_is_tried(
     loss: Callable[..., TokenLoss], skips: bool, register: Register
 ) -> None:
-    register(losses, "mine", loss)
+    register(losses, "mine", loss, needs=["log_probs", "advantages"])
     assert build(loss="mine").skips_zero_advantages is skips
 
 
@@ -427,21 +508,12 @@ def test_a_key_that_none_of_the_parts_takes_is_refused(keys: dict[str, Any], say
 
 
 def test_a_loss_that_fails_is_refused_before_a_model_is_loaded(register: Register) -> None:
-    def forgets(log_probs: Tensor, advantages: Tensor) -> Tensor:
-        return -log_probs * advantages
+    def forgets(inputs: LossInputs) -> Tensor:
+        return -inputs.log_probs * inputs.advantages
 
-    register(losses, "forgets", forgets)
+    register(losses, "forgets", forgets, needs=["log_probs", "advantages"])
     with pytest.raises(ConfigError, match=r"algorithm\.loss = forgets fails on four tokens: AttributeError: .*'loss'"):
         build_algorithm(loss="forgets")
-
-
-def test_an_input_that_there_is_not_may_have_a_default(register: Register) -> None:
-    def weighs(rewards: Tensor, weights: Tensor | None = None) -> Tensor:
-        return rewards if weights is None else rewards * weights
-
-    register(advantages, "weighs", weighs)
-    rewards = torch.tensor([1.0, 2.0])
-    assert build_algorithm(advantage="weighs").response_advantages({"rewards": rewards}) is rewards
 
 
 @pytest.mark.parametrize(
@@ -469,7 +541,7 @@ def test_a_number_with_which_nothing_good_is_learnt_is_refused(keys: dict[str, A
 
 
 def test_a_loss_without_a_gradient_is_refused(register: Register) -> None:
-    register(losses, "still", lambda log_probs, advantages: losses.unclipped(-advantages * log_probs.detach()))
+    register(losses, "still", lambda inputs: losses.unclipped(-inputs.log_probs.detach()), needs=["log_probs"])
     with pytest.raises(ConfigError, match=r"algorithm\.loss = still has no gradient"):
         build_algorithm(loss="still")
 
@@ -477,15 +549,15 @@ def test_a_loss_without_a_gradient_is_refused(register: Register) -> None:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda rewards: rewards.mean(), "advantages of (2,) rewards"),
-        (lambda rewards: rewards / 0, "is not finite"),
-        (lambda rewards: rewards.tolist(), "AttributeError"),
+        (lambda inputs: inputs.rewards.mean(), "advantages of (2,) rewards"),
+        (lambda inputs: inputs.rewards / 0, "is not finite"),
+        (lambda inputs: inputs.rewards.tolist(), "AttributeError"),
     ],
 )
 def test_an_advantage_that_is_no_number_a_response_is_refused(
     register: Register, function: Callable[..., Any], says: str
 ) -> None:
-    register(advantages, "odd", function)
+    register(advantages, "odd", function, needs=["rewards"])
     with pytest.raises(ConfigError, match=r"algorithm\.advantage = odd fails on two rewards") as refused:
         build_algorithm(advantage="odd")
     assert says in str(refused.value)
@@ -493,10 +565,10 @@ def test_an_advantage_that_is_no_number_a_response_is_refused(
 
 @pytest.mark.parametrize(("kind", "module"), [("loss", losses), ("advantage", advantages)])
 def test_without_trials_only_functions_of_others_are_tried(register: Register, kind: str, module: Any) -> None:
-    def ours() -> Tensor:
+    def ours(inputs: Any) -> Tensor:
         raise ArithmeticError
 
-    def theirs() -> Tensor:
+    def theirs(inputs: Any) -> Tensor:
         raise ArithmeticError
 
     ours.__module__ = module.__name__

@@ -15,8 +15,9 @@ import torch
 
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
 from rlcli.algorithms.build import build_algorithm
+from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.algorithms.losses import selectors
-from rlcli.algorithms.named import Named, Rules, inputs_of, options_of
+from rlcli.algorithms.named import Named, Rules, options_of
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
 from rlcli.data.prompts.parquet_schema import row, write_rows
@@ -47,9 +48,9 @@ def mine(tmp_path: Path) -> Path:
 
 
 def test_the_documented_file_is_short_and_its_functions_can_be_named(mine: Path) -> None:
-    assert len(mine.read_text().splitlines()) <= 15
+    assert len(mine.read_text().splitlines()) <= 16
     algorithm = build_algorithm(code=str(mine), advantage="median", loss="anchored", options={"pull": 0.1})
-    inputs = {"rewards": torch.tensor([1.0, 0.0, 0.0]), "groups": torch.tensor([4, 4, 4])}
+    inputs = AdvantageInputs(rewards=torch.tensor([1.0, 0.0, 0.0]), groups=torch.tensor([4, 4, 4]))
     assert algorithm.response_advantages(inputs).tolist() == [1.0, 0.0, 0.0]
     assert not algorithm.skips_zero_advantages
     assert {"median"} <= set(advantages.names())
@@ -67,24 +68,23 @@ def test_the_documented_tests_pass(mine: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_documented_inputs_are_those_that_there_are() -> None:
-    from rlcli.algorithms import build
 
     text = (Path(__file__).parents[3] / "docs" / PAGE).read_text()
     table = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
     rows = {cells[1].strip(): cells[2] for cells in table if ".register`" in cells[1]}
-    assert set(re.findall(r"^\| `(\w+)=True`", text, re.MULTILINE)) == {field.name for field in fields(Rules)}
+    declared = set(re.findall(r"^\| `(\w+)=", text, re.MULTILINE))
+    assert declared == {field.name for field in fields(Rules)} | {"needs"}
+    kinds = {kind.kind: kind for kind in TABLES}
     expected = {
-        "`advantages.register`, of whole responses": build.RESPONSE_INPUTS,
-        "`advantages.register`, of turns: a function that takes `turn_rewards`": build.TURN_INPUTS,
-        "`advantages.register`, of single tokens: a function that takes `sequence` or `teacher_log_probs`": (
-            build.TOKEN_INPUTS
-        ),
-        "`losses.register`": build.LOSS_INPUTS,
-        "`losses.selectors.register`, under the name of a loss that takes `selected`": build.SELECTOR_INPUTS,
-        "`kl.register`": build.KL_INPUTS,
-        "`aggregation.register`": build.AGGREGATION_INPUTS,
-        "`correction.register`": build.CORRECTION_INPUTS,
-        "`selection.register`": build.SELECTION_INPUTS,
+        "`advantages.register`": kinds["advantage"].columns(Rules()),
+        '`advantages.register`, `level="turn"`': kinds["advantage"].columns(Rules(level="turn")),
+        '`advantages.register`, `level="token"`': kinds["advantage"].columns(Rules(level="token")),
+        "`losses.register`": kinds["policy loss"].columns(Rules()),
+        "`losses.selectors.register`, under the name of a loss that needs `selected`": set(selectors.arguments),
+        "`kl.register`": kinds["KL estimator"].columns(Rules()),
+        "`aggregation.register`": {"values", "denominators"} | kinds["aggregation"].columns(Rules()),
+        "`correction.register`": kinds["rollout correction"].columns(Rules()),
+        "`selection.register`": set(kinds["selection"].arguments),
     }
     assert set(rows) == set(expected)
     for kind, inputs in expected.items():
@@ -92,24 +92,8 @@ def test_the_documented_inputs_are_those_that_there_are() -> None:
         assert {word for word in named if "." not in word} == inputs, kind
 
 
-def test_built_in_functions_ask_for_what_there_is() -> None:
-    from rlcli.algorithms import build
-
-    for kind, known in (
-        (losses, build.LOSS_INPUTS),
-        (aggregation, build.AGGREGATION_INPUTS),
-        (correction, build.CORRECTION_INPUTS),
-        (kl, build.KL_INPUTS),
-        (selection, build.SELECTION_INPUTS),
-    ):
-        for name in kind.names():
-            assert inputs_of(kind.get(name)) <= known
-    for name in selectors.names():
-        assert inputs_of(selectors.get(name)) <= build.SELECTOR_INPUTS
-
-
 def test_a_file_read_again_takes_its_own_place_as_it_is_now(tmp_path: Path) -> None:
-    text = "from rlcli.algorithms import kl\n@kl.register('mine')\ndef mine(log_probs, *, size={size}): ...\n"
+    text = "from rlcli.algorithms import kl\n@kl.register('mine')\ndef mine(inputs, *, size={size}): ...\n"
     load_file(str(written(tmp_path, text.format(size=1))))
     first = kl.get("mine")
     load_file(str(written(tmp_path, text.format(size=22))))
@@ -154,7 +138,7 @@ def test_what_is_no_python_file_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_name_can_be_taken_once_and_both_places_are_named(tmp_path: Path) -> None:
-    text = "from rlcli.algorithms.losses import register\n@register('ppo')\ndef mine(log_probs): ...\n"
+    text = "from rlcli.algorithms.losses import register\n@register('ppo')\ndef mine(inputs): ...\n"
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as refused:
         load_file(str(file))
@@ -197,7 +181,7 @@ def test_an_installed_package_is_imported_for_a_name_that_is_not_built_in(
     advantages.get("grpo")
     assert "mine" not in sys.modules
     algorithm = build_algorithm(advantage="median", loss="anchored")
-    assert algorithm.loss.__module__ == "mine"
+    assert algorithm.loss.function.__module__ == "mine"
     assert "anchored" in losses.names()
 
 
@@ -266,8 +250,13 @@ def test_the_documented_command_accepts_the_documented_file(
         (("import torch", "import torhc"), "fails in line 1: ModuleNotFoundError: No module named 'torhc'"),
         (('"anchored"', '"ppo"'), "the policy loss 'ppo' is registered twice"),
         (
-            ("median(rewards, groups)", "median(rewards, group)"),
-            "asks for 'group', which is not available",
+            ('needs=("rewards", "groups")', 'needs=("rewards", "group")'),
+            "the advantage 'median' needs 'group', which is",
+        ),
+        (('needs=("rewards", "groups")', 'needs=("rewards",)'), "the advantage 'median' reads 'groups', which it does"),
+        (
+            ("anchored(inputs", "anchored(log_probs, advantages"),
+            "'anchored' takes (log_probs, advantages), and is called",
         ),
         (("pull=0.5", "pul=0.5"), "algorithm.options.pull: none of the chosen functions takes it; did you mean pul?"),
         (('"median"', '"middle"'), "no advantage is called 'median'; known: dr_grpo, gae"),

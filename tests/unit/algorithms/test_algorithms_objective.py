@@ -18,6 +18,7 @@ from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.algorithm import Algorithm, Objective
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.correction.base import Corrections
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.config.schema import Algorithm as Section
 from tests.loss_references import REFERENCES, Response, packed, rho_of
 
@@ -93,7 +94,7 @@ def run(
     """The objective of one micro-batch, and its gradient for each of its tokens."""
     inputs = inputs_of_rows(rows, whole)
     objective = algorithm.objective(
-        {name: value for name, value in inputs.items() if name not in without},
+        LossInputs(**inputs).replace(**dict.fromkeys(without)),
         whole.denominators,
         kl_coef=algorithm.kl.coef,
         entropy_coef=entropy_coef,
@@ -283,7 +284,7 @@ def test_rejected_samples_leave_loss_kl_entropy_and_denominators(
     algorithm, rows = build_algorithm(**section.model_dump()), rows_of(lengths, seed)
     masks, left = trimmed(rows, name)
     inputs = inputs_of_rows(rows, Whole.of(rows))
-    kept = algorithm.keep_tokens({**inputs, "log_probs": inputs["old_log_probs"]})
+    kept = algorithm.keep_tokens(LossInputs(**inputs))
     assert kept.tolist() == [flag for mask in masks for flag in mask]
     whole = Whole.of(left)
     loss_of_all, found = 0.0, dict[str, float]()
@@ -295,7 +296,7 @@ def test_rejected_samples_leave_loss_kl_entropy_and_denominators(
         tokens = [whole.group_tokens.get(row.group, 0) for row in part]
         given["group_tokens"] = torch.tensor(tokens, dtype=torch.float32)
         objective = algorithm.objective(
-            given, whole.denominators, kl_coef=0.2, entropy_coef=0.05, right_tokens=whole.right_tokens
+            LossInputs(**given), whole.denominators, kl_coef=0.2, entropy_coef=0.05, right_tokens=whole.right_tokens
         )
         loss_of_all += objective.loss.item()
         for key, value in values_of(objective.sums).items():
@@ -316,7 +317,7 @@ def test_a_rejected_response_is_not_divided_by() -> None:
         _, left = trimmed(rows, "sequence_mask")
         inputs = inputs_of_rows(rows, Whole.of(rows)) | {"kept": torch.tensor([True, False])}
         inputs["group_tokens"] = torch.tensor([1.0, 1.0])
-        assert algorithm.objective(inputs, Whole.of(left).denominators).loss.item() == pytest.approx(-2.0)
+        assert algorithm.objective(LossInputs(**inputs), Whole.of(left).denominators).loss.item() == pytest.approx(-2.0)
 
 
 def test_a_minibatch_of_which_nothing_is_left_has_a_loss_of_zero() -> None:
@@ -325,7 +326,7 @@ def test_a_minibatch_of_which_nothing_is_left_has_a_loss_of_zero() -> None:
         inputs = inputs_of_rows(SMOOTH, Whole.of(SMOOTH))
         inputs |= {"kept": torch.zeros(len(inputs["sequence"]), dtype=torch.bool)}
         objective = build(correction="token_mask", aggregation=aggregation_name, kl_coef=0.1).objective(
-            inputs, nothing, kl_coef=0.1, entropy_coef=0.1
+            LossInputs(**inputs), nothing, kl_coef=0.1, entropy_coef=0.1
         )
         assert objective.loss.item() == 0.0
         (gradient,) = torch.autograd.grad(objective.loss, inputs["log_probs"])
@@ -434,7 +435,7 @@ def test_objective_gradient_is_that_of_its_value(aggregation_name: str, estimato
     def loss(log_probs: Tensor) -> Tensor:
         changed = inputs | {"log_probs": log_probs, "entropy": log_probs.square()}
         return algorithm.objective(
-            changed, whole.denominators, kl_coef=0.3, entropy_coef=0.05, right_tokens=whole.right_tokens
+            LossInputs(**changed), whole.denominators, kl_coef=0.3, entropy_coef=0.05, right_tokens=whole.right_tokens
         ).loss
 
     assert torch.autograd.gradcheck(loss, inputs["log_probs"])
@@ -467,7 +468,7 @@ def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient() -> No
         "sequence": torch.tensor([0, 0, 1]),
         "lengths": torch.tensor([2, 1]),
     }
-    objective = build().objective(inputs, Denominators(tokens=6, sequences=3, max_length=9))
+    objective = build().objective(LossInputs(**inputs), Denominators(tokens=6, sequences=3, max_length=9))
     objective.loss.backward()
     assert new.grad is not None
     assert new.grad.tolist() == pytest.approx([-2 / 6, -2 / 6, 1 / 6])

@@ -14,7 +14,8 @@ from torch import Tensor
 from rlcli.algorithms import correction
 from rlcli.algorithms.correction.base import Corrections
 from rlcli.algorithms.correction.mismatch import mismatch_metrics, mismatch_sums
-from rlcli.algorithms.named import call, options_of
+from rlcli.algorithms.inputs import LossInputs
+from rlcli.algorithms.named import options_of
 from rlcli.errors import UnknownName
 
 relaxed = settings(deadline=None, max_examples=60)  # the first call of a torch operation is slow
@@ -60,8 +61,8 @@ def inputs(batch: list[Response], dtype: torch.dtype = torch.float64) -> dict[st
     lengths = [len(response) for response in batch]
     log_probs = torch.tensor([new for new, _ in tokens], dtype=dtype)
     return {
+        "old_log_probs": log_probs,
         "log_probs": log_probs,
-        "policy_log_probs": log_probs,
         "advantages": -torch.ones_like(log_probs),
         "rollout_log_probs": torch.tensor([engine for _, engine in tokens], dtype=dtype),
         "sequence": torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)], dtype=torch.int64),
@@ -70,8 +71,7 @@ def inputs(batch: list[Response], dtype: torch.dtype = torch.float64) -> dict[st
 
 
 def weigh(name: str, given: dict[str, Any], **options: float) -> Tensor:
-    weights: Tensor = call(correction.get(name), given, options)
-    return weights
+    return correction.part(name, options)(LossInputs(**given))
 
 
 def test_every_correction_is_offered_and_proven_here() -> None:
@@ -125,8 +125,8 @@ def test_a_response_is_judged_alone_wherever_it_lies(name: str, batch: list[Resp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_are_finite_detached_and_of_the_dtype_of_the_log_probs(name: str, dtype: torch.dtype) -> None:
     given = inputs([[(0.0, -math.inf), (-1e30, 0.0)], [], [(0.0, -math.inf)] * 3, [(-1e4, -1.0)]], dtype)
+    given["old_log_probs"].requires_grad_()
     given["log_probs"].requires_grad_()
-    given["policy_log_probs"].requires_grad_()
     weights = weigh(name, given, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
     assert torch.isfinite(weights).all()
     assert not weights.requires_grad
@@ -193,16 +193,16 @@ def test_only_rejections_take_tokens_out(name: str) -> None:
 def test_several_corrections_multiply_and_reject_what_either_rejects() -> None:
     batch = [[(-1.0, -1.0 - math.log(1.5)), (-1.0, -1.0 - math.log(0.2))], [(-1.0, -1.0)]]
     joined = Corrections.of("sequence_tis*token_mask * geometric_mask")
-    assert joined.weights(inputs(batch), {}).tolist() == [0.0, 0.0, 1.0]
-    assert joined.kept(inputs(batch), {}).tolist() == [False, False, True]
+    assert joined.weights(LossInputs(**inputs(batch))).tolist() == [0.0, 0.0, 1.0]
+    assert joined.kept(LossInputs(**inputs(batch))).tolist() == [False, False, True]
     joined = Corrections.of("sequence_tis * token_mask")
-    assert joined.weights(inputs(batch), {}).tolist() == pytest.approx([0.3, 0.0, 1.0])
-    assert joined.kept(inputs(batch), {}).tolist() == [True, False, True]
+    assert joined.weights(LossInputs(**inputs(batch))).tolist() == pytest.approx([0.3, 0.0, 1.0])
+    assert joined.kept(LossInputs(**inputs(batch))).tolist() == [True, False, True]
 
 
 def test_the_off_policy_mask_spares_advantages_that_are_not_negative() -> None:
     given = inputs([[(-3.0, -1.0)] * 2, [(-3.0, -1.0)] * 2, [(-1.2, -1.0)]])
-    given["log_probs"] = given["log_probs"] + 9.0  # of the start of the step: it does not count
+    given["old_log_probs"] = given["old_log_probs"] + 9.0  # of the start of the step: it does not count
     given["advantages"] = torch.tensor([-1.0, 0.0, 0.5, -1e-9, -2.0], dtype=torch.float64)
     assert weigh("off_policy_mask", given).tolist() == [0.0, 1.0, 1.0, 0.0, 1.0]
     assert weigh("off_policy_mask", given, off_policy_threshold=2.5).tolist() == [1.0] * 5
@@ -213,7 +213,7 @@ def test_the_off_policy_mask_spares_advantages_that_are_not_negative() -> None:
 
 def totals(batch: list[Response], name: str, dtype: torch.dtype = torch.float64, **options: float) -> dict[str, float]:
     given = inputs(batch, dtype)
-    pair = given["log_probs"], given["rollout_log_probs"]
+    pair = given["old_log_probs"], given["rollout_log_probs"]
     weights = weigh(name, given, **options)
     sums = mismatch_sums(*pair, weights, given["sequence"], given["lengths"])
     assert all(total.dtype == torch.float64 and total.shape == () for total in sums.values())

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rlcli.algorithms import losses
 from rlcli.algorithms.aggregation import Denominators, seq_mean_token_mean
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.losses.base import TokenLoss, ratio
-from rlcli.algorithms.named import call, options_of
+from rlcli.algorithms.named import options_of
 from rlcli.errors import UnknownName
 from tests.loss_references import DISTILLATIONS, REFERENCES, Response, Responses, packed, rho_of
 
@@ -35,16 +36,15 @@ OTHER: dict[str, dict[str, Any]] = {  # than the defaults
 
 
 def term_of(name: str, responses: Responses, **options: Any) -> TokenLoss:
-    term: TokenLoss = call(losses.get(name), packed(responses), NEEDED.get(name, {}) | options)
-    return term
+    return losses.part(name, NEEDED.get(name, {}) | options)(LossInputs(**packed(responses)))
 
 
 def gradients(name: str, responses: Responses, sequences: int) -> list[list[float]]:
     """Of seq-mean-token-mean over `sequences`, with respect to the log-probs of each response."""
     inputs = packed(responses)
-    term = call(losses.get(name), inputs, NEEDED.get(name, {}))
+    term = losses.part(name, NEEDED.get(name, {}))(LossInputs(**inputs))
     denominators = Denominators(tokens=0, sequences=sequences, max_length=0)
-    total = seq_mean_token_mean(term.loss, inputs["sequence"], inputs["lengths"], denominators)
+    total = seq_mean_token_mean(term.loss, LossInputs(**inputs), denominators)
     (gradient,) = torch.autograd.grad(total, inputs["log_probs"])
     return [part.tolist() for part in gradient.split(inputs["lengths"].tolist())]
 
@@ -114,8 +114,7 @@ def test_gradient_is_that_of_the_value(name: str) -> None:
     inputs = packed(SMOOTH)
 
     def loss(log_probs: Tensor) -> Tensor:
-        term: TokenLoss = call(losses.get(name), inputs | {"log_probs": log_probs}, NEEDED.get(name, {}))
-        return term.loss
+        return losses.part(name, NEEDED.get(name, {}))(LossInputs(**inputs | {"log_probs": log_probs})).loss
 
     assert torch.autograd.gradcheck(loss, inputs["log_probs"])
 
@@ -191,7 +190,7 @@ def test_extreme_ratios_give_finite_losses_and_gradients(name: str, dtype: torch
         responses.append(Response([-1e3], [0.0], [0.0], advantage, label + 3, [False]))
         responses.append(Response([0.0], [-1e3], [-1e3], other, label + 3, [True]))
     inputs = packed(responses, dtype)
-    term = call(losses.get(name), inputs, NEEDED.get(name, {}))
+    term = losses.part(name, NEEDED.get(name, {}))(LossInputs(**inputs))
     (gradient,) = torch.autograd.grad(term.loss.sum(), inputs["log_probs"])
     assert term.loss.dtype == dtype
     assert torch.isfinite(term.loss).all()
@@ -202,7 +201,7 @@ def test_extreme_ratios_give_finite_losses_and_gradients(name: str, dtype: torch
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_a_microbatch_without_tokens_has_an_empty_loss_with_a_gradient(name: str, responses: Responses) -> None:
     inputs = packed(responses)
-    term = call(losses.get(name), inputs, NEEDED.get(name, {}))
+    term = losses.part(name, NEEDED.get(name, {}))(LossInputs(**inputs))
     (gradient,) = torch.autograd.grad(term.loss.sum(), inputs["log_probs"])
     for empty in (*vars(term).values(), gradient):
         assert empty.shape == (0,)
@@ -213,7 +212,8 @@ def test_ppo_gradient_stops_exactly_at_clipped_tokens(dual: float | None) -> Non
     ratios = [0.01, 0.5, 0.79, 0.81, 0.999, 1.001, 1.19, 1.21, 2.0, 2.9, 3.1, 50.0]
     new = torch.tensor(ratios * 2, dtype=torch.float64).log().requires_grad_()
     advantages = torch.tensor([1.5] * len(ratios) + [-0.5] * len(ratios), dtype=torch.float64)
-    term = losses.clipped.ppo(new, torch.zeros_like(new), advantages, dual_clip=dual)
+    inputs = LossInputs(log_probs=new, old_log_probs=torch.zeros_like(new), advantages=advantages)
+    term = losses.clipped.ppo(inputs, dual_clip=dual)
     (gradient,) = torch.autograd.grad(term.loss.sum(), new)
     assert (gradient == 0).tolist() == (term.clipped_low | term.clipped_high).tolist()
 
@@ -230,7 +230,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(name: str) -> None:
 def test_dppo_stops_only_moves_further_along_the_advantage() -> None:
     new, old = torch.tensor([0.7, 0.3, 0.7, 0.3, 0.6, 0.4]), torch.tensor([0.5] * 6)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, -1.0])
-    term = losses.clipped.dppo_tv(new.log(), old.log(), advantages)
+    term = losses.clipped.dppo_tv(LossInputs(log_probs=new.log(), old_log_probs=old.log(), advantages=advantages))
     assert term.clipped_high.tolist() == [True, False, False, False, False, False]
     assert term.clipped_low.tolist() == [False, False, False, True, False, False]
     torch.testing.assert_close(term.loss, torch.tensor([0.0, -0.6, 1.4, 0.0, -1.2, 0.8]))
@@ -239,7 +239,8 @@ def test_dppo_stops_only_moves_further_along_the_advantage() -> None:
 def test_a_dual_clip_below_its_bound_keeps_the_policy_gradient() -> None:
     new = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)
-    term = losses.clipped.ppo(new, new.detach(), advantages, clip_low=0.0, clip_high=0.0, dual_clip=2.0)
+    inputs = LossInputs(log_probs=new, old_log_probs=new.detach(), advantages=advantages)
+    term = losses.clipped.ppo(inputs, clip_low=0.0, clip_high=0.0, dual_clip=2.0)
     (gradient,) = torch.autograd.grad(term.loss.sum(), new)
     assert gradient.tolist() == [-1.0, 2.0, 0.0]
 
@@ -247,8 +248,8 @@ def test_a_dual_clip_below_its_bound_keeps_the_policy_gradient() -> None:
 def test_an_empty_response_leaves_the_weight_of_its_pair_to_the_other() -> None:
     responses = [near(0, 1.0, [0.1, 0.2]), near(0, -1.0, []), near(1, 1.0, [0.1, 0.2]), near(1, -1.0, [0.3])]
     inputs = packed(responses)
-    loss = call(losses.get("dpo"), inputs, {}).loss
-    mean = seq_mean_token_mean(loss, inputs["sequence"], inputs["lengths"], Denominators(5, 4, 9))
+    loss = losses.part("dpo")(LossInputs(**inputs)).loss
+    mean = seq_mean_token_mean(loss, LossInputs(**inputs), Denominators(5, 4, 9))
     h = [sum(response.new) - sum(response.reference) for response in responses]
     of_pairs = torch.tensor([0.1 * h[0], 0.1 * (h[2] - h[3])], dtype=torch.float64)
     torch.testing.assert_close(mean, -of_pairs.sigmoid().log().mean())
@@ -262,9 +263,14 @@ def test_a_response_without_its_partner_is_not_trained_on() -> None:
 def test_gspo_sees_bounds_of_a_few_ten_thousandths_in_float32() -> None:
     tokens = 4096
     old = -torch.rand(tokens, generator=torch.Generator().manual_seed(0)) * 5
-    sequence, lengths = torch.zeros(tokens, dtype=torch.int64), torch.tensor([tokens])
+    inputs = LossInputs(
+        old_log_probs=old,
+        advantages=torch.ones(tokens),
+        sequence=torch.zeros(tokens, dtype=torch.int64),
+        lengths=torch.tensor([tokens]),
+    )
     for drift, clipped in [(3.9e-4, False), (4.1e-4, True)]:
-        term = losses.sequence.gspo((old.double() + drift).float(), old, torch.ones(tokens), sequence, lengths)
+        term = losses.sequence.gspo(inputs.replace(log_probs=(old.double() + drift).float()))
         assert term.clipped_high.tolist() == [clipped] * tokens
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcli.algorithms.aggregation import Denominators, seq_mean_token_mean
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.losses.critic import implicit_reward_loss, process_rewards, value_loss
 
 relaxed = settings(deadline=None, max_examples=60)
@@ -80,7 +81,9 @@ def test_implicit_reward_loss_and_its_gradient_equal_the_reference(
     sequence = torch.repeat_interleave(torch.arange(len(responses)), lengths)
     term = implicit_reward_loss(new, reference, rewards, sequence, lengths, beta=beta)
     assert not (term.clipped_low | term.clipped_high).any()
-    mean = seq_mean_token_mean(term.loss, sequence, lengths, Denominators(0, len(responses), 0))
+    mean = seq_mean_token_mean(
+        term.loss, LossInputs(sequence=sequence, lengths=lengths), Denominators(0, len(responses), 0)
+    )
     (gradient,) = torch.autograd.grad(mean, new)
     expected, slopes = 0.0, []
     for tokens, reward in responses:

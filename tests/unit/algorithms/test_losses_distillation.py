@@ -15,9 +15,8 @@ from rlcli.algorithms import losses
 from rlcli.algorithms.advantages.tokens import opd
 from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.build import build_algorithm
-from rlcli.algorithms.losses.base import TokenLoss
+from rlcli.algorithms.inputs import AdvantageInputs, LossInputs
 from rlcli.algorithms.losses.distillation import LEAST_REST
-from rlcli.algorithms.named import call
 from tests.loss_references import DISTILLATIONS
 
 relaxed = settings(deadline=None, max_examples=40)
@@ -46,7 +45,8 @@ def packed(found: list[Response], k: int = K) -> dict[str, Tensor]:
 
 
 def loss_of(name: str, inputs: dict[str, Tensor]) -> Tensor:
-    term: TokenLoss = call(losses.get(name), inputs, {})
+    columns = {name: values for name, values in inputs.items() if name != "logits"}
+    term = losses.part(name)(LossInputs(**columns))
     assert not term.clipped_low.any()
     assert not term.clipped_high.any()
     return term.loss
@@ -104,7 +104,8 @@ def test_no_order_and_no_split_into_microbatches_changes_the_update(
     def gradients(part: list[Response]) -> list[Tensor]:
         inputs = packed(part)
         drawn = {"log_probs": inputs["logits"].log_softmax(-1)[:, 0], "advantages": torch.ones(len(inputs["logits"]))}
-        objective = algorithm.objective(inputs | drawn, Denominators(tokens, len(found), 4))
+        columns = {name: values for name, values in inputs.items() if name != "logits"}
+        objective = algorithm.objective(LossInputs(**columns | drawn), Denominators(tokens, len(found), 4))
         (gradient,) = torch.autograd.grad(objective.loss, inputs["logits"], allow_unused=True)
         whole = torch.zeros_like(inputs["logits"]) if gradient is None else gradient
         return list(whole.split(inputs["lengths"].tolist()))
@@ -134,7 +135,7 @@ def test_probabilities_of_0_and_1_give_finite_losses_and_gradients(name: str, dt
 @given(found=st.lists(st.tuples(st.floats(-9.0, 0.0), st.floats(-9.0, 0.0)), max_size=9))
 def test_the_advantage_is_how_much_likelier_the_teacher_finds_a_token(found: list[tuple[float, float]]) -> None:
     old, teacher = (torch.tensor([pair[of] for pair in found], dtype=torch.float64) for of in (0, 1))
-    made = opd(old, teacher)
+    made = opd(AdvantageInputs(old_log_probs=old, teacher_log_probs=teacher))
     assert made.returns is None
     assert made.advantages.tolist() == [theirs - own for own, theirs in found]
 
@@ -145,7 +146,8 @@ def test_the_expected_gradient_of_the_advantage_is_that_of_the_divergence() -> N
     policy = torch.randn(VOCABULARY, dtype=torch.float64, requires_grad=True)
     teacher = torch.randn(VOCABULARY, dtype=torch.float64).log_softmax(-1)
     log_probs = policy.log_softmax(-1)
-    advantages = opd(log_probs.detach(), teacher).advantages
+    inputs = AdvantageInputs(old_log_probs=log_probs.detach(), teacher_log_probs=teacher)
+    advantages = opd(inputs).advantages
     surrogate = -(log_probs.detach().exp() * advantages * (log_probs - log_probs.detach()).exp()).sum()
     divergence = (log_probs.exp() * (log_probs - teacher)).sum()
     found, expected = (torch.autograd.grad(term, policy, retain_graph=True)[0] for term in (surrogate, divergence))
@@ -174,8 +176,8 @@ def test_the_sums_tell_how_far_the_teacher_is() -> None:
         "sequence": torch.tensor([0, 0, 1]),
         "lengths": torch.tensor([2, 1]),
     }
-    sums = algorithm.objective(inputs, Denominators(3, 2, 4)).sums
+    sums = algorithm.objective(LossInputs(**inputs), Denominators(3, 2, 4)).sums
     assert float(sums["teacher_kl"]) == math.fsum([-0.5, 2.0, 0.0])
     assert float(sums["teacher_agreement"]) == 2.0
     kept = inputs | {"kept": torch.tensor([True, False, True])}
-    assert float(algorithm.objective(kept, Denominators(2, 2, 4)).sums["teacher_kl"]) == -0.5
+    assert float(algorithm.objective(LossInputs(**kept), Denominators(2, 2, 4)).sums["teacher_kl"]) == -0.5

@@ -13,17 +13,18 @@ from torch import Tensor
 
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses
 from rlcli.algorithms.aggregation import Denominators
-from rlcli.algorithms.named import call, inputs_of
+from rlcli.algorithms.inputs import AdvantageInputs, LossInputs
+from rlcli.algorithms.named import Part
 from rlcli.algorithms.padded import Padded
 
 relaxed = settings(deadline=None)  # the first call of a torch operation is slow
 OPTIONS = {"beta": 0.1}  # for those that have no default of their own
 TOKEN_INPUTS = [
-    *("log_probs", "old_log_probs", "reference_log_probs", "rollout_log_probs"),
-    *("policy_log_probs", "weights", "advantages", "values", "token_rewards", "process_rewards", "teacher_log_probs"),
+    *("log_probs", "old_log_probs", "reference_log_probs", "rollout_log_probs", "weights", "advantages"),
+    *("values", "token_rewards", "process_rewards", "teacher_log_probs"),
 ]
-FUNCTIONS = {
-    f"{kind}.{name}": module.get(name)
+PARTS: dict[str, Part[Any]] = {
+    f"{kind}.{name}": module.part(name, OPTIONS)
     for kind, module in {
         "advantages": advantages,
         "aggregation": aggregation,
@@ -32,8 +33,7 @@ FUNCTIONS = {
         "losses": losses,
     }.items()
     for name in module.names()
-    if inputs_of(module.get(name)) & {*TOKEN_INPUTS, "sequence"}
-    and not {"parts", "weights"} <= inputs_of(module.get(name))  # there the weights are those of a reward's parts
+    if kind == "aggregation" or module.part(name).needs & {*TOKEN_INPUTS, "sequence"}
 }
 MASK = torch.tensor(
     [  # whole, holed, padded on the left, empty, padded on the right, of one token
@@ -52,8 +52,8 @@ RESPONSES: dict[str, Any] = {
     "group_count": 2,
     "rewards": torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0, 0.25], dtype=torch.float64),
     "group_tokens": torch.tensor([9.0, 9.0, 5.0, 5.0, 5.0, 9.0], dtype=torch.float64),
-    "denominators": Denominators(tokens=14, sequences=6, max_length=5, groups=2),
 }
+DENOMINATORS = Denominators(tokens=14, sequences=6, max_length=5, groups=2)
 
 
 def matrix(mask: list[list[bool]]) -> Tensor:
@@ -116,22 +116,31 @@ def results(outcome: Any) -> list[Tensor]:
     return [outcome] if isinstance(outcome, Tensor) else [part for part in outcome if part is not None]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+def applied(name: str, columns: dict[str, Any]) -> list[Tensor]:
+    """The results of a function for the columns of its record; an aggregation gets the values, too."""
+    if name.startswith("advantages"):
+        known = {column: columns[column] for column in AdvantageInputs.columns() if column in columns}
+        return results(PARTS[name](AdvantageInputs(**known, group_count=columns["group_count"])))
+    inputs = LossInputs(**{column: columns[column] for column in LossInputs.columns() if column in columns})
+    given = (columns["values"], inputs, DENOMINATORS) if name.startswith("aggregation") else (inputs,)
+    return results(PARTS[name](*given))
+
+
+@pytest.mark.parametrize("name", PARTS)
 def test_a_token_level_function_gives_the_same_padded_and_packed(name: str) -> None:
     """Values and gradients, against the same tokens picked by hand, with NaN in all padding."""
-    function = FUNCTIONS[name]
     padded, given, clean = Padded(MASK), token_tensors(float("nan")), token_tensors(0.0)
     places = [(row, column) for row in range(6) for column in range(5) if MASK[row, column]]
     packed = {name: torch.stack([clean[name][place] for place in places]) for name in TOKEN_INPUTS}
     packed |= {"sequence": torch.tensor([row for row, _ in places]), "lengths": torch.tensor([5, 3, 3, 0, 2, 1])}
     selected = torch.arange(30).reshape(6, 5) % 3 == 0
     by_hand = packed | {"selected": torch.stack([selected[place] for place in places])} | RESPONSES
-    leaf = "log_probs" if "log_probs" in inputs_of(function) else "values"
+    leaf = "log_probs" if "log_probs" in PARTS[name].needs else "values"
     given[leaf].requires_grad_()
     by_hand[leaf].requires_grad_()
     through = {name: padded.pack(values) for name, values in given.items()}
     through |= {"sequence": padded.sequence, "lengths": padded.lengths, "selected": padded.pack(selected)} | RESPONSES
-    found, expected = (results(call(function, inputs, OPTIONS)) for inputs in (through, by_hand))
+    found, expected = applied(name, through), applied(name, by_hand)
     assert len(found) == len(expected) > 0
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
@@ -145,5 +154,5 @@ def test_a_token_level_function_gives_the_same_padded_and_packed(name: str) -> N
 
 
 def test_every_kind_of_token_level_function_was_tried() -> None:
-    assert {name.split(".")[0] for name in FUNCTIONS} == {"advantages", "aggregation", "correction", "kl", "losses"}
-    assert {"losses.ppo", "kl.k3+", "aggregation.token-mean", "correction.token_tis", "advantages.gae"} <= {*FUNCTIONS}
+    assert {name.split(".")[0] for name in PARTS} == {"advantages", "aggregation", "correction", "kl", "losses"}
+    assert {"losses.ppo", "kl.k3+", "aggregation.token-mean", "correction.token_tis", "advantages.gae"} <= {*PARTS}

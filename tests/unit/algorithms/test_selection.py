@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from rlcli.algorithms import selection
-from rlcli.algorithms.named import call, options_of
+from rlcli.algorithms.named import options_of
 from rlcli.algorithms.selection import keep_groups
 from rlcli.errors import UnknownName
 
@@ -33,7 +32,7 @@ def tensors(samples: Samples, seed: int = 0) -> dict[str, Any]:
 
 
 def select(name: str, samples: Samples, seed: int = 0, **options: float) -> list[int]:
-    chosen: Tensor = call(selection.get(name), tensors(samples, seed), options)
+    chosen = selection.part(name, options)(*tensors(samples, seed).values())
     assert chosen.dtype == torch.int64
     return [int(index) for index in chosen.tolist()]
 

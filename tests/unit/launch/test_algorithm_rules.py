@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcli.algorithms import advantages, selection
+from rlcli.algorithms.advantages import AdvantageInputs
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError
@@ -19,21 +20,21 @@ from rlcli.launch.algorithm_rules import check_algorithm
 def plugin() -> Iterator[None]:
     """An advantage and a selection of somebody else's, which declare what they need."""
 
-    @advantages.register("best_of_group", needs_group=True)
-    def best_of_group(rewards: Tensor, groups: Tensor) -> Tensor:
-        return rewards - rewards.max()
+    @advantages.register("best_of_group", needs=("rewards",), needs_group=True)
+    def best_of_group(inputs: AdvantageInputs) -> Tensor:
+        return inputs.rewards - inputs.rewards.max()
 
-    @advantages.register("same_for_all", ignores_rewards=True)
-    def same_for_all(rewards: Tensor) -> Tensor:
-        return torch.full_like(rewards, 0.5)
+    @advantages.register("same_for_all", needs=("rewards",), ignores_rewards=True)
+    def same_for_all(inputs: AdvantageInputs) -> Tensor:
+        return torch.full_like(inputs.rewards, 0.5)
 
     @selection.register("first_two", makes_pairs=True)
-    def first_two(groups: Tensor) -> Tensor:
+    def first_two(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> Tensor:
         return torch.arange(2)
 
     yield
     for registry, name in ((advantages, "best_of_group"), (advantages, "same_for_all"), (selection, "first_two")):
-        del registry.get.__self__._functions[name]  # type: ignore[attr-defined]
+        del registry.get.__self__._parts[name]  # type: ignore[attr-defined]
 
 
 def check(recipe: str, *sets: str) -> None:
@@ -97,4 +98,4 @@ def test_what_fits_is_accepted(recipe: str, sets: list[str], plugin: None) -> No
 
 def test_an_unknown_rule_is_an_error() -> None:
     with pytest.raises(TypeError, match="needs_groups"):
-        advantages.register("wrong", needs_groups=True)(lambda rewards: rewards)
+        advantages.register("wrong", needs_groups=True)(lambda inputs: inputs)  # type: ignore[call-arg]

@@ -55,18 +55,18 @@ class Invariants:
             return
         planned = plan.minibatches[minibatch]
         active = np.fromiter((s for rank in planned.ranks for micro in rank for s in micro), np.int64)
-        signatures = chosen.columns["signatures"][active]
+        signatures = chosen.columns.signatures[active]
         # `tokens` excludes those that the correction rejects; the mismatch includes them.
         forwarded = "mismatch_tokens" if "mismatch_tokens" in sums else "tokens"
         expected = {
             "check_denominator": ("drawn tokens in the loss's denominator", float(planned.tokens)),
-            forwarded: ("drawn tokens forwarded", float(chosen.columns["lengths"][active].sum())),
+            forwarded: ("drawn tokens forwarded", float(chosen.columns.lengths[active].sum())),
             "check_rows": ("signatures of the samples trained on", float(signatures.sum())),
         }
         for name, (what, value) in expected.items():
             self._compare(what, value, sums.get(name, value), abs(value))
-        if "advantages" in chosen.columns:
-            advantages = chosen.columns["advantages"][active].astype(np.float64)
+        if chosen.columns.has("advantages"):
+            advantages = chosen.columns.advantages[active].astype(np.float64)
             size = float(np.abs(advantages).sum())
             total = float((of_samples(advantages) * weight_of(signatures)).sum())
             self._compare("advantages of the samples trained on", total, sums.get("check_advantages", total), size)

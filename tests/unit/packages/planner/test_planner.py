@@ -541,7 +541,7 @@ def test_a_plan_tries_functions_of_ones_own(qwen: Path, tmp_path: Path) -> None:
     code = tmp_path / "own.py"
     code.write_text(
         "from rlcli.algorithms.losses import register\n\n"
-        "@register('own')\ndef own(log_probs):\n    return log_probs + None\n"
+        "@register('own', needs=['log_probs'])\ndef own(inputs):\n    return inputs.log_probs + None\n"
     )
     words = ["plan", "grpo", "--model", str(qwen), "--gpus", "h100:8", "--set", "algorithm.loss=own"]
     program = [sys.executable, "-m", "rlcli.cli.main", *words, "--set", f"algorithm.code={code}"]

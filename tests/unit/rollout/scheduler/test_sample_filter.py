@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rlcli.algorithms import advantages
 from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.build import build_algorithm
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples, exclusion
 from rlcli.data.messages import Collected
@@ -50,8 +51,9 @@ def chosen_of(samples: Sequence[Sample], rule: str = "mask", **sections: dict[st
 
 def same(found: SelectedSamples, expected: SelectedSamples) -> bool:
     """Whether two steps train on the same samples with the same numbers, bit for bit."""
-    assert found.columns.keys() == expected.columns.keys()
-    equal = all(np.array_equal(found.columns[name], expected.columns[name]) for name in found.columns)
+    columns, wanted = found.columns.present(), expected.columns.present()
+    assert columns.keys() == wanted.keys()
+    equal = all(np.array_equal(columns[name], wanted[name]) for name in columns)
     return equal and list(found.samples) == list(expected.samples) and found.active == expected.active
 
 
@@ -123,16 +125,16 @@ def test_the_loss_is_that_of_plain_loops_over_what_is_left(aggregation: str, ran
     assert total == pytest.approx(by_loops(whole, fates, aggregation), rel=1e-6)
 
 
-def packed(chosen: SelectedSamples, bin: Sequence[int]) -> dict[str, torch.Tensor]:
+def packed(chosen: SelectedSamples, bin: Sequence[int]) -> LossInputs:
     lengths = torch.tensor([int(chosen.samples.drawn_tokens[s]) for s in bin])
     sequence = torch.repeat_interleave(torch.arange(len(bin)), lengths)
-    return {
-        "log_probs": torch.full((len(sequence),), -1.0, dtype=torch.float64),
-        "advantages": torch.tensor(chosen.columns["advantages"][list(bin)])[sequence],
-        "sequence": sequence,
-        "lengths": lengths,
-        "group_tokens": torch.tensor(chosen.columns["group_tokens"][list(bin)]),
-    }
+    return LossInputs(
+        log_probs=torch.full((len(sequence),), -1.0, dtype=torch.float64),
+        advantages=torch.tensor(chosen.columns.advantages[list(bin)])[sequence],
+        sequence=sequence,
+        lengths=lengths,
+        group_tokens=torch.tensor(chosen.columns.group_tokens[list(bin)]),
+    )
 
 
 def by_loops(whole: Sequence[Sample], fates: Sequence[str], aggregation: str) -> float:
@@ -159,10 +161,10 @@ def by_loops(whole: Sequence[Sample], fates: Sequence[str], aggregation: str) ->
 def test_the_reward_of_a_response_cut_off_is_zero_where_that_is_asked() -> None:
     samples = [sample(0, 0, 1.0, 8, CUT), sample(0, 1, 1.0, 3), sample(0, 2, 0.0, 3)]
     chosen = chosen_of(samples, "zero_reward", algorithm={"advantage": "dr_grpo"})
-    assert chosen.columns["rewards"].tolist() == [0.0, 1.0, 0.0]
-    assert chosen.columns["right"].tolist() == [False, True, False]
-    assert chosen.columns["parts"].tolist() == [[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]]
-    assert chosen.columns["advantages"].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
+    assert chosen.columns.rewards.tolist() == [0.0, 1.0, 0.0]
+    assert chosen.columns.right.tolist() == [False, True, False]
+    assert chosen.columns.parts.tolist() == [[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]]
+    assert chosen.columns.advantages.tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
     assert reward_metrics(rewarded(Samples.of(samples), "zero_reward"))["reward/mean"] == pytest.approx(1 / 3)
 
 

@@ -146,7 +146,7 @@ def filled(name: str, of: Collected, world: int, config: RunConfig) -> dict[int,
     def run(rank: int, ranks: Ranks) -> None:
         batch = TrainBatch(plan.of_rank(rank), step, torch.device("cpu"))
         for micro in batch:
-            micro.tokens["values"] = values_of(micro.packed.targets)
+            micro.tokens.values = values_of(micro.packed.targets)
         fill_advantages(algorithm, batch, ranks, kl_coef=0.0)
         found.update({int(chosen.samples.row[s]): v.tolist() for s, v in batch.export(name).items()})
 
@@ -263,7 +263,7 @@ def test_gae_chains_drawn_tokens_and_finds_each_reward_at_its_turns_end(world: i
 
 def test_the_rewards_of_turns_add_up_to_the_samples_reward() -> None:
     chosen = selected(collected(), configured(advantage="turn_rloo"))
-    by_turn, rewards = chosen.columns["turn_rewards"], chosen.columns["rewards"]
+    by_turn, rewards = chosen.columns.turn_rewards, chosen.columns.rewards
     assert by_turn.sum(1) == pytest.approx(rewards)
     assert by_turn[2].tolist() == [0.5, 0.25, 0.0]
     assert by_turn[0].tolist() == [0.5, 0.0, 1.0], "the environment's sum leaves nothing to the last turn"
@@ -271,15 +271,15 @@ def test_the_rewards_of_turns_add_up_to_the_samples_reward() -> None:
 
 def test_what_is_cut_off_without_reward_has_none_in_any_turn() -> None:
     chosen = selected(collected(), configured(truncated="zero_reward", advantage="turn_rloo"))
-    assert chosen.columns["turn_rewards"][2].tolist() == [0.0] * 3
-    assert chosen.columns["turn_rewards"][0].tolist() == [0.5, 0.0, 1.0]
+    assert chosen.columns.turn_rewards[2].tolist() == [0.0] * 3
+    assert chosen.columns.turn_rewards[0].tolist() == [0.5, 0.0, 1.0]
 
 
 def test_shaping_belongs_to_the_last_turn() -> None:
     config = configured(advantage="turn_rloo")
     config = config.changed(shaping={"overlong_buffer": 18, "overlong_penalty": 1.8})
     chosen = selected(collected(), config)
-    assert chosen.columns["turn_rewards"][0].tolist() == pytest.approx([0.5, 0.0, 1.0 - 0.6])
+    assert chosen.columns.turn_rewards[0].tolist() == pytest.approx([0.5, 0.0, 1.0 - 0.6])
 
 
 def test_a_sample_is_forwarded_if_any_of_its_turns_has_an_advantage() -> None:
@@ -303,6 +303,6 @@ def test_an_update_is_checked_against_the_planned_advantages_of_turns(mesh: Any,
     sums = role.update(batch, 0, Coefficients(lr=1e-3, kl=0.0, entropy=0.0))
     assert sums["check_pull"] == pytest.approx(sums["check_expected_pull"], rel=1e-4)
     Invariants().check_update(plan, chosen, 0, sums)
-    chosen.columns["advantages"][0, 2] += 0.25
+    chosen.columns.advantages[0, 2] += 0.25
     with pytest.raises(RunFailed, match="advantages of the samples trained on"):
         Invariants().check_update(plan, chosen, 0, sums)

@@ -56,7 +56,7 @@ def chosen_of(batch: Collected, **sections: Any) -> tuple[SelectedSamples, RunCo
 
 def test_best_and_worst_of_groups_that_differ_are_recorded_first() -> None:
     chosen, _ = chosen_of(batch_of())
-    scores = chosen.columns["rewards"].tolist()
+    scores = chosen.columns.rewards.tolist()
     assert scores == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0], "the third group has lost both"
     assert best_and_worst(chosen, 8) == [3, 2, 5, 4, 0]
     assert best_and_worst(chosen, 3) == [3, 2, 5]
@@ -104,7 +104,7 @@ def test_a_sample_that_is_not_selected_has_a_reward_alone(tmp_path: Path) -> Non
 
 def test_advantages_of_tokens_come_from_the_workers() -> None:
     chosen, _ = chosen_of(batch_of(), algorithm={"advantage": "gae"})
-    assert "advantages" not in chosen.columns
+    assert not chosen.columns.has("advantages")
     found = step_advantages(chosen, {0: 0.5, 3: -0.25})
     assert found[[0, 3]].tolist() == [0.5, -0.25]
     assert np.isnan(found[[1, 2, 4, 5, 6]]).all()

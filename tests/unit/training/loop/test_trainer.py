@@ -162,10 +162,10 @@ def chosen_of(
 def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[Sample]) -> None:
     chosen, _ = chosen_of(samples)
     assert chosen.active == [True, True, False, False]
-    plan = planned(chosen.samples, chosen.columns["advantages"])
+    plan = planned(chosen.samples, chosen.columns.advantages)
     step = step_work(plan, chosen, seed=0)
     found = [sample for rank in range(2) for micros in plan.of_rank(rank) for bin in micros for sample in bin]
-    shard, row = step.columns["shard"], step.columns["row"]
+    shard, row = step.columns.shard, step.columns.row
     rows = [(sample, step.shards[shard[sample]], int(row[sample])) for sample in found]
     assert sorted(rows) == [(0, "first", 0), (1, "second", 1)]
     assert [(m.tokens, m.sequences, m.groups, m.max_length, m.right_tokens) for m in step.minibatches] == [
@@ -184,8 +184,8 @@ def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> 
     # Lengths 4, 8, 2, 6: half a point off at 8 tokens, a quarter at 6. Of the first group the first response is right
     # and the shorter one; in the second none is right, and the longer one has its share taken off. The second of each
     # group has the format.
-    assert chosen.columns["rewards"].tolist() == pytest.approx([1.05, 0.2 - 0.55, 0.0, 0.2 - 0.3])
-    assert chosen.columns["advantages"].tolist() == pytest.approx([0.7, -0.7, 0.05, -0.05])
+    assert chosen.columns.rewards.tolist() == pytest.approx([1.05, 0.2 - 0.55, 0.0, 0.2 - 0.3])
+    assert chosen.columns.advantages.tolist() == pytest.approx([0.7, -0.7, 0.05, -0.05])
     assert chosen.reward == pytest.approx(0.15)
 
 
@@ -197,15 +197,15 @@ def test_a_weight_for_a_format_that_nobody_judges_ends_the_run(samples: Sequence
 def test_what_shaping_adds_is_a_part_of_its_own(samples: Sequence[Sample]) -> None:
     """An advantage made of the verdict's parts would else not hear of it."""
     plain, _ = chosen_of(samples, algorithm={"advantage": "gdpo"})
-    assert plain.columns["parts"].tolist() == [[0.5], [0.0], [0.0], [0.0]]
+    assert plain.columns.parts.tolist() == [[0.5], [0.0], [0.0], [0.0]]
     shaped, _ = chosen_of(
         samples,
         rollout={"max_response_tokens": 8},
         shaping={"overlong_buffer": 4},
         algorithm={"advantage": "gdpo"},
     )
-    assert shaped.columns["parts"].tolist() == [[0.5, 0.0], [0.0, -1.0], [0.0, 0.0], [0.0, -0.5]]
-    assert shaped.columns["advantages"][2] > 0 > shaped.columns["advantages"][3]  # all alike but for their lengths
+    assert shaped.columns.parts.tolist() == [[0.5, 0.0], [0.0, -1.0], [0.0, 0.0], [0.0, -0.5]]
+    assert shaped.columns.advantages[2] > 0 > shaped.columns.advantages[3]  # all alike but for their lengths
 
 
 def test_a_row_with_one_verifier_is_rewarded_beside_rows_with_a_sum(samples: Sequence[Sample]) -> None:
@@ -214,8 +214,8 @@ def test_a_row_with_one_verifier_is_rewarded_beside_rows_with_a_sum(samples: Seq
         replace(s, verdict=replace(s.verdict, parts={"math": s.verdict.score} if s.prompt else {})) for s in samples
     ]
     chosen, _ = chosen_of(judged, algorithm={"advantage": "gdpo"})
-    assert chosen.columns["parts"].tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
-    assert chosen.columns["advantages"][0] > 0 > chosen.columns["advantages"][1]
+    assert chosen.columns.parts.tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    assert chosen.columns.advantages[0] > 0 > chosen.columns.advantages[1]
 
 
 def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
@@ -229,8 +229,8 @@ def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
     def advantages(weights: dict[str, float]) -> list[float]:
         batch = Collected(Samples.of(judged), ["first", "second"], 0.0, 0.0, part_weights=weights)
         chosen = select_batch(batch, algorithm, config, seed=0)
-        assert chosen.columns["parts"].tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
-        values: list[float] = chosen.columns["advantages"].tolist()
+        assert chosen.columns.parts.tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
+        values: list[float] = chosen.columns.advantages.tolist()
         return values
 
     # Equal weights cancel in the first group; where mathematics weighs more, its first response is the better one, and
@@ -242,13 +242,13 @@ def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
 
 
 def test_a_group_is_one_in_any_order_of_its_selected_samples(
-    samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
+    samples: Sequence[Sample], forget_algorithms: None
 ) -> None:
     shuffled = torch.tensor([2, 0, 3, 1, 0])
-    monkeypatch.setitem(selection.get.__self__._functions, "mine", lambda rewards: shuffled)  # type: ignore[attr-defined]
+    selection.register("mine")(lambda rewards, groups, generator: shuffled)
     chosen, config = chosen_of(samples, algorithm={"select": "mine"}, train={"minibatches": 2})
-    assert chosen.columns["groups"].tolist() == [1, 0, 1, 0, 0]
-    assert chosen.columns["group_tokens"].tolist() == [8.0, 16.0, 8.0, 16.0, 16.0]
+    assert chosen.columns.groups.tolist() == [1, 0, 1, 0, 0]
+    assert chosen.columns.group_tokens.tolist() == [8.0, 16.0, 8.0, 16.0, 16.0]
     plan = plan_step(chosen, config, ranks=1)
     assert [(m.groups, m.samples) for m in plan.minibatches] == [(1, (0, 2)), (1, (1, 3, 4))]
 
@@ -257,9 +257,9 @@ def test_selected_samples_keep_the_statistics_of_their_whole_group(samples: Sequ
     three = [*samples[:2], sample(0, 2, 0.5, 4), *samples[2:]]
     chosen, config = chosen_of(three, algorithm={"select": "pairs", "advantage": "dr_grpo"})
     assert [(s.prompt, s.sample) for s in chosen.samples] == [(0, 0), (0, 1)]  # the second group prefers nothing
-    assert chosen.columns["pairs"].tolist() == [0, 0]
-    assert chosen.columns["advantages"].tolist() == pytest.approx([0.5, -0.5])
-    assert chosen.columns["group_tokens"].tolist() == [12.0, 12.0]
+    assert chosen.columns.pairs.tolist() == [0, 0]
+    assert chosen.columns.advantages.tolist() == pytest.approx([0.5, -0.5])
+    assert chosen.columns.group_tokens.tolist() == [12.0, 12.0]
     (minibatch,) = plan_step(chosen, config, ranks=2).minibatches
     assert sorted(minibatch.ranks) == [((),), ((0, 1),)]
 

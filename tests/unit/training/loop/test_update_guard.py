@@ -12,8 +12,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from rlcli.data.messages import MiniWork, StepWork
 from rlcli.data.sample_shard import ShardBuilder
+from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import REASONS
@@ -49,9 +49,8 @@ class Ranks(CalledByName):
         builder = ShardBuilder()
         prompt, response = np.array([1, 2], np.int32), np.arange(3, dtype=np.int32)
         at = np.array([builder.add(Trajectory.single(prompt, response, -np.ones(3, np.float32)))], np.int64)
-        step = StepWork(
-            [MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0]), "shard": np.array([0]), "row": at}, 0, [builder.build()]
-        )
+        columns = SampleColumns(pairs=np.array([0]), shard=np.array([0]), row=at)
+        step = TrainRows([MiniWork(3, 1, 1, 3, 3)], columns, 0, [builder.build()])
         self.worker: Any = Worker(0, 1)
         self.worker.batch = TrainBatch([[(0,)]], step, torch.device("cpu"))
 

@@ -79,7 +79,7 @@ def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
     cut_off = replace(whole, samples=replace(whole.samples, truncated=whole.samples.score > 0))
     config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"truncated": "zero_reward"})})
     chosen = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
-    assert not chosen.columns["rewards"].any()
+    assert not chosen.columns.rewards.any()
     plan = plan_step(replace(chosen, active=None), CONFIG, 1)
     TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
 
@@ -134,10 +134,10 @@ def sums_of(chosen: SelectedSamples, ranks: int = 2) -> dict[str, float]:
     for batch in batches(chosen, ranks):
         total["check_denominator"] += batch.works[0].tokens / ranks
         for micro in batch:
-            signatures = batch.of(micro, "signatures")
+            signatures = batch.columns.signatures[micro.samples]
             total["tokens"] += float(micro.lengths.sum())
             total["check_rows"] += float(signatures.sum())
-            total["check_advantages"] += float((batch.of(micro, "advantages") * weight_of(signatures)).sum())
+            total["check_advantages"] += float((batch.columns.advantages[micro.samples] * weight_of(signatures)).sum())
     return total | {"check_watched": 99.0, "check_moved": 3.0}
 
 
@@ -218,6 +218,7 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
     """Of any aggregation, and of any split over ranks: the sum over ranks is what counts."""
     from rlcli.algorithms.aggregation import Denominators
     from rlcli.algorithms.build import pulls_by_advantage
+    from rlcli.algorithms.inputs import LossInputs
 
     for aggregation in ("token-mean", "seq-mean-token-mean"):
         algorithm = build_algorithm(aggregation=aggregation)
@@ -226,19 +227,19 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
         for rank in range(world):
             log_probs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
             advantages = torch.tensor([0.7, 0.7, -0.7]) * (rank + 1)
-            inputs = {
-                "log_probs": log_probs,
-                "rollout_log_probs": log_probs.detach() - 1.5,  # a correction that cuts
-                "advantages": advantages,
-                "sequence": torch.tensor([0, 0, 1]),
-                "lengths": lengths,
-            }
+            inputs = LossInputs(
+                log_probs=log_probs,
+                rollout_log_probs=log_probs.detach() - 1.5,  # a correction that cuts
+                advantages=advantages,
+                sequence=torch.tensor([0, 0, 1]),
+                lengths=lengths,
+            )
             whole = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
             watch = partial(watch_pull, advantages=advantages.double(), pull=pull, world=world)
             (algorithm.objective(inputs, whole, on_policy_input=watch).loss * world).backward()
             expected += float(algorithm.pull(inputs, whole))
         assert float(pull) == pytest.approx(expected)
-        uncorrected = {name: values for name, values in inputs.items() if name != "rollout_log_probs"}
+        uncorrected = inputs.replace(rollout_log_probs=None)
         assert float(algorithm.pull(inputs, whole)) == pytest.approx(2 * float(algorithm.pull(uncorrected, whole)))
     assert not pulls_by_advantage(build_algorithm(advantage="dr_grpo", loss="dpo", select="pairs"))
     assert not pulls_by_advantage(build_algorithm(correction="bypass"))
@@ -249,17 +250,19 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
 def test_other_terms_of_the_loss_are_no_part_of_the_pull(kept: list[bool] | None) -> None:
     """KL and NLL pull, too; where advantages are small, harder than they do."""
     from rlcli.algorithms.aggregation import Denominators
+    from rlcli.algorithms.inputs import LossInputs
 
     algorithm = build_algorithm(kl_coef=0.5, nll_coef=0.5)
     log_probs, advantages = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.tensor([0.01, 0.01, -0.01])
-    inputs = {
-        "log_probs": log_probs,
-        "reference_log_probs": log_probs.detach() + 1,
-        "advantages": advantages,
-        "sequence": torch.tensor([0, 0, 1]),
-        "lengths": torch.tensor([2, 1]),
-        "right": torch.tensor([True, False]),
-    } | ({} if kept is None else {"kept": torch.tensor(kept)})
+    inputs = LossInputs(
+        log_probs=log_probs,
+        reference_log_probs=log_probs.detach() + 1,
+        advantages=advantages,
+        sequence=torch.tensor([0, 0, 1]),
+        lengths=torch.tensor([2, 1]),
+        right=torch.tensor([True, False]),
+        kept=None if kept is None else torch.tensor(kept),
+    )
     whole, pull = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
     own = (advantages if kept is None else advantages[torch.tensor(kept)]).double()
     watch = partial(watch_pull, advantages=own, pull=pull, world=1)

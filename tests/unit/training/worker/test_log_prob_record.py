@@ -11,6 +11,7 @@ import torch
 from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.data.trajectories import Trajectory
 from rlcli.training.worker.log_prob_record import LogProbRecord, drawn_by
+from rlcli.training.worker.train_batch import TokenColumns
 
 IDS = np.arange(100, 120, dtype=np.int32)
 
@@ -25,7 +26,7 @@ def trajectory(prompt: int, *drawn: tuple[int, int | None]) -> Trajectory:
 
 def micro_of(*rows: Trajectory) -> Any:
     engine = torch.tensor(np.concatenate([row.log_probs for row in rows]))
-    return SimpleNamespace(empty=False, rows=rows, tokens={"rollout_log_probs": engine})
+    return SimpleNamespace(empty=False, rows=rows, tokens=TokenColumns(rollout_log_probs=engine))
 
 
 def assert_equal(one: Comparison, other: Comparison) -> None:

@@ -120,11 +120,11 @@ def filled(role: PolicyRole, batch: TrainBatch) -> None:
         role.compute_reference_log_probs(batch)
     for micro in batch:  # a teacher that finds each token half as likely
         if algorithm.needs_teacher:
-            micro.tokens["teacher_log_probs"] = micro.tokens["rollout_log_probs"] - 0.7
-            micro.tokens["teacher_agrees"] = micro.tokens["rollout_log_probs"] < -1
+            micro.tokens.teacher_log_probs = micro.tokens.rollout_log_probs - 0.7
+            micro.tokens.teacher_agrees = micro.tokens.rollout_log_probs < -1
         if algorithm.needs_teacher_top:
-            micro.tokens["teacher_top"] = torch.stack([micro.packed.targets, 1 - micro.packed.targets.clamp(max=1)], 1)
-            micro.tokens["teacher_top_log_probs"] = micro.tokens["rollout_log_probs"][:, None].expand(-1, 2) + 3
+            micro.tokens.teacher_top = torch.stack([micro.packed.targets, 1 - micro.packed.targets.clamp(max=1)], 1)
+            micro.tokens.teacher_top_log_probs = micro.tokens.rollout_log_probs[:, None].expand(-1, 2) + 3
     if algorithm.rejects:
         fill_kept(algorithm, batch, ranks)
     fill_advantages(algorithm, batch, ranks, 0.0)
@@ -247,7 +247,7 @@ def test_a_critics_update_has_the_host_wait_for_no_micro_batch(mesh: Any, folder
         with gpu.recorded() as waits["infer"]:
             critic.infer(batch)
         for micro in batch:
-            micro.tokens["returns"] = micro.tokens["values"] + 1
+            micro.tokens.returns = micro.tokens.values + 1
         with gpu.recorded() as waits["update"]:
             sums = critic.update(batch, 0, 1e-3)
     assert sums["loss"] > 0
@@ -256,13 +256,22 @@ def test_a_critics_update_has_the_host_wait_for_no_micro_batch(mesh: Any, folder
 
 def test_pairs_of_samples_have_the_host_wait_twice() -> None:
     """For their number, and for whether each is whole: in each micro-batch."""
+    from rlcli.algorithms.inputs import LossInputs
     from rlcli.algorithms.losses.sequence import dpo
 
     with PretendGpu() as gpu:
         tokens, sequence = torch.zeros(4, device=DEVICE), torch.tensor([0, 0, 1, 1], device=DEVICE)
         lengths, pairs = torch.tensor([2, 2], device=DEVICE), torch.tensor([5, 5], device=DEVICE)
+        inputs = LossInputs(
+            log_probs=tokens - 1,
+            reference_log_probs=tokens,
+            advantages=tokens + 1,
+            sequence=sequence,
+            lengths=lengths,
+            pairs=pairs,
+        )
         with gpu.recorded() as waits:
-            dpo(tokens - 1, tokens, tokens + 1, sequence, lengths, pairs)
+            dpo(inputs)
     assert len(waits) == 2, shown(waits)
 
 

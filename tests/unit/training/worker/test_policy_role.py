@@ -249,7 +249,7 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
             place = torch.arange(len(sequence)) - (micro.lengths.cumsum(0) - micro.lengths)[sequence]
             drift = (place + micro.samples[sequence]) % 5 == 0
             drift |= torch.isin(micro.samples, torch.tensor([3, 7]))[sequence]
-            micro.tokens["rollout_log_probs"] = micro.tokens["old_log_probs"] - torch.where(drift, 1.0, 0.01)
+            micro.tokens.rollout_log_probs = micro.tokens.old_log_probs - torch.where(drift, 1.0, 0.01)
     from rlcli.algorithms.ranks import Ranks  # here, since files that import algorithms are run for their coverage
 
     together = Together(ranks)
@@ -264,7 +264,7 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
     whole = batches[0]
     for other in batches[1:]:
         assert other.policy_works == whole.policy_works
-        assert torch.equal(other.columns["group_tokens"], whole.columns["group_tokens"])
+        assert torch.equal(other.columns.group_tokens, whole.columns.group_tokens)
         whole.minibatches[0] += other.minibatches[0]
     return whole
 
@@ -292,20 +292,20 @@ def test_the_denominators_of_a_rejection_are_those_of_what_is_left(mesh: Any, ba
     left: dict[int, int] = {}
     for micro in batch:
         for row, sample in enumerate(micro.samples.tolist()):
-            left[sample] = int(micro.tokens["kept"][micro.packed.sequence == row].sum())
+            left[sample] = int(micro.tokens.kept[micro.packed.sequence == row].sum())
     assert left[3] == left[7] == 0
     before, after = batch.works[0], batch.policy_works[0]
     assert after.tokens == sum(left.values()) < before.tokens
     assert after.sequences == sum(kept > 0 for kept in left.values()) == before.sequences - 2
     assert after.groups == before.groups == PROMPTS
-    right = batch.columns["right"].tolist()
+    right = batch.columns.right.tolist()
     assert after.right_tokens == sum(kept for sample, kept in left.items() if right[sample])
-    groups = batch.columns["groups"].tolist()
+    groups = batch.columns.groups.tolist()
     of_groups = [sum(left[s] for s in left if groups[s] == group) for group in groups]
-    assert batch.columns["group_tokens"].tolist() == of_groups
+    assert batch.columns.group_tokens.tolist() == of_groups
     fill_selected(role.algorithm, batch, role.policy.ranks)
     for micro in batch:
-        assert not (micro.tokens["selected"] & ~micro.tokens["kept"]).any()
+        assert not (micro.tokens.selected & ~micro.tokens.kept).any()
 
 
 def test_a_prompt_that_has_lost_all_of_its_responses_is_not_counted(mesh: Any, base: str) -> None:
@@ -314,8 +314,8 @@ def test_a_prompt_that_has_lost_all_of_its_responses_is_not_counted(mesh: Any, b
     batch = batch_of(role, config, all_active=True)
     role.compute_old_log_probs(batch)
     for micro in batch:
-        far = (batch.of(micro, "groups") == 1)[micro.packed.sequence]
-        micro.tokens["rollout_log_probs"] = micro.tokens["old_log_probs"] - far.float()
+        far = (batch.columns.groups[micro.samples] == 1)[micro.packed.sequence]
+        micro.tokens.rollout_log_probs = micro.tokens.old_log_probs - far.float()
     fill_kept(role.algorithm, batch, role.policy.ranks)
     assert batch.policy_works[0].groups == PROMPTS - 1
     assert batch.policy_works[0].sequences == (PROMPTS - 1) * SAMPLES

@@ -123,7 +123,7 @@ def test_values_are_those_of_the_first_forward_pass(ranks: int, tmp_path: Path, 
 def test_old_log_probs_are_the_trainers_before_the_first_update(tmp_path: Path, tokenizer: str) -> None:
     step = Step(tmp_path, tokenizer)
     for micro in step.batches[0]:
-        micro.tokens["old_log_probs"] = torch.full((int(micro.lengths.sum()),), -0.75)
+        micro.tokens.old_log_probs = torch.full((int(micro.lengths.sum()),), -0.75)
     step.begin()
     step.update()
     assert step.rows()[0]["trainer_log_prob"][2:] == [-0.75] * 2
@@ -136,7 +136,7 @@ def test_mean_advantages_are_reported_where_tokens_differ(ranks: int, tmp_path: 
     for recorder, batch in zip(step.recorders, step.batches, strict=True):
         for micro in batch:
             counts = [torch.arange(length) for length in micro.lengths.tolist()]
-            micro.tokens["advantages"] = torch.cat(counts).float()
+            micro.tokens.advantages = torch.cat(counts).float()
         recorder.saw_advantages(batch)
     means = {place: value for recorder in step.recorders for place, value in recorder.finish()[0].items()}
     assert means == {sample: (1 + sample) / 2 for sample in range(6)}, "of 0, 1, …, length - 1"

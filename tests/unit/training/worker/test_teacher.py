@@ -113,7 +113,7 @@ def updated(role: PolicyRole, batch: TrainBatch) -> tuple[dict[str, float], dict
 
 def test_a_policy_that_equals_its_teacher_learns_nothing(mesh: Any, base: str) -> None:
     role, batch = taught(configured(base, base, DRAWN), mesh)
-    assert all(not micro.tokens["advantages"].any() for micro in batch)
+    assert all(not micro.tokens.advantages.any() for micro in batch)
     sums, gradients = updated(role, batch)
     assert sums["teacher_kl"] == 0.0
     assert not any(gradient.any() for gradient in gradients.values())
@@ -146,7 +146,7 @@ def test_each_teacher_scores_the_samples_of_its_sources(
             expected = by_sample(alone[number], name)[sample]
             torch.testing.assert_close(values, expected, rtol=0, atol=1e-5 if values.is_floating_point() else 0)
     if top_k:
-        assert all(int(micro.tokens["teacher_top"].max()) < VOCABULARY for micro in together)
+        assert all(int(micro.tokens.teacher_top.max()) < VOCABULARY for micro in together)
 
 
 @pytest.mark.parametrize(("algorithm", "top_k"), [(DRAWN, 0), (TOP, 4)], ids=["drawn", "top"])

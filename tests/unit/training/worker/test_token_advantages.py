@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from torch import Tensor
 from rlcli.algorithms import advantages
 from rlcli.algorithms.advantages import TokenAdvantages, whiten
 from rlcli.algorithms.advantages.tokens import discounted_sums
+from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.algorithms.ranks import ALONE, Ranks
 
 relaxed = settings(deadline=None, max_examples=60)
@@ -64,9 +64,7 @@ def apply(
         "group_count": group_count,
         "ranks": ranks,
     }
-    function = advantages.get(name)
-    asked = inspect.signature(function).parameters
-    got = function(**{key: value for key, value in inputs.items() if key in asked}, **options)
+    got = advantages.part(name, options)(AdvantageInputs(**inputs))
     assert isinstance(got, TokenAdvantages)
     return got
 

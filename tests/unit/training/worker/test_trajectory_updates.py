@@ -14,6 +14,7 @@ from torch import Tensor
 from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.build import build_algorithm
+from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.ranks import ALONE
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
@@ -102,7 +103,7 @@ def computed(budget: int, **chosen: Any) -> tuple[float, dict[str, float], dict[
     batch = batch_of(config, algorithm)
     for micro in batch:
         for name, salt in (("old_log_probs", OLD), ("reference_log_probs", REFERENCE), ("values", VALUES)):
-            micro.tokens[name] = of_tokens(micro.packed.targets, salt)
+            micro.tokens.set(name, of_tokens(micro.packed.targets, salt))
     if algorithm.rejects:
         fill_kept(algorithm, batch, ALONE)
     fill_advantages(algorithm, batch, ALONE, 0.0)
@@ -110,9 +111,11 @@ def computed(budget: int, **chosen: Any) -> tuple[float, dict[str, float], dict[
     loss, sums, gradients = 0.0, dict[str, float](), dict[int, list[float]]()
     for micro in batch:
         log_probs = of_tokens(micro.packed.targets, POLICY).double().requires_grad_()
-        columns = {name: batch.of(micro, name) for name in ("right", "group_tokens")}
-        inputs = micro.tokens | columns | {"log_probs": log_probs}
-        inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
+        columns = {name: batch.columns.get(name)[micro.samples] for name in ("right", "group_tokens")}
+        tokens = {name: values for name, values in micro.tokens.present().items() if name in LossInputs.columns()}
+        inputs = LossInputs(
+            **tokens, **columns, log_probs=log_probs, sequence=micro.packed.sequence, lengths=micro.lengths
+        )
         denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
         objective = algorithm.objective(inputs, denominators, kl_coef=KL)
         objective.loss.backward()

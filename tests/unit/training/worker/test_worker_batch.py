@@ -15,8 +15,9 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected, StepWork
+from rlcli.data.messages import Collected
 from rlcli.data.sample_shard import ShardBuilder
+from rlcli.data.train_rows import SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
 from rlcli.training.worker.token_advantages import fill_advantages, fill_selected
@@ -96,7 +97,7 @@ def worked_out(world: int, name: str, of: Collected | None = None, **changes: An
             for micro in batch:
                 # Of each token by what it is, so that no layout changes it.
                 for salt, filled in enumerate(FILLED):
-                    micro.tokens[filled] = -((micro.packed.targets * (salt + 3)) % 7 + 1) / 8
+                    micro.tokens.set(filled, -((micro.packed.targets * (salt + 3)) % 7 + 1) / 8)
             fill_advantages(algorithm, batch, together.ranks(rank), kl_coef=0.5)
             if algorithm.token_selector is not None:
                 fill_selected(algorithm, batch, together.ranks(rank))
@@ -155,7 +156,7 @@ def test_tokens_that_the_policy_did_not_draw_change_nothing(name: str, changes: 
 def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
     row: np.ndarray = np.zeros(1, np.int64)
     with pytest.raises(TimeoutError):
-        TrainBatch([[(0,)]], StepWork([], {"shard": row, "row": row}, 0, [None]), torch.device("cpu"))
+        TrainBatch([[(0,)]], TrainRows([], SampleColumns(shard=row, row=row), 0, [None]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
