@@ -104,6 +104,16 @@ def save_evaluation(run: Path, step: int, mean: float) -> None:
     (folder / f"step-{step:06d}.json").write_text(json.dumps(report))
 
 
+def with_predicting_layer(folder: Path) -> Path:
+    """The model in `folder`, with tensors of a layer that predicts several tokens in its file."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    layer = {"mtp.fc.weight": torch.randn(8, 16), "mtp.layers.0.mlp.experts.gate_up_proj": torch.randn(2, 8, 4)}
+    save_file(load_file(file) | layer, file, metadata={"format": "pt"})
+    return folder
+
+
 def save_runs(root: Path) -> Path:
     """Runs of one checkpoint or more each below `root`, named for what they are."""
     base = save_tiny(root / "base")
@@ -117,6 +127,9 @@ def save_runs(root: Path) -> Path:
     save_run(root / "mixture-lora", mixture, *LORA, "lora.targets=all-linear,experts")
     for kind in ("mixtral", "glm4_moe"):
         save_run(root / kind, save_tiny(root / f"{kind}-base", kind), dtype=torch.bfloat16)
+    hybrid = with_predicting_layer(save_tiny(root / "hybrid-base", "qwen3_5_text"))
+    save_run(root / "hybrid", hybrid)
+    save_run(root / "hybrid-lora", hybrid, *LORA)
     save_run(root / "lora", base, *LORA)
     save_run(root / "half", base, dtype=torch.bfloat16)
     save_run(root / "unmoved", base, moved_by=0.0)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.model.io.model_config import SEPARATE_HEAD
 from rlcli.model.tensor_names import fixed_weights
 
 VOCABULARY = 100
@@ -47,20 +48,42 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 """Two layers of each have experts."""
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+SHARED = {
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_moe_text": LINEAR | SHARED,
+    "qwen3_5_text": LINEAR,
+    "qwen3_next": LINEAR | SHARED,
+}
+"""With linear attention in their first layer."""
+MIXTURES |= {kind: sizes for kind, sizes in HYBRIDS.items() if "num_experts" in sizes}
 Row = tuple[np.ndarray, int]
 
 
 def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
     from transformers import AutoConfig
 
-    own = MIXTURES.get(kind, {})
+    own = MIXTURES.get(kind, HYBRIDS.get(kind, {}))
+    if kind in HYBRIDS and "num_hidden_layers" in changes:
+        own = own | {"layer_types": ["linear_attention"] * (changes["num_hidden_layers"] - 1) + ["full_attention"]}
     if kind in ("gemma3_text", "olmo3"):  # by default most of their layers have windows
         layers = ["full_attention"] * changes.get("num_hidden_layers", SIZES["num_hidden_layers"])
         windowed = changes.get("sliding_window") is not None
         own = {"layer_types": ["sliding_attention", *layers[1:]] if windowed else layers}
         changes = changes if windowed else {**changes, "sliding_window": 64}
     return AutoConfig.for_model(
-        kind, **{**SIZES, **own, "tie_word_embeddings": kind != "glm4_moe", **changes}
+        kind, **{**SIZES, **own, "tie_word_embeddings": kind not in SEPARATE_HEAD, **changes}
     )  # as published
 
 
@@ -72,6 +95,11 @@ def tiny_lm(kind: str = "qwen2", seed: int = 0, **changes: Any) -> Any:
     with torch.no_grad():
         for parameter in lm.parameters():  # the usual small initialisation would hide differences
             parameter.add_(torch.randn_like(parameter) * 0.05)
+        for name, parameter in lm.named_parameters():
+            if name.endswith("linear_attn.A_log"):  # with the usual ones most heads forget all within two tokens
+                parameter.uniform_(-4, -2)
+            elif name.endswith("linear_attn.conv1d.weight"):
+                parameter.normal_(0, 0.5)
         for _, bias in fixed_weights(lm):  # of the size of differences between scores: it changes many choices
             bias.copy_(torch.randn_like(bias) * 0.1)
     return lm

@@ -13,6 +13,11 @@ With b bytes per number in compute dtype, and w a width, torch keeps for each to
                     all tokens pass through, and of layers without others, a gated unit, whose last linear is trained
                     with all weights alone
 
+    output gate     of attention: 2 b query: the gate and what it multiplies; in float32 the gate's input stays, too,
+                    4 query
+    gated DeltaNet  b (channels + width + 2 heads): what its convolution reads, its gate, and what its steps and decays
+                    come from; the rest is computed again
+
 and for each place in attention, where a shared prompt is repeated before each of its samples,
 
     attention       b (query + keys + values + output) + 4 heads (logsumexp)
@@ -27,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlcli_planner.model_shape import ModelShape
+from rlcli_planner.model_shape import DELTA_CHUNK, GATED_ATTENTION, DeltaNet, ModelShape
 from rlcli_planner.vision_encoder import tower_bytes
 
 FLOAT = 4
@@ -40,7 +45,7 @@ ALIGNED = 8
 
 OLMO = ("olmo2", "olmo3")
 """Their layers begin without a norm, and rotate in float32."""
-SCALED_IN_FLOAT = ("gemma3_text", *OLMO)
+SCALED_IN_FLOAT = ("gemma3_text", *GATED_ATTENTION, *OLMO)
 """Models whose norms multiply in float32 and cast the result."""
 
 ROUTED_IN_FLOAT = ("glm4_moe",)
@@ -84,14 +89,62 @@ def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     )
     factors = run.lora_rank * len(adapted) * run.bytes_each
     gated = _experts(shape, run) if shape.experts else 3 * run.bytes_each * shape.intermediate
-    gated += run.bytes_each * shape.shared * (3 + (not run.lora_rank))
+    gated += run.bytes_each * (shape.shared * (3 + (not run.lora_rank)) + shape.shared_gate * (shape.hidden + 1))
     held = _held_factors(shape, run) if run.lora_rank and shape.adapts_experts(run.lora_targets) else 0
-    return held + pack.tokens * (inputs + factors + gated + _norms(shape, run)) + _attention(shape, run, pack)
+    each = inputs + factors + gated + _norms(shape, run)
+    if shape.mixer is not None:
+        return held + pack.tokens * (each + run.bytes_each * _mixed(shape.mixer))
+    return held + pack.tokens * (each + _output_gate(shape, run)) + _attention(shape, run, pack)
+
+
+def _mixed(mixer: DeltaNet) -> int:
+    """Numbers that a gated DeltaNet layer keeps of a token between its linear layers."""
+    return mixer.channels + mixer.width + 2 * mixer.values
+
+
+AT_ONCE, AGAIN = {4: 0.8, 2: 0.55}, {4: 1.4, 2: 1.28}
+"""Of what a plain pass would keep of a gated DeltaNet layer between its linear layers, by the bytes of a number: the
+share that it holds at once if it keeps nothing, and what a pass and its backward pass hold; measured, with pieces of 64
+to 1024 tokens."""
+
+
+def _plainly_kept(mixer: DeltaNet, each: int) -> float:
+    """Bytes that autograd keeps of a token between the linear layers, in a pass with gradients by torch."""
+    k, v, chunk = mixer.key, mixer.value, DELTA_CHUNK
+    rule = mixer.values * FLOAT * (12 * k + 6 * v + 5 * chunk + 9 + k * v / chunk)
+    convolution = mixer.channels * (2 * each + 4 * FLOAT * (each < FLOAT))
+    return rule + convolution + 2 * each * mixer.width
+
+
+def recomputed_bytes(shape: ModelShape, pack: Pack, each: int) -> float:
+    """The most that a gated DeltaNet layer has in its backward pass, since its convolution, rule and norm are computed
+    again, of all its tokens at once: what was kept of its feed-forward part is gone by then. 0 for a layer of another
+    kind."""
+    if shape.mixer is None:
+        return 0.0
+    return pack.tokens * (AGAIN[each] * _plainly_kept(shape.mixer, each) + (FLOAT + 2 * each) * shape.hidden)
+
+
+def core_bytes(shape: ModelShape, pack: Pack, each: int) -> float:
+    """The most that such a layer holds between its linear layers in a pass that keeps nothing."""
+    if shape.mixer is None:
+        return 0.0
+    inside = AT_ONCE[each] * _plainly_kept(shape.mixer, each)
+    return pack.tokens * (each * (2 * shape.hidden + _mixed(shape.mixer)) + inside)
+
+
+def _output_gate(shape: ModelShape, run: Pass) -> float:
+    if shape.kind not in GATED_ATTENTION:
+        return 0.0
+    return shape.query * (2 * run.bytes_each + FLOAT * (run.bytes_each == FLOAT))
 
 
 def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
     """Width of each tensor that is input to linear layers, and their names."""
     attention = [(shape.hidden, {"q_proj", "k_proj", "v_proj", "qkv_proj"}), (shape.query, {"o_proj"})]
+    if shape.mixer is not None:
+        attention = [(shape.hidden, {linear.name for linear in shape.linears if linear.name.startswith("in_proj")})]
+        attention += [(shape.mixer.width, {"out_proj"})]
     if shape.experts:
         return [*attention, (shape.hidden, {"router"})]
     return [*attention, (shape.hidden, {"gate_proj", "up_proj", "gate_up_proj"}), (shape.intermediate, {"down_proj"})]
@@ -128,7 +181,7 @@ def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
 
 def _norms(shape: ModelShape, run: Pass) -> float:
     both = shape.layer_norms * _norm(shape, shape.hidden, run)
-    if shape.head_norm == "none":
+    if shape.head_norm == "none" or shape.mixer is not None:
         return both
     scales = (shape.heads, shape.kv_heads) if shape.head_norm == "head" else (1, 1)
     return both + _norm(shape, shape.query, run, scales[0]) + _norm(shape, shape.key, run, scales[1])
@@ -157,15 +210,15 @@ def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
 
 def rotation_bytes(shape: ModelShape, run: Pass) -> float:
     """Cosines and sines, per token."""
-    return 2 * (FLOAT if shape.kind in OLMO else run.bytes_each) * shape.head_dim
+    return 2 * (FLOAT if shape.kind in OLMO else run.bytes_each) * shape.rotated
 
 
 def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     """Bytes kept of a whole forward pass until its backward pass, on the device."""
     seeing = seeing_bytes(shape, run, pack)
     if not run.checkpointing:
-        dense = shape.dense_layers * layer_bytes(shape.dense_layer, run, pack) if shape.dense_layers else 0
-        return seeing + shape.expert_layers * layer_bytes(shape, run, pack) + dense + ends_bytes(shape, run, pack)
+        layers = sum(count * layer_bytes(kind, run, pack) for count, kind in shape.kinds)
+        return seeing + layers + ends_bytes(shape, run, pack)
     inputs = 0 if run.offload else shape.layers * pack.tokens * run.bytes_each * shape.hidden
     return seeing + inputs + ends_bytes(shape, run, pack)
 

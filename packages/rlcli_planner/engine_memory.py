@@ -83,6 +83,30 @@ def kv_per_token(setting: Setting) -> float:
     return shape.kv_bytes_per_token(setting.bytes_each) * max(1 / shared, 1 / shape.kv_heads)
 
 
+def sample_bytes(setting: Setting, tokens: float) -> float:
+    """KV cache bytes of a sample of so many tokens on one rank, with the states of linear attention."""
+    shape = setting.policy
+    if shape.delta is None:
+        return kv_per_token(setting) * tokens
+    return kv_per_token(setting) * _held_tokens(shape, setting.bytes_each, tokens)
+
+
+def _held_tokens(shape: ModelShape, bytes_each: float, tokens: float) -> float:
+    """Tokens of the KV cache that a sample takes. vLLM gives all layers blocks of one size, so that a block of a layer
+    with linear attention holds its state, and one with full attention as many tokens as have room there. Layers of
+    linear attention have blocks in groups of as many as attend."""
+    a_block = block_tokens(shape, bytes_each)
+    return a_block * (math.ceil(tokens / a_block) + _state_blocks(shape))
+
+
+def block_tokens(shape: ModelShape, bytes_each: float) -> int:
+    """Tokens in a block of the KV cache on CPUs."""
+    if shape.delta is None:
+        return CPU_BLOCK
+    held = shape.delta.state_bytes(bytes_each)
+    return CPU_BLOCK * math.ceil(held / (CPU_BLOCK * 2 * shape.key * bytes_each))
+
+
 def kv_cache(setting: Setting) -> float:
     """KV cache of one rank: given, or what gpu_memory_utilization leaves besides the rest."""
     if setting.kv_cache_bytes is not None:
@@ -120,12 +144,12 @@ def activations(setting: Setting) -> float:
 
 def full_responses(setting: Setting) -> float:
     """How many samples of the length that these prompts allow the KV cache of one engine holds at once."""
-    return kv_cache(setting) / (kv_per_token(setting) * setting.longest)
+    return kv_cache(setting) / sample_bytes(setting, setting.longest)
 
 
 def holds_longest(setting: Setting) -> bool:
     """Whether the KV cache holds one sample of the length that the configuration allows; else vLLM does not start."""
-    return kv_cache(setting) >= kv_per_token(setting) * setting.max_length
+    return kv_cache(setting) >= sample_bytes(setting, setting.max_length)
 
 
 def workload_cache(config: RunConfig, shape: ModelShape, bytes_each: int, longest: int) -> int:
@@ -137,14 +161,21 @@ def workload_cache(config: RunConfig, shape: ModelShape, bytes_each: int, longes
     rollout = config.rollout
     engines = config.engine_workers // rollout.tensor_parallel
     samples = max(config.groups_at_once * rollout.samples_per_prompt // engines, 1)
-    a_block = CPU_BLOCK * int(shape.kv_bytes_per_token(bytes_each))
-    blocks = math.ceil((longest + rollout.speculate) / CPU_BLOCK) * min(rollout.max_concurrent, samples)
-    wanted = blocks * a_block * 5 // 4
+    size = block_tokens(shape, bytes_each)
+    a_block = size * int(shape.kv_bytes_per_token(bytes_each))
+    each = math.ceil((longest + rollout.speculate) / size) + _state_blocks(shape)
+    wanted = each * min(rollout.max_concurrent, samples) * a_block * 5 // 4
     return max(MIN_KV_CACHE, smallest_cache(config, shape, bytes_each), min(MAX_KV_CACHE, wanted))
 
 
 def smallest_cache(config: RunConfig, shape: ModelShape, bytes_each: int) -> int:
     """Bytes of a KV cache on a CPU that holds one sample of the length that the configuration allows, with a block to
     spare."""
-    blocks = math.ceil((config.max_length + config.rollout.speculate) / CPU_BLOCK) + 1
-    return blocks * CPU_BLOCK * int(shape.kv_bytes_per_token(bytes_each))
+    size = block_tokens(shape, bytes_each)
+    blocks = math.ceil((config.max_length + config.rollout.speculate) / size) + _state_blocks(shape) + 1
+    return blocks * size * int(shape.kv_bytes_per_token(bytes_each))
+
+
+def _state_blocks(shape: ModelShape) -> int:
+    """Blocks of the KV cache that hold a sample's states of linear attention."""
+    return math.ceil(shape.delta.layers / shape.attention_layers) if shape.delta is not None else 0

@@ -24,8 +24,57 @@ class Linear:
         return self.inputs * self.outputs + self.bias * self.outputs
 
 
+@dataclass(frozen=True)
+class DeltaNet:
+    """The gated DeltaNet layers of a model (`rlcli.model.delta_net`)."""
+
+    layers: int
+    """How many of the model's layers they are."""
+    keys: int
+    """Heads of queries and keys."""
+    values: int
+    """Heads of values, each of which carries a state; a multiple of `keys`."""
+    key: int
+    """Size of a head of queries or keys."""
+    value: int
+    """Size of a head of values."""
+    kernel: int
+    """Tokens that the convolution reads."""
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: all queries, keys and values of a token."""
+        return 2 * self.keys * self.key + self.width
+
+    @property
+    def width(self) -> int:
+        """Of all values."""
+        return self.values * self.value
+
+    @property
+    def vectors(self) -> int:
+        """Parameters outside the linear layers: the convolution, A_log and dt_bias, and the norm."""
+        return self.kernel * self.channels + 2 * self.values + self.value
+
+    @property
+    def multiplied(self) -> float:
+        """Products of numbers that a layer computes of a token outside its linear layers."""
+        k, v = self.key, self.value
+        rule = DELTA_CHUNK * (2 * k + (k + v) / 2 + v) + 3 * k * v
+        return self.values * rule + self.kernel * self.channels
+
+    def state_bytes(self, each: float) -> float:
+        """What an engine holds of a request for one layer: the convolution's inputs, and a matrix for each head in
+        float32."""
+        return (self.kernel - 1) * self.channels * each + 4 * self.values * self.key * self.value
+
+
+DELTA_CHUNK = 64
+"""As `rlcli.model.recurrence.CHUNK`, whose import would load torch."""
+GATED_ATTENTION = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Kinds whose query layer gives a gate of each head's output too."""
 HEAD_NORM = {
-    **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe", "qwen3_vl_text"), "head"),
+    **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe", "qwen3_vl_text", *GATED_ATTENTION), "head"),
     **dict.fromkeys(("olmo2", "olmo3"), "all"),
 }
 """What `ModelShape.head_norm` is, by `model_type`."""
@@ -41,7 +90,8 @@ class ModelShape:
     heads, as in OLMo 2. experts: of each layer, of which a token passes through `chosen`; 0 in a dense model.
     intermediate: width of the feed-forward part, or of one expert. shared: width of the experts that every token passes
     through. dense_layers: of a mixture, those at its beginning that have a feed-forward part of width `dense` in place
-    of experts. tower: what sees pictures, if anything does.
+    of experts. tower: what sees pictures, if anything does. delta: its layers of linear attention, if it has some;
+    mixer: the same, of a shape that stands for such layers alone (`delta_layer`).
     """
 
     kind: str
@@ -64,6 +114,12 @@ class ModelShape:
     dense_layers: int = 0
     dense: int = 0
     tower: Tower | None = None
+    delta: DeltaNet | None = None
+    mixer: DeltaNet | None = None
+    rotated: int = 0
+    """Numbers of a head that are rotated by its token's position."""
+    shared_gate: bool = False
+    """Whether the shared experts' output is multiplied by a gate of one number."""
 
     @property
     def query(self) -> int:
@@ -77,6 +133,8 @@ class ModelShape:
 
     @property
     def norms(self) -> int:
+        if self.mixer is not None:
+            return self.layer_norms * self.hidden + self.mixer.vectors
         own = {"none": 0, "head": 2 * self.head_dim, "all": self.query + self.key}[self.head_norm]
         return self.layer_norms * self.hidden + own
 
@@ -110,15 +168,40 @@ class ModelShape:
         return replace(self, experts=0, chosen=0, shared=self.dense, intermediate=0, dense_layers=0)
 
     @property
+    def delta_layers(self) -> int:
+        """Layers of linear attention."""
+        return self.delta.layers if self.delta is not None else 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers whose keys and values an engine keeps."""
+        return self.layers - self.delta_layers
+
+    @property
+    def delta_layer(self) -> ModelShape:
+        """As if all layers were of linear attention."""
+        assert self.delta is not None
+        linears = tuple(linear for linear in self.linears if linear.name not in ATTENTION)
+        return replace(self, linears=(*_delta_linears(self, self.delta), *linears), delta=None, mixer=self.delta)
+
+    @property
+    def kinds(self) -> list[tuple[int, ModelShape]]:
+        """How many layers are of each kind, and the shape of a model of such layers alone. The last kind is that of
+        `layer_parameters`."""
+        found = [(self.dense_layers, self.dense_layer)] if self.dense_layers else []
+        found += [(self.delta.layers, self.delta_layer)] if self.delta is not None else []
+        return [*found, (self.layers - sum(count for count, _ in found), replace(self, dense_layers=0, delta=None))]
+
+    @property
     def layer_parameters(self) -> int:
         """Of a layer; of a mixture, of one that has experts."""
-        own = sum(linear.parameters for linear in self.linears) + self.norms + 3 * self.hidden * self.shared
+        own = sum(linear.parameters for linear in self.linears) + self.norms
+        own += (3 * self.shared + self.shared_gate) * self.hidden
         return own + self.experts * self.expert_parameters + self.router_parameters
 
     @property
     def all_layer_parameters(self) -> int:
-        dense = self.dense_layers * self.dense_layer.layer_parameters if self.dense_layers else 0
-        return self.expert_layers * self.layer_parameters + dense
+        return sum(count * shape.layer_parameters for count, shape in self.kinds)
 
     @property
     def embedding_parameters(self) -> int:
@@ -146,19 +229,25 @@ class ModelShape:
     @property
     def largest_layer(self) -> int:
         """Parameters of the largest module that is gathered alone: a layer of the decoder, or a block of the tower."""
-        return max(self.layer_parameters, self.tower.block if self.tower is not None else 0)
+        layers = [shape.layer_parameters for _, shape in self.kinds]
+        return max(*layers, self.tower.block if self.tower is not None else 0)
 
     @property
     def matrix_parameters(self) -> int:
         """Weights that each token is multiplied with in a forward pass, without the head: 2 operations each."""
+        return sum(count * shape.layer_matrices for count, shape in self.kinds)
+
+    @property
+    def layer_matrices(self) -> int:
+        """The same of one layer."""
         dense = sum(linear.inputs * linear.outputs for linear in self.linears)
-        passed = self.chosen * self.expert_parameters + self.router_parameters + 3 * self.hidden * self.shared
-        return self.layers * dense + self.expert_layers * passed + self.dense_layers * 3 * self.hidden * self.dense
+        passed = self.chosen * self.expert_parameters + self.router_parameters
+        passed += (3 * self.shared + self.shared_gate) * self.hidden
+        return dense + passed + (round(self.mixer.multiplied) if self.mixer is not None else 0)
 
     def adapter_parameters(self, rank: int, targets: str) -> int:
         """Parameters of a LoRA adapter."""
-        before = self.dense_layer.adapter_layer_parameters(rank, targets) if self.dense_layers else 0
-        return self.dense_layers * before + self.expert_layers * self.adapter_layer_parameters(rank, targets)
+        return sum(count * shape.adapter_layer_parameters(rank, targets) for count, shape in self.kinds)
 
     def adapter_layer_parameters(self, rank: int, targets: str) -> int:
         """Parameters of a LoRA adapter on one layer; of a mixture, on one that has experts."""
@@ -176,11 +265,46 @@ class ModelShape:
 
     def kv_bytes_per_token(self, bytes_each: float) -> float:
         """Bytes per token of vLLM's KV cache, over all layers."""
-        return 2 * self.layers * self.key * bytes_each
+        return 2 * self.attention_layers * self.key * bytes_each
+
+    def state_bytes(self, bytes_each: float) -> float:
+        """Bytes that vLLM holds of a request besides, over all layers of linear attention."""
+        return self.delta.layers * self.delta.state_bytes(bytes_each) if self.delta is not None else 0.0
 
 
 def _split(targets: str) -> set[str]:
     return {name.strip() for name in targets.split(",")}
+
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
+
+
+def _delta_of(config: Any) -> DeltaNet | None:
+    layers = (getattr(config, "layer_types", None) or []).count("linear_attention")
+    if not layers:
+        return None
+    return DeltaNet(
+        layers=layers,
+        keys=config.linear_num_key_heads,
+        values=config.linear_num_value_heads,
+        key=config.linear_key_head_dim,
+        value=config.linear_value_head_dim,
+        kernel=config.linear_conv_kernel_dim,
+    )
+
+
+def _delta_linears(shape: ModelShape, delta: DeltaNet) -> tuple[Linear, ...]:
+    hidden, out = shape.hidden, Linear("out_proj", delta.width, shape.hidden)
+    if shape.kind == "qwen3_next":
+        fused = Linear("in_proj_qkvz", hidden, delta.channels + delta.width)
+        return fused, Linear("in_proj_ba", hidden, 2 * delta.values), out
+    return (
+        Linear("in_proj_qkv", hidden, delta.channels),
+        Linear("in_proj_z", hidden, delta.width),
+        Linear("in_proj_b", hidden, delta.values),
+        Linear("in_proj_a", hidden, delta.values),
+        out,
+    )
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -206,11 +330,28 @@ def shape_of(config: Any) -> ModelShape:
         experts=experts,
         chosen=config.num_experts_per_tok if experts else 0,
         layer_norms=4 if config.model_type in ("gemma3_text", "glm4") else 2,
-        shared=config.n_shared_experts * config.moe_intermediate_size if hasattr(config, "n_shared_experts") else 0,
+        shared=_shared(config),
         dense_layers=before,
         dense=config.intermediate_size if before else 0,
+        delta=_delta_of(config),
+        rotated=_rotated(config, heads),
+        shared_gate=hasattr(config, "shared_expert_intermediate_size"),
     )
     return replace(shape, linears=_linears(shape, config))
+
+
+def _shared(config: Any) -> int:
+    """Width of the experts that every token passes through."""
+    if hasattr(config, "n_shared_experts"):
+        return int(config.n_shared_experts * config.moe_intermediate_size)
+    return int(getattr(config, "shared_expert_intermediate_size", 0))
+
+
+def _rotated(config: Any, heads: int) -> int:
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if config.model_type not in GATED_ATTENTION:
+        return int(size)
+    return int(size * config.rope_parameters.get("partial_rotary_factor", 1.0))
 
 
 def read_shape(path: str, key: str = "model.path") -> ModelShape:
@@ -232,7 +373,7 @@ def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
     mlp_bias = bool(getattr(config, "mlp_bias", False))
     out = Linear("o_proj", shape.query, hidden, out_bias)
     separate = (
-        Linear("q_proj", hidden, shape.query, qkv_bias),
+        Linear("q_proj", hidden, shape.query * (1 + (shape.kind in GATED_ATTENTION)), qkv_bias),
         Linear("k_proj", hidden, shape.key, qkv_bias),
         Linear("v_proj", hidden, shape.key, qkv_bias),
     )

@@ -14,7 +14,16 @@ the reduced gradients of all layers after it.
 from __future__ import annotations
 
 from rlcli.model.logit_chunks import BLOCK_LOGITS, chunk_tokens
-from rlcli_planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes, seeing_bytes
+from rlcli_planner.activations import (
+    FLOAT,
+    Pass,
+    core_bytes,
+    kept_bytes,
+    layer_bytes,
+    recomputed_bytes,
+    rotation_bytes,
+    seeing_bytes,
+)
 from rlcli_planner.engine_memory import reloading
 from rlcli_planner.model_shape import ModelShape
 from rlcli_planner.run_setting import Parts, Setting
@@ -32,6 +41,7 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
     working = pack.tokens * each * (3 * shape.passed + 4 * shape.hidden + 2 * shape.head_dim)
     if setting.config.lora.rank and shape == setting.policy:
         working += pack.tokens * each * setting.config.lora.rank
+    working = max(working, *(core_bytes(kind, pack, each) for _, kind in shape.kinds))
     ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
     between = pack.tokens * each * 2 * shape.hidden
     seeing = working_bytes(shape.tower, each, pack.images * shape.tower.unit) if shape.tower is not None else 0.0
@@ -124,7 +134,10 @@ def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
     """Activations and the weight gradients that replace them, at the peak within each layer of the backward pass,
     starting at the last layer."""
     tokens, each = setting.pack.tokens, setting.bytes_each
-    whole = layer_bytes(shape, run, setting.pack)
+    each_kind = [(count, layer_bytes(kind, run, setting.pack)) for count, kind in shape.kinds]
+    whole = max(size for _, size in each_kind)
+    mean = sum(count * size for count, size in each_kind) / shape.layers
+    again = max(recomputed_bytes(kind, setting.pack, setting.bytes_each) for _, kind in shape.kinds)
     # The gradient of a hidden state replaces what the head had kept.
     ends = tokens * (each * shape.hidden + rotation_bytes(shape, run))
     inputs = 0.0 if run.offload else tokens * each * shape.hidden
@@ -133,9 +146,15 @@ def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
     largest = shape.largest_matrix / setting.config.parallel.expert if shape.experts else shape.largest_matrix
     early = tokens * each * 2 * shape.passed + each * largest * bool(not run.lora_rank)
     late = each * _had(setting, shape, run) - whole
-    kept = [(left * inputs + whole) if run.checkpointing else left * whole for left in range(shape.layers, 0, -1)]
+    kept = [(left * inputs + whole) if run.checkpointing else left * mean for left in range(shape.layers, 0, -1)]
     seeing = seeing_bytes(shape, run, setting.pack)
-    return [own + seeing + ends + max(early, late) for own in kept]
+    found = [own + seeing + ends + max(early, late) for own in kept]
+    if not again:
+        return found
+    # The last layer attends, in every such model: those of linear attention come after it here.
+    before = [left * (inputs if run.checkpointing else mean) for left in range(shape.layers - 1, -1, -1)]
+    inside = [0.0, *(own + seeing + ends + again for own in before[1:])]
+    return [max(both) for both in zip(found, inside, strict=True)]
 
 
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
@@ -223,6 +242,9 @@ def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
 
 
 def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:
+    if shape.delta is not None:  # the mean: there are two kinds
+        whole = shape.adapter_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else 0
+        return (whole or shape.all_layer_parameters) / shape.layers
     return shape.adapter_layer_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else shape.layer_parameters
 
 

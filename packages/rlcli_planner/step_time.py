@@ -134,7 +134,7 @@ def _step_tokens(setting: Setting) -> tuple[float, float, float]:
 
 def _attention(setting: Setting, places: float) -> float:
     """Operations of one forward pass: scores and values of half the pairs."""
-    return setting.policy.layers * 2 * setting.policy.query * places * setting.sample_tokens
+    return setting.policy.attention_layers * 2 * setting.policy.query * places * setting.sample_tokens
 
 
 def _pass_seconds(
@@ -298,7 +298,8 @@ def _decode_bounds(setting: Setting, running: float, length: float) -> dict[str,
     """Seconds of one decoding step by what could bound it."""
     device, shape, shared = setting.device, setting.policy, setting.config.rollout.tensor_parallel
     rates, over = device.rates, device.constants
-    reading = weights(setting) + running * length * kv_per_token(setting)
+    states = shape.state_bytes(setting.bytes_each) / shared
+    reading = weights(setting) + running * (length * kv_per_token(setting) + states)
     reading = reading / device.read_rate * _over_reading(device)
     if shared > 1:  # nothing is read while two sums a layer are exchanged
         rate = device.rate_among(shared)[0]

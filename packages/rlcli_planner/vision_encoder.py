@@ -167,7 +167,7 @@ def _qwen2_5(config: Any) -> Tower:
 def _qwen3(config: Any) -> Tower:
     vision = config.vision_config
     h, f, unit = vision.hidden_size, vision.intermediate_size, vision.spatial_merge_size**2
-    deep = len(vision.deepstack_visual_indexes)
+    deep = len(getattr(vision, "deepstack_visual_indexes", ()))  # Qwen3.5 has none
     # Its position's vector in float32, and what the deep projectors have made.
     held = Kept(deep * vision.out_hidden_size / unit, FLOAT * h)
     blocks = _qwen_blocks(vision, _layer_norm(h), matrices=2, activated=f, held=held)
@@ -255,7 +255,13 @@ def _internvl_blocks(vision: Any, window: int) -> Blocks:
     )
 
 
-FAMILIES: Mapping[str, Callable[[Any], Tower]] = {"internvl": _internvl, "qwen2_5_vl": _qwen2_5, "qwen3_vl": _qwen3}
+FAMILIES: Mapping[str, Callable[[Any], Tower]] = {
+    "internvl": _internvl,
+    "qwen2_5_vl": _qwen2_5,
+    "qwen3_vl": _qwen3,
+    "qwen3_5": _qwen3,
+    "qwen3_5_moe": _qwen3,
+}
 """By `model_type`; without the parameters."""
 
 

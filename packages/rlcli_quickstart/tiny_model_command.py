@@ -31,6 +31,14 @@ def tiny_model(
     experts: Annotated[
         int, typer.Option(min=0, max=1024, help="Experts of each layer, of which two are used; 0: none.")
     ] = 0,
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="qwen2, qwen3_moe, or with linear attention qwen3_5, qwen3_5_moe, qwen3_next.",
+            show_default="qwen2, or qwen3_moe with --experts",
+        ),
+    ] = "",
     tools: Annotated[bool, typer.Option("--tools", help="A chat template with tools, for environments.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the random weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that has other files.")] = False,
@@ -38,7 +46,8 @@ def tiny_model(
 ) -> None:
     """Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.
 
-    With --experts it is a Qwen3-MoE. With --tools every environment can be tried on it.
+    With --experts it is a Qwen3-MoE, with --kind a model of another family. With --tools every environment can be
+    tried on it.
 
     With --warm it has learned to work sums digit by digit, but mostly guesses: a few
     steps of reinforcement learning then raise its reward.
@@ -48,6 +57,7 @@ def tiny_model(
       rlcli tiny-model --out tiny
       rlcli tiny-model --out tiny --hidden 256 --layers 4 --seed 1
       rlcli tiny-model --out tiny --experts 8
+      rlcli tiny-model --out tiny --kind qwen3_5 --layers 4
       rlcli tiny-model --out tiny --tools
       rlcli tiny-model --out tiny --warm data/arithmetic
     """
@@ -55,7 +65,8 @@ def tiny_model(
         raise ConfigError("--tools: the solutions of --warm call none", "leave one of the two out")
     from rlcli.model.io.tiny_model import make_tiny_model
 
-    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
+    sizes: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
+    sizes |= {"experts": experts, "kind": kind}
     facts: dict[str, Any] = {}
     trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
     made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
@@ -63,11 +74,12 @@ def tiny_model(
     if as_json:
         console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})
     else:
-        kind = f"Qwen3-MoE, {experts} experts" if experts else "Qwen2"
-        console.plain(f"{made}: {kind}, {layers} layers of {hidden}, {how} (seed {seed})")
+        name = kind or ("Qwen3-MoE" if experts else "Qwen2")
+        name += f", {experts} experts" if experts else ""
+        console.plain(f"{made}: {name}, {layers} layers of {hidden}, {how} (seed {seed})")
 
 
-def _warmed_up(data: Path, seed: int, sizes: Mapping[str, int], facts: dict[str, Any]) -> Any:
+def _warmed_up(data: Path, seed: int, sizes: Mapping[str, Any], facts: dict[str, Any]) -> Any:
     """The model, with how long that took and its loss in `facts`."""
     from rlcli_quickstart.sum_lessons import Sums
     from rlcli_quickstart.warm_start import warmed_up

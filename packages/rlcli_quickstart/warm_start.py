@@ -73,13 +73,11 @@ class Lessons(Protocol):
         lengths. Its last argument is the share of the steps that are done."""
         ...
 
-    def model(self, tokenizer: Any, sizes: Mapping[str, int]) -> Any:
-        """A model with random weights for the tokenizer or processor."""
-        from transformers import AutoModelForCausalLM
+    def model(self, tokenizer: Any, sizes: Mapping[str, Any]) -> Any:
+        """A model with random weights for the tokenizer or processor. sizes: as of `tiny_config`."""
+        from rlcli.model.io.tiny_model import new_model, tiny_config
 
-        from rlcli.model.io.tiny_model import tiny_config
-
-        return AutoModelForCausalLM.from_config(tiny_config(**sizes, tokenizer=tokenizer))
+        return new_model(tiny_config(**sizes, tokenizer=tokenizer))
 
 
 def warm_start(
@@ -130,7 +128,7 @@ def warmed_up(
     seed: int,
     steps: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
-    sizes: Mapping[str, int] = SIZES,
+    sizes: Mapping[str, Any] = SIZES,
 ) -> tuple[Any, Any, float]:
     """A model of these sizes after supervised learning, its tokenizer, and its loss as in `WarmStart`."""
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from rlcli.errors import ModelError
 from rlcli.model.io.checkpoint_files import TensorReader, load_tensors
 from rlcli.model.io.loading import read_model
 from rlcli.model.io.model_config import auto_class, read_config
+from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
-from rlcli.model.tensor_names import kept_dtype, named_weights, stored, stored_shapes
+from rlcli.model.tensor_names import PREDICTING, kept_dtype, named_weights, stored, stored_shapes
 from rlcli.model.value_model import read_value_config, value_class
 
 INDEX = "model.safetensors.index.json"
@@ -63,7 +65,7 @@ def write_model(
     config; none: those of the base. `ModelError` if base and weights do not match.
     """
     config = read_config(base)
-    _write(_skeleton(auto_class(config), config), config, stored, dtype, folder)
+    _write(_skeleton(auto_class(config), config), config, stored, dtype, folder, _carried(base, config))
     _write_generation_config(base, config, folder, stops)
     write_tokenizer(tokenizer, folder)
 
@@ -97,7 +99,11 @@ def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, sto
     weights = dict(named_weights(merged))  # a tied head is not among them
     shapes = {name: weight.shape for name, weight in weights.items()}
     kind = config.model_type
-    _write_weights(shapes, lambda names: {name: weights[name].detach() for name in names}, kind, dtype, folder)
+
+    def read(names: Iterable[str]) -> Mapping[str, Tensor]:
+        return {name: weights[name].detach() for name in names}
+
+    _write_weights(shapes, read, kind, dtype, folder, _carried(base, config))
     _write_config(config, type(merged).__name__, dtype, folder)
     _write_generation_config(base, config, folder, stops)
     write_tokenizer(base, folder)
@@ -126,10 +132,32 @@ def _skeleton(kind: Any, config: Any) -> nn.Module:
     return lm
 
 
-def _write(lm: nn.Module, config: Any, stored: Stored, dtype: torch.dtype, folder: Path) -> None:
+@dataclass(frozen=True)
+class Carried:
+    """Tensors of a base's files that an export has as they are, but for their dtype."""
+
+    shapes: dict[str, list[int]]
+    read: Callable[[str], Tensor]
+
+
+NOTHING = Carried({}, lambda name: torch.empty(0))
+
+
+def _carried(base: str, config: Any) -> Carried:
+    """The layers of `base` that predict several tokens, if its files have some."""
+    files = WeightFiles.find(base, tied=False, kind=config.model_type)
+    if files is None:
+        return NOTHING
+    return Carried({name: files.shape(name) for name in files.names if name.startswith(PREDICTING)}, files.tensor)
+
+
+def _write(
+    lm: nn.Module, config: Any, stored: Stored, dtype: torch.dtype, folder: Path, carried: Carried = NOTHING
+) -> None:
     names = [name for name, _ in named_weights(lm)]  # a tied head is not among them
     _check(stored, names, config._name_or_path)
-    _write_weights({name: stored.shapes[name] for name in names}, stored.read, config.model_type, dtype, folder)
+    shapes = {name: stored.shapes[name] for name in names}
+    _write_weights(shapes, stored.read, config.model_type, dtype, folder, carried)
     _write_config(config, type(lm).__name__, dtype, folder)
 
 
@@ -142,18 +170,22 @@ def _check(stored: Stored, names: Iterable[str], base: str) -> None:
         )
 
 
-def _write_weights(shapes: Mapping[str, torch.Size], read: Read, kind: str, dtype: torch.dtype, folder: Path) -> None:
+def _write_weights(
+    shapes: Mapping[str, torch.Size], read: Read, kind: str, dtype: torch.dtype, folder: Path, carried: Carried
+) -> None:
     """Write safetensors files of bounded size, with one at a time in memory, and an index if there are several. The
     experts of a layer, which are one tensor in `shapes`, are stored one by one. kind: the `model_type`."""
     parts = {
         part: (name, own) for name, shape in shapes.items() for part, own in stored_shapes(name, shape, kind).items()
     }
+    sizes = {part: own for part, (_, own) in parts.items()} | carried.shapes
     plan = split_torch_state_dict_into_shards(
-        {part: torch.empty(own, dtype=kept_dtype(part, dtype), device="meta") for part, (_, own) in parts.items()}
+        {part: torch.empty(own, dtype=kept_dtype(part, dtype), device="meta") for part, own in sizes.items()}
     )
     for file, names in plan.filename_to_tensors.items():
-        whole = read(list(dict.fromkeys(parts[part][0] for part in names)))
+        whole = read(list(dict.fromkeys(parts[part][0] for part in names if part in parts)))
         found = dict(one for name, tensor in whole.items() for one in stored(name, tensor, kind))
+        found |= {part: carried.read(part) for part in names if part in carried.shapes}
         tensors = {part: found[part].to(kept_dtype(part, dtype)).contiguous() for part in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:

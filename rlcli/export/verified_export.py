@@ -23,7 +23,7 @@ from rlcli.export.exported_weights import Stored, write_lora, write_merged, writ
 from rlcli.model.io.loading import read_model, read_policy, read_value
 from rlcli.model.io.model_config import auto_class, read_config
 from rlcli.model.lora import LoraSpec
-from rlcli.model.tensor_names import stored
+from rlcli.model.tensor_names import PREDICTING, stored
 from rlcli.model.value_model import HEAD, read_value_config
 from rlcli.runs.checkpoint import Checkpoint
 
@@ -139,7 +139,8 @@ def _change_of_model(folder: Path, base: Mapping[str, Tensor]) -> Change:
     """Change of the weights in `folder` from `base`, in the folder's dtype, so that rounding does not count."""
     kind = read_config(str(folder)).model_type
     base = dict(part for name, tensor in base.items() for part in stored(name, tensor, kind))
-    return _summed((tensor.float() - base[name].to(tensor.dtype).float()) for name, tensor in _tensors(folder))
+    trained = ((name, tensor) for name, tensor in _tensors(folder) if not name.startswith(PREDICTING))
+    return _summed((tensor.float() - base[name].to(tensor.dtype).float()) for name, tensor in trained)
 
 
 def _change_of_adapter(folder: Path) -> Change:

@@ -8,7 +8,13 @@ from rlcli.images.image_rule import ImageRule
 from rlcli.images.internvl_tiles import TileRule
 from rlcli.images.qwen_patches import PatchRule
 
-KINDS: dict[str, type[ImageRule]] = {"internvl": TileRule, "qwen2_5_vl": PatchRule, "qwen3_vl": PatchRule}
+KINDS: dict[str, type[ImageRule]] = {
+    "internvl": TileRule,
+    "qwen2_5_vl": PatchRule,
+    "qwen3_vl": PatchRule,
+    "qwen3_5": PatchRule,
+    "qwen3_5_moe": PatchRule,
+}
 """By `model_type`: those whose packed log-probs are tested against their own padded forward pass."""
 
 

@@ -1,4 +1,5 @@
-"""How Qwen2.5-VL and Qwen3-VL see pictures: at their own size, cut into patches, with positions in three dimensions."""
+"""How Qwen2.5-VL, Qwen3-VL and Qwen3.5 see pictures: at their own size, cut into patches, with positions in three
+dimensions."""
 
 from __future__ import annotations
 

@@ -10,13 +10,15 @@ from rlcli.data.prompts.prompt_table import pictures_of
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.images.families import KINDS
 from rlcli.images.image_rule import ImageRule
+from rlcli.model.io.model_config import has_recurrent_layers
 from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
 from rlcli.rollout.vllm.vllm_engine import check_version
 from rlcli.support.extras import INSTALL, missing
 from rlcli.types import Prompt
 
-NOT_ADAPTED = ("qwen3_vl",)
-"""Models that see pictures of which vLLM 0.32 computes none with an adapter: an error in the first pass."""
+NOT_ADAPTED = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
+"""Models that see pictures of which vLLM 0.32 computes none with an adapter: an error in the first pass. (Those of
+Qwen3.5 inherit it; not run.)"""
 
 
 def check_engine(config: RunConfig, *, train: bool) -> None:
@@ -95,6 +97,48 @@ def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> N
         "float32 can one be added to the weights exactly",
         "give model.dtype = float32, or rollout.engine = vllm",
     )
+
+
+def check_states(config: RunConfig, dtype: str, device: str, adapter: str = "") -> None:
+    """Raise `ConfigError` for what cannot be done with models whose layers carry a state from token to token. adapter:
+    as in `check_adapter`."""
+    every = [config.model.path, config.critic.path, *(one.path for one in config.teacher.held)]
+    for path in every if config.parallel.context > 1 else ():
+        if path and has_recurrent_layers(path):
+            raise ConfigError(
+                f"parallel.context = {config.parallel.context} divides a sample's tokens over workers, and layers of "
+                f"{path} carry a state from each token to the next",
+                "give 1: such layers take little memory of long samples; or a lower train.tokens_per_microbatch",
+            )
+    if not has_recurrent_layers(config.model.path):
+        return
+    rollout, what = config.rollout, f"{config.model.path} has layers that carry a state from token to token"
+    if rollout.engine == "transformers":
+        raise ConfigError(
+            f"rollout.engine = transformers: {what}, which this engine does not keep", "give rollout.engine = vllm"
+        )
+    if rollout.engine == "server" and not rollout.server_urls and device == "cpu":
+        raise ConfigError(
+            f"rollout.engine = server: {what}, for which vLLM's servers have no kernels in {dtype} on CPUs"
+            if dtype != "bfloat16"
+            else f"rollout.engine = server: {what}, which was not tried with vLLM's servers on CPUs",
+            "give rollout.engine = vllm",
+        )
+    if rollout.speculate:
+        raise ConfigError(
+            f"rollout.speculate = {rollout.speculate}: {what}, from which a rejected draft cannot be removed",
+            "leave it out",
+        )
+    if rollout.replay_routes:
+        raise ConfigError(
+            f"rollout.replay_routes: {what}; the engine's record of routes does not cover its caches", "leave it out"
+        )
+    if config.lora.rank and device == "cpu" and (adapter or dtype != "float32"):
+        raise ConfigError(
+            f"{adapter or f'lora.rank = {config.lora.rank}'}: vLLM computes no adapter beside the weights of gated "
+            f"DeltaNet layers on CPUs{'' if adapter else f', as it would in {dtype}'}",
+            "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
+        )
 
 
 def check_quantized(config: RunConfig, dtype: str, experts: int) -> None:

@@ -30,7 +30,7 @@ from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.evaluation.statistics import ks_of
 from rlcli.export.export_folder import RECORD, with_model_folders
 from rlcli.images.image_rule import ImageRule
-from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_quantized
+from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_quantized, check_states
 from rlcli.launch.environment_checks import check_environments, numbered_rows
 from rlcli.launch.planner import planner
 from rlcli.launch.prepared_run import Prepared
@@ -92,6 +92,7 @@ def prepare(
     on_checked(config, device)
     model = check_model(config.model.path, has_template=bool(config.model.chat_template))
     check_half(dtype, model.kind)
+    check_states(config, dtype, device, adapter)
     max_length = check_fit(config, model.max_positions, model.heads, model.experts)
     if train:
         check_quantized(config, dtype, model.experts)

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from rlcli.errors import ModelError
-from rlcli.model.device_copies import Move, upload
+from rlcli.model.device_copies import Movable, Move, upload
+
+M = TypeVar("M", bound=Movable)
 
 ATTENTION = "rlcli_packed"
 """The attention implementation in a model's config."""
@@ -53,6 +55,7 @@ class Segments:
     boundaries: Tensor
     lengths: tuple[int, ...]
     source: np.ndarray | None = None
+    _derived: Derived = field(default_factory=lambda: Derived(), compare=False, repr=False)
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device, source: np.ndarray | None = None) -> Segments:
@@ -67,11 +70,18 @@ class Segments:
 
     def moved(self, move: Move) -> Segments:
         """See `Movable`. What has been computed already goes with it."""
-        found = replace(self, boundaries=move(self.boundaries))
+        found = replace(self, boundaries=move(self.boundaries), _derived=self._derived.moved(move))
         computed: dict[str, Layout | Padded] = {
             name: value.moved(move) for name, value in vars(self).items() if isinstance(value, (Layout, Padded))
         }
         vars(found).update(computed)
+        return found
+
+    def derived(self, make: Callable[[Segments], M]) -> M:
+        """What `make` computes of these sequences, computed once and used by every layer that asks for it."""
+        if make not in self._derived.values:
+            self._derived.values[make] = make(self)
+        found: M = self._derived.values[make]
         return found
 
     @cached_property
@@ -125,6 +135,20 @@ class Segments:
     @property
     def _source(self) -> np.ndarray:
         return np.arange(sum(self.lengths)) if self.source is None else self.source
+
+
+class Derived:
+    """What `Segments.derived` has computed. No dataclass: in 16 bits FSDP2 copies those among the arguments of each
+    layer, field by field, and a copy is to know what other layers have computed."""
+
+    def __init__(self) -> None:
+        self.values: dict[Callable[[Segments], Any], Any] = {}
+
+    def moved(self, move: Move) -> Derived:
+        """See `Movable`."""
+        found = Derived()
+        found.values = {make: value.moved(move) for make, value in self.values.items()}
+        return found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from transformers import AttentionInterface
 
 from rlcli.errors import SetupError
 from rlcli.model.attention import ATTENTION, packed_attention
+from rlcli.model.delta_net import delta_layers
 
 
 def compile_layers(lm: Any) -> None:
@@ -26,5 +27,7 @@ def compile_layers(lm: Any) -> None:
         )
     # The layout of attention differs from pack to pack, and its kernels are fused already.
     AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+    for delta in delta_layers(lm):
+        delta.forward = torch.compiler.disable(delta.forward)
     for layer in lm.base_model.layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlcli.model.attention import ATTENTION, Segments
+from rlcli.model.delta_net import packs
 from rlcli.model.device_copies import upload
 from rlcli.model.mixture.routing import Replay
 from rlcli.model.packed_batch import PackedBatch
@@ -31,6 +32,7 @@ class Decoder(nn.Module):
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
         super().__init__()
         lm.set_attn_implementation(ATTENTION if not sees(lm) else {"text_config": ATTENTION, "vision_config": "sdpa"})
+        packs(lm)
         self.lm = lm
         self.dtype = dtype
         self.source = source

@@ -66,8 +66,8 @@ def _linear_names(lm: nn.Module) -> set[str]:
     """Last parts of the names of layers that can have an adapter: in a mixture of experts those of attention."""
     mixture = has_experts(lm)
     linear = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
-    left_out = r".*\.mlp\..*" if mixture else TOWER if sees(lm) else ""
-    return {name.rpartition(".")[2] for name in linear if not re.fullmatch(left_out, name)}
+    left_out = [r".*\.mlp\..*"] * mixture + [TOWER] * sees(lm)
+    return {name.rpartition(".")[2] for name in linear if not any(re.fullmatch(each, name) for each in left_out)}
 
 
 def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:

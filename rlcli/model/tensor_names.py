@@ -19,6 +19,9 @@ import torch
 from torch import Tensor, nn
 
 UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+PREDICTING = "mtp."
+"""How the names of layers begin that predict several tokens: transformers does not read them, so they are not trained,
+and an export has them as they were."""
 FIXED = ".e_score_correction_bias"
 DECODER = "language_model"
 """What reads text in a model with a tower."""

@@ -11,8 +11,9 @@ import in_controller
 import in_model
 import in_workers
 
-PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
-"""Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own."""
+PAIR, LORA, HALF, APART, HYBRID = "pair", "lora", "bfloat16", "apart", "hybrid"
+"""Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own; two
+with a model that has layers of linear attention."""
 SOUND = "sound"
 """The layout of runs without a fault: two workers, and the quickstart's model, data and verifier."""
 REAL, REAL_FLOAT32 = "real", "real-float32"
@@ -23,6 +24,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     LORA: ("lora.rank=4", "model.dtype=bfloat16"),  # in float32 the adapter goes with the weights, added to them
     HALF: ("model.dtype=bfloat16",),
     APART: ("cluster.workers=1", "rollout.workers=1"),
+    HYBRID: (),
 }
 REAL_LAYOUTS: dict[str, tuple[str, ...]] = {
     # Half of the responses are cut off: rewarded, they raise a warning that is true.
@@ -136,6 +138,13 @@ FAULTS = [
     ),
     Fault(
         "system-dropped", "a template that drops the system message", "template", model=in_model.drop_system_messages
+    ),
+    _worker(
+        "state-leak",
+        "states leak from one sample into the next",
+        CHECK,
+        in_workers.leak_states,
+        layout=HYBRID,
     ),
     Fault("double-bos", "prompts that begin with two begin tokens", "template", model=in_model.begin_twice),
     _worker("endless", "the end token never ends a response", "no_response_ends", in_workers.never_end),

@@ -87,6 +87,17 @@ def rotary_base_doubled(worker: Any) -> None:
     _rotary_base(worker, 2.0)
 
 
+def leak_states(worker: Any) -> None:
+    """The trainer computes a pack's layers of linear attention as if it were one sample."""
+    from rlcli.model.recurrence import Pieces
+
+    def one_piece(lengths: Any, source: Any) -> Pieces:
+        tokens = sum(lengths) if source is None else int(source.max()) + 1
+        return Pieces(np.array([0]), np.array([tokens]), np.array([-1]), tokens)
+
+    patch(Pieces, "of", staticmethod(one_piece))
+
+
 def round_one_layer(worker: Any) -> None:
     """The trainer computes one layer with matrices of 8 bits, one scale each; what it sends is exact."""
     import torch

@@ -37,11 +37,13 @@ def make_model_and_data(work: Path) -> None:
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
-    make_tiny_model(work / "model")
-    weights = work / "model" / "model.safetensors"
-    tensors = load_file(weights)
-    tensors["model.norm.weight"] *= SHARPER
-    save_file(tensors, weights, metadata={"format": "pt"})
+    for name, kind, scale in (("model", "", 0.0), ("hybrid", "qwen3_5", 1.0)):
+        make_tiny_model(work / name, kind=kind)
+        weights = work / name / "model.safetensors"
+        tensors = load_file(weights)
+        norm = tensors["model.norm.weight"]  # Qwen3.5 multiplies by 1 + it
+        norm.copy_((norm + scale) * SHARPER - scale)
+        save_file(tensors, weights, metadata={"format": "pt"})
     options = ConvertOptions(count=PROMPTS, test_count=8)
     for split, prompts in prepare(converter_named("arithmetic"), options).splits.items():
         write_prompts(work / "data" / f"{split}.parquet", prompts)

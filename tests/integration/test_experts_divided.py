@@ -124,7 +124,10 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_moe", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mixtral", "glm4_moe"))],
+    params=[
+        "qwen3_moe",
+        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mixtral", "glm4_moe", "qwen3_next")),
+    ],
 )
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A number of processes → what each found. Run once a family."""

@@ -37,6 +37,24 @@ OWN["glm4_moe"] = {
     "tie_word_embeddings": False,
 }
 MIXTURES = ("mixtral", "glm4_moe")
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+SHARED = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+OWN |= {
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe_text": LINEAR | SHARED,
+    "qwen3_next": LINEAR | SHARED | {"tie_word_embeddings": False},
+}
 
 
 ADAPTED: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}}

@@ -86,7 +86,7 @@ def test_tiles_are_trained_sampled_and_exported(cli: Cli, pictures: Path, tmp_pa
 
 
 @pytest.mark.exhaustive  # test_pictures_in_conversations.py trains, samples from and reports one of them
-@pytest.mark.parametrize("kind", ["internvl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["internvl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
 def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tmp_path: Path, kind: str) -> None:
     model, run = made(kind, tmp_path / "model"), tmp_path / "run"
     words = ("train", "grpo", "--model", model, "--data", pictures, "--out", run, "--workers", "2", *STEP)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli_planner.calibration import MIB
-from rlcli_planner.engine_memory import MIN_KV_CACHE, holds_longest, kv_cache, kv_per_token, smallest_cache
+from rlcli_planner.engine_memory import MIN_KV_CACHE, holds_longest, kv_cache, sample_bytes, smallest_cache
 from rlcli_planner.known_devices import GIB
 from rlcli_planner.phase_memory import OUTSIDE, PhaseMemory, critic_worker, engine_worker, phases, teacher_worker
 from rlcli_planner.run_setting import Setting
@@ -87,7 +87,7 @@ def _engine_works(setting: Setting) -> bool:
 
 def _held_share(setting: Setting) -> float:
     """Samples of maximum length that the KV cache holds."""
-    return kv_cache(setting) / (kv_per_token(setting) * setting.max_length)
+    return kv_cache(setting) / sample_bytes(setting, setting.max_length)
 
 
 def shortfall(setting: Setting) -> str:
@@ -281,7 +281,7 @@ def _larger_cache(setting: Setting) -> Fix | None:
     """The KV cache size that holds a sample, if it is set to less."""
     if setting.config.rollout.kv_cache_mb is None or _engine_works(setting):
         return None
-    size = math.ceil(kv_per_token(setting) * setting.max_length / MIB)
+    size = math.ceil(sample_bytes(setting, setting.max_length) / MIB)
     found = solved(replace(setting.with_keys(rollout={"kv_cache_mb": size}), kv_cache_bytes=size * MIB))
     if found is None:
         return None

@@ -24,7 +24,7 @@ from rlcli.errors import ConfigError
 from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
-from rlcli.launch.engine_checks import check_frozen, check_quantized
+from rlcli.launch.engine_checks import check_frozen, check_quantized, check_states
 from rlcli.launch.preflight import (
     check_device,
     check_fit,
@@ -93,10 +93,12 @@ def planned(
     shape = read_shape(config.model.path)
     config = with_cpu_dtype(config, kind, lambda: shape.parameters)
     check_half(compute_dtype(config, kind), shape.kind)
+    check_states(config, compute_dtype(config, kind), kind)
     check_fit(config, shape.positions, shape.heads, shape.experts)
     check_quantized(config, compute_dtype(config, kind), shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
-        there = [linear.name for linear in shape.linears] + ["experts"] * bool(shape.experts)
+        there = list(dict.fromkeys(linear.name for _, layer in shape.kinds for linear in layer.linears))
+        there += ["experts"] * bool(shape.experts)
         raise ConfigError(
             f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
             f"give all-linear, or some of {', '.join(there)}",

@@ -16,12 +16,20 @@ from rlcli.support.reading import check_model_folder, read_json
 SUPPORTED = (
     *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
+    *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """`model_type`s whose packed log-probs are tested against their own padded forward pass; `SEEING` are others."""
-SEPARATE_HEAD = ("glm4_moe",)
+SEPARATE_HEAD = ("glm4_moe", "qwen3_next")
 """Models whose head is never their embedding in vLLM."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
 """Those whose windows are tested, too."""
+RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Those with layers of linear attention, which carry a state from token to token; of their text models."""
+LINEAR_SIZES = (
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim",
+)
+"""Sizes of these layers in config.json."""
 
 REFUSED = {
     "deepseek_v3": "in its latent attention a head's keys are wider than its values",
@@ -30,7 +38,7 @@ REFUSED = {
     "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
     "mllama": "its layers attend to pictures apart from the text",
     "paligemma": "a prompt's tokens see those that follow them",
-    "qwen3_next": "its linear attention carries a state along a packed row, from one sample into the next",
+    "qwen4_exp": "its attention is sparse, and its embeddings are of several tokens",
 }
 """Why well-known `model_type`s are not supported."""
 
@@ -102,7 +110,7 @@ SPECIAL = ("rope_scaling", "quantization_config", "text_config")
 
 def check_sizes(path: str, config: Any) -> None:
     """Raise `ModelError` for an impossible size: arithmetic with it would fail far from config.json."""
-    for name in SIZES:
+    for name in (*SIZES, *LINEAR_SIZES):
         size = getattr(config, name, None)
         if isinstance(size, int) and size < 1:
             raise ModelError(f"{path}: config.json has {name} = {size}, and a model needs 1 or more", THEIR_CONFIG)
@@ -121,6 +129,8 @@ def _check_config(path: str, config: Any) -> None:
     config = config.get_text_config()
     check_sizes(path, config)
     _check_attention(config, refuse)
+    if is_recurrent(config):
+        _check_linear_attention(config, refuse)
     if getattr(config, "final_logit_softcapping", None):
         refuse("its logits are capped (final_logit_softcapping)")
     _check_experts(config, refuse)
@@ -162,9 +172,38 @@ def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
         refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
 
 
+def is_recurrent(config: Any) -> bool:
+    """Whether layers of the model carry a state from token to token. config: of its text model too."""
+    return config.get_text_config().model_type in RECURRENT
+
+
+def has_recurrent_layers(path: str) -> bool:
+    """Whether layers of the model at `path`, a folder or a hub id in the cache, carry a state from token to token.
+    Imports neither transformers nor torch."""
+    values = _stored(path) or {}
+    text = values.get("text_config")
+    kind = (text if isinstance(text, dict) else {}).get("model_type", values.get("model_type"))
+    return kind in RECURRENT or f"{kind}_text" in RECURRENT
+
+
+def _check_linear_attention(config: Any, refuse: Callable[..., None]) -> None:
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    if values % keys:
+        refuse(f"its {values} value heads of linear attention are no multiple of the {keys} key heads", THEIR_CONFIG)
+    if "full_attention" not in (config.layer_types or ()):
+        refuse("none of its layers attends to all tokens, without which vLLM does not run it")
+    if config.linear_conv_kernel_dim < 2:
+        refuse(f"linear_conv_kernel_dim = {config.linear_conv_kernel_dim}, and it is 2 or more", THEIR_CONFIG)
+    for name in ("hidden_act", "output_gate_type"):
+        if getattr(config, name, "silu") not in ("silu", "swish"):
+            refuse(f"its linear attention is computed with {name} = silu alone, not {getattr(config, name)}")
+
+
 def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
     # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
     layers, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
+    if is_recurrent(config):
+        layers = layers - {"linear_attention"}
     if (layers - {"full_attention"} if layers else window) and not (
         config.model_type in WINDOWED and layers <= {"full_attention", "sliding_attention"}
     ):

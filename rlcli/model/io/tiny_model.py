@@ -1,8 +1,10 @@
-"""Makes a tiny Qwen2, or Qwen3 with experts, with random weights: for trials, tests and the quickstart."""
+"""Makes a tiny Qwen2, Qwen3 with experts, Qwen3.5 or Qwen3-Next, with random weights: for trials, tests and the
+quickstart."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,10 +13,11 @@ from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
 from transformers.utils import logging
 
 from rlcli.errors import ConfigError, ModelError
+from rlcli.model.io.model_config import SEPARATE_HEAD
 from rlcli.model.io.tiny_template import TOOL_MARKERS, TOOL_TEMPLATE
 from rlcli.support.files import by_umask
 
@@ -24,6 +27,19 @@ MARKERS = tuple(f"<|{role}|>" for role in ROLES)
 MAX_POSITIONS = 4096
 CHOSEN = 2
 """Experts that a token passes through."""
+HYBRID = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_next": "qwen3_next"}
+"""Kinds with layers of linear attention, and their `model_type`."""
+KINDS = ("qwen2", "qwen3_moe", *HYBRID)
+WITH_EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next")
+EXPERTS = 8
+"""Of each layer, if none are asked for."""
+FULL_EVERY = 4
+"""Of so many layers of a hybrid model the last one attends to all tokens, and so does the last of all."""
+LINEAR_HEAD = 64
+"""Size of a head of linear attention: one that vLLM's kernels take."""
+STEPS = (1e-3, 1e-1)
+"""The smallest and the largest step by which a new head of linear attention forgets (softplus of dt_bias): with
+transformers' own, most forget all within two tokens. Those of arXiv 2312.00752, section 3.6."""
 MADE_HERE = "rlcli-tiny.json"
 """Marks a folder that `make_tiny_model` filled; training checkpoints do not carry it over."""
 
@@ -46,6 +62,7 @@ def make_tiny_model(
     heads: int = 4,
     kv_heads: int = 2,
     experts: int = 0,
+    kind: str = "",
     seed: int = 0,
     force: bool = False,
     trained: Callable[[], Any] | None = None,
@@ -53,22 +70,24 @@ def make_tiny_model(
 ) -> Path:
     """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
 
-    Tied embeddings, float32, feed-forward width 4 × hidden, 4096 positions. experts: of each layer, each of width
-    hidden; a token passes through two of them. The same arguments give the same weights,
-    and no global random state is touched. trained: gives a model of these sizes to save instead, once all is checked.
-    tools: with a chat template for tools, whose markers are three further tokens.
+    Tied embeddings (but in qwen3_next), float32, feed-forward width 4 × hidden, 4096 positions. experts: of each layer,
+    each of width hidden; a token passes through two of them. kind: one of `KINDS`; empty: qwen2, or qwen3_moe with
+    experts. The same arguments give the same weights, and no global random state is touched. trained: gives a model of
+    these sizes to save instead, once all is checked. tools: with a chat template for tools, whose markers are three
+    further tokens.
     Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
     did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
     """
     tokenizer = tiny_tokenizer(tools=tools)
     config = tiny_config(
-        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts, tokenizer=tokenizer
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts, kind=kind, tokenizer=tokenizer
     )
     out = Path(out)
     _refuse_foreign(out, force)
     model = trained() if trained else _random(config, seed)
-    made = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
+    made: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
     made |= {"experts": experts} if experts else {}
+    made |= {"kind": kind} if kind else {}
     made |= {"tools": tools} if tools else {}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +105,19 @@ def make_tiny_model(
 def _random(config: Any, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config)
+        return new_model(config)
+
+
+def new_model(config: Any) -> Any:
+    """A model with random weights of torch's generator."""
+    lm = AutoModelForCausalLM.from_config(config)
+    shortest, longest = map(math.log, STEPS)
+    with torch.no_grad():
+        for name, bias in lm.named_parameters():
+            if name.endswith("linear_attn.dt_bias"):
+                steps = torch.empty_like(bias).uniform_(shortest, longest).exp()
+                bias.copy_(steps + (-torch.expm1(-steps)).log())  # the inverse of softplus
+    return lm
 
 
 def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
@@ -99,10 +130,18 @@ def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
 
 
 def tiny_config(
-    *, hidden: int, layers: int, heads: int, kv_heads: int, experts: int = 0, tokenizer: Any = None
-) -> Qwen2Config | Qwen3MoeConfig:
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    experts: int = 0,
+    kind: str = "",
+    tokenizer: Any = None,
+) -> PreTrainedConfig:
     """The configuration of a tiny model for a tokenizer (None: the tiny one), or a `ConfigError` that names the wrong
-    size."""
+    size or kind."""
+    kind, experts = _kind_of(kind, experts)
     sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
     for flag, size in sizes.items():
         if size < 1:
@@ -133,10 +172,44 @@ def tiny_config(
         "pad_token_id": tokens[PAD],
         "dtype": "float32",
     }
+    if kind in HYBRID:
+        return _hybrid_config(kind, common, experts)
     if not experts:
         return Qwen2Config(**common)
     sparse = {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": hidden}
     return Qwen3MoeConfig(**common, **sparse, norm_topk_prob=True, head_dim=hidden // heads)
+
+
+def _kind_of(kind: str, experts: int) -> tuple[str, int]:
+    """The kind and how many experts its layers have. Raises `ConfigError` if one is unknown or has none."""
+    if not kind:
+        return ("qwen3_moe" if experts else "qwen2"), experts
+    if kind not in KINDS:
+        raise ConfigError(f"--kind = {kind}: no such kind", f"give {', '.join(KINDS)}")
+    if kind not in WITH_EXPERTS and experts:
+        raise ConfigError(f"--experts = {experts}: a {kind} has none", f"give --kind {' or '.join(WITH_EXPERTS)}")
+    return kind, experts or (EXPERTS if kind in WITH_EXPERTS else 0)
+
+
+def _hybrid_config(kind: str, common: dict[str, Any], experts: int) -> PreTrainedConfig:
+    hidden, layers, heads = (common[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    if layers < 2:
+        raise ConfigError(f"--layers = {layers}: a {kind} has layers of two kinds", "give --layers 2 or more")
+    full = [(layer + 1) % FULL_EVERY == 0 or layer + 1 == layers for layer in range(layers)]
+    sizes = common | {
+        "head_dim": hidden // heads,
+        "layer_types": ["full_attention" if one else "linear_attention" for one in full],
+        "linear_num_key_heads": common["num_key_value_heads"],
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": LINEAR_HEAD,
+        "linear_value_head_dim": LINEAR_HEAD,
+    }
+    if experts:
+        sizes |= {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": hidden}
+        sizes |= {"shared_expert_intermediate_size": hidden}
+    if HYBRID[kind] in SEPARATE_HEAD:
+        sizes |= {"tie_word_embeddings": False}
+    return AutoConfig.for_model(HYBRID[kind], **sizes)
 
 
 def tiny_tokenizer(*, tools: bool = False) -> Qwen2Tokenizer:

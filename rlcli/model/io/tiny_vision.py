@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen2.5-VL, Qwen3-VL or InternVL with random weights, which sees pictures."""
+"""Makes a tiny Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL with random weights, which sees pictures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transformers import Qwen2Tokenizer
 
 from rlcli.images.families import rule_of
 from rlcli.images.image_rule import ImageRule
-from rlcli.model.io.tiny_model import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
+from rlcli.model.io.tiny_model import CHOSEN, EOS, EXPERTS, LINEAR_HEAD, MARKERS, MAX_POSITIONS, PAD, UNK
 
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 """Of Qwen's."""
 TILE_IMAGE, TILE_VIDEO, TILE_BEGIN, TILE_END = "<IMG_CONTEXT>", "<video>", "<img>", "</img>"
 """Of InternVL's."""
-PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
+PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_5": 16, "qwen3_5_moe": 16}
 """Pixels of a patch's side, by `model_type`; two by two patches are one token."""
 MOST_TOKENS = 256
 """Of a picture that is cut into patches."""
@@ -125,7 +125,7 @@ def _patch_processor(config: Any, tokenizer: Any) -> Any:
     patch = config.vision_config.patch_size
     unit = (2 * patch) ** 2
     images = Qwen2VLImageProcessor(patch_size=patch, merge_size=2, min_pixels=unit, max_pixels=unit * MOST_TOKENS)
-    if config.model_type == "qwen3_vl":
+    if config.model_type != "qwen2_5_vl":
         return Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor(patch_size=patch, merge_size=2))
     return Qwen2_5_VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
 
@@ -178,8 +178,13 @@ def _patch_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
         vision |= {"window_size": 8 * PATCH[kind], "fullatt_block_indexes": [1]}
     else:
         text["head_dim"] = 32
-        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+        vision |= {"num_position_embeddings": 64}
         rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    if kind == "qwen3_vl":
+        vision |= {"deepstack_visual_indexes": [0]}
+    elif kind != "qwen2_5_vl":
+        text |= _linear_attention(kind, text)
+        rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
     return AutoConfig.for_model(
         kind,
         text_config=text | {"rope_parameters": rope},
@@ -187,6 +192,22 @@ def _patch_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
         tie_word_embeddings=True,
         **{name: ids[token] for name, token in special.items()},
     )
+
+
+def _linear_attention(kind: str, text: dict[str, Any]) -> dict[str, Any]:
+    """What Qwen3.5's text models have besides: the last layer attends to all tokens."""
+    sizes: dict[str, Any] = {
+        "layer_types": [*["linear_attention"] * (text["num_hidden_layers"] - 1), "full_attention"],
+        "linear_num_key_heads": text["num_key_value_heads"],
+        "linear_num_value_heads": text["num_attention_heads"],
+        "linear_key_head_dim": LINEAR_HEAD,
+        "linear_value_head_dim": LINEAR_HEAD,
+    }
+    if kind == "qwen3_5_moe":
+        width = text["hidden_size"]
+        sizes |= {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": width}
+        sizes |= {"shared_expert_intermediate_size": width}
+    return sizes
 
 
 def _tile_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
@@ -224,5 +245,11 @@ TILES = Family(
     _tile_config,
     _tile_processor,
 )
-FAMILIES = {"internvl": TILES, "qwen2_5_vl": PATCHES, "qwen3_vl": PATCHES}
+FAMILIES = {
+    "internvl": TILES,
+    "qwen2_5_vl": PATCHES,
+    "qwen3_vl": PATCHES,
+    "qwen3_5": PATCHES,
+    "qwen3_5_moe": PATCHES,
+}
 """By `model_type`."""

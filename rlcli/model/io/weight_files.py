@@ -49,10 +49,21 @@ class WeightFiles:
         """Of the tensors in the files."""
         return set(self._opened)
 
+    def shape(self, name: str) -> list[int]:
+        """Of a tensor in the files."""
+        found: list[int] = self._opened[name].get_slice(name).get_shape()
+        return found
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the files, whole, on the CPU. Raises `ModelError` for NaN and infinity."""
+        return self._whole(name, torch.device("cpu"))
+
     def hold(self, name: str, shape: torch.Size) -> bool:
         """Whether a parameter of this name and shape is there."""
         if name in self.new:
             return tuple(self.new[name].shape) == tuple(shape)
+        if self._is_whole(name) and self.shape(file_name(self._own(name), self._kind)) == list(shape):
+            return True
         wanted = stored_shapes(self._own(name), shape, self._kind)
         return all(
             part in self._opened and self._opened[part].get_slice(part).get_shape() == own
@@ -64,14 +75,18 @@ class WeightFiles:
         a worker beside a GPU has one thread. Raises `ModelError` for NaN and infinity."""
         if name in self.new:
             return self.new[name][begin : begin + count]
-        name = self._own(name)
-        if expert_names(name, begin, self._kind):
+        whole, name = self._is_whole(name), self._own(name)
+        if expert_names(name, begin, self._kind) and not whole:
             experts = (expert_names(name, expert, self._kind) for expert in range(begin, begin + count))
             return torch.stack([torch.cat([self._whole(one, device) for one in names]) for names in experts])
         name = file_name(name, self._kind)
         part: Tensor = self._opened[name].get_slice(name)[begin : begin + count].to(device)
         check_finite(self._path, [(name, part)])
         return part
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether a file has the parameter as it is in memory: experts may be fused there too."""
+        return file_name(self._own(name), self._kind) in self._opened
 
     def _whole(self, name: str, device: torch.device) -> Tensor:
         tensor: Tensor = self._opened[name].get_tensor(name).to(device)

@@ -137,7 +137,9 @@ class Rows:
     def joined(self, parts: Tensor) -> Tensor:
         """The whole tensor, of each rank's rows and padding, `[ranks, most, …]`."""
         if all(begin == min(place * self.most, sum(self.counts)) for place, begin in enumerate(self.begins)):
-            return parts.flatten(0, 1)[: sum(self.counts)]  # they follow each other, with padding behind the last
+            # They follow each other, with padding behind the last. Of one number a rank it would be a view with strides
+            # that an engine's checks do not know.
+            return parts.flatten(0, 1)[: sum(self.counts)].contiguous()
         order = sorted(range(len(self.begins)), key=lambda rank: (self.begins[rank], self.counts[rank]))
         return torch.cat([parts[rank, : self.counts[rank]] for rank in order])
 

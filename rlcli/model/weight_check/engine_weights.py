@@ -371,7 +371,8 @@ def _by_kernel(module: nn.Module, inputs: int, dtype: torch.dtype, through_kerne
         return module.cpu_linear.read()
     unit = torch.eye(inputs, dtype=dtype)
     rows = [module.cpu_linear(part, module.weight, None) for part in unit.split(UNIT_ROWS)]
-    return (torch.cat(rows) if len(rows) > 1 else rows[0]).t().contiguous()
+    whole = (torch.cat(rows) if len(rows) > 1 else rows[0]).t().contiguous()
+    return whole.flatten().view(whole.shape)  # with the usual strides if it is one row, too
 
 
 def packed_experts(module: nn.Module) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rlcli.model.io.model_config import has_recurrent_layers
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.vllm.hooks import expert_kernels, image_prompts, speculation
 
@@ -17,6 +18,8 @@ checkpoints that are quantised already: releases before 0.32 accept it for this 
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """Linear layers of decoders, under the names of checkpoints and of vLLM. A mixture's experts have none of them."""
+LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
+"""Those of gated DeltaNet layers."""
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
@@ -94,7 +97,9 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
         "max_num_seqs": spec.max_concurrent,
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
         "enforce_eager": spec.enforce_eager or spec.device == "cpu",
-        "enable_prefix_caching": True,
+        # Between blocks of a prefix cache vLLM has to stop at the state that a layer carries, and so to prefill in
+        # pieces, which it does not on CPUs.
+        "enable_prefix_caching": spec.device != "cpu" or not has_recurrent_layers(spec.model),
         **(_on_cpu(spec) if spec.device == "cpu" else _on_gpu(spec)),
         "logprobs_mode": "processed_logprobs",
         "seed": 0,
@@ -142,4 +147,5 @@ def adapted_layers(targets: str) -> list[str]:
     ['q_proj', 'experts']
     """
     names = [name.strip() for name in targets.split(",")]
-    return [layer for name in names for layer in (ALL_LINEAR if name == "all-linear" else (name,))]
+    every = (*ALL_LINEAR, *LINEAR_ATTENTION)
+    return [layer for name in names for layer in (every if name == "all-linear" else (name,))]

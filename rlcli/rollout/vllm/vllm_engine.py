@@ -19,6 +19,7 @@ from rlcli.rollout.vllm.hooks import (
     base_layout,
     borrowed_classes,
     cpu_kernels,
+    delta_net,
     expert_kernels,
     image_prompts,
     packed_matrices,
@@ -107,6 +108,7 @@ class VllmEngine:
 
     def _install_on_cpu(self) -> None:
         self._llm.apply_model(cpu_kernels.install)
+        self._llm.apply_model(delta_net.install)
         self._llm.collective_rpc(cpu_kernels.leave_out_ranks)
         self._llm.apply_model(packed_matrices.expose)
         if self.spec.routes:

@@ -78,6 +78,23 @@ def test_other_families_are_exported_under_the_names_of_their_files(
     assert said["change"]["moved"] == len(written) - len(fixed)
 
 
+@pytest.mark.parametrize(("run", "words"), [("hybrid", ()), ("hybrid-lora", ("--merge",))])
+def test_layers_that_predict_several_tokens_are_exported_as_they_were(
+    saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str, words: tuple[str, ...]
+) -> None:
+    """transformers does not read them, so they are not trained."""
+    out = tmp_path / "out"
+    export(saved_runs / run, "--out", out, "--json", *words)
+    said = json.loads(capsys.readouterr().out)
+    written, base = (load_file(each / "model.safetensors") for each in (out, saved_runs / "hybrid-base"))
+    assert written.keys() == base.keys()
+    kept = {name for name in base if name.startswith("mtp.")}
+    assert len(kept) == 2
+    assert all(torch.equal(written[name], base[name]) for name in kept)
+    assert said["change"]["tensors"] == len(written) - len(kept)
+    assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / run), abs=1e-5)
+
+
 @pytest.mark.long
 def test_the_pipeline_that_the_card_shows_answers(tmp_path: Path) -> None:
     from rlcli.model.io.tiny_model import make_tiny_model

@@ -173,6 +173,12 @@ def test_what_is_said_of_a_critic_that_there_is_not_is_refused(keys: list[str], 
         ("qwen3_moe", ["parallel.expert=4", "cluster.workers=4"], "; give 2"),
         ("qwen2", ["parallel.expert=2", "cluster.workers=2"], "has no experts to divide; leave it out"),
         ("glm4", ["model.dtype=float16"], "activations of 'glm4' models exceed its range"),
+        ("qwen3_5_text", ["parallel.context=2", "cluster.workers=2"], "carry a state from each token to the next"),
+        ("qwen3_5_text", ["rollout.speculate=2"], "from which a rejected draft cannot be removed"),
+        ("qwen3_5_text", ["rollout.engine=transformers"], "which this engine does not keep"),
+        ("qwen3_5_text", ["rollout.engine=server", "rollout.workers=1"], "no kernels in float32 on CPUs"),
+        ("qwen3_5_text", ["lora.rank=4", "model.dtype=bfloat16"], "vLLM computes no adapter beside the weights of"),
+        ("qwen3_next", ["rollout.replay_routes=true"], "the engine's record of routes does not cover its caches"),
     ],
 )
 def test_what_the_model_does_not_allow_is_refused(

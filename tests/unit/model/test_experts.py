@@ -132,6 +132,8 @@ def test_other_routes_are_taken_with_live_weights(kind: str, checkpointed: bool)
             output = torch.zeros_like(state)
             if kind == "glm4_moe":
                 output = module.shared_experts(state)
+            elif hasattr(module, "shared_expert"):
+                output = module.shared_expert_gate(state).sigmoid() * module.shared_expert(state)
             for weight, expert in zip(weights, chosen.tolist(), strict=True):
                 gate, up = (module.experts.gate_up_proj[expert] @ state).chunk(2)
                 output = output + weight * (module.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
@@ -173,10 +175,14 @@ def test_adapters_are_on_attention_alone_unless_asked_for(kind: str) -> None:
     lm = tiny_lm(kind)
     add_lora(lm, LoraSpec(4, 8.0), "tiny", meta=False)
     adapted = {name.rpartition(".lora_")[0].rpartition(".")[2] for name, p in lm.named_parameters() if p.requires_grad}
-    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    linear = {"qwen3_next": {"in_proj_ba", "in_proj_qkvz", "out_proj"}}
+    linear["qwen3_5_moe_text"] = {"in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z", "out_proj"}
+    there = {"q_proj", "k_proj", "v_proj", "o_proj", *linear.get(kind, ())}
+    assert adapted == there
     with pytest.raises(ModelError, match="no linear layer 'down_proj'") as refused:
         add_lora(tiny_lm(kind), LoraSpec(4, 8.0, "down_proj"), "tiny", meta=False)
-    assert refused.value.hint == "there is: k_proj, o_proj, q_proj, v_proj, experts, or all-linear for all in attention"
+    listed = ", ".join(sorted(there))
+    assert refused.value.hint == f"there is: {listed}, experts, or all-linear for all in attention"
     with pytest.raises(ModelError, match="no linear layer 'experts'"):
         add_lora(tiny_lm(), LoraSpec(4, 8.0, "experts"), "tiny", meta=False)
 
@@ -278,7 +284,7 @@ def test_a_mixture_without_one_of_its_tensors_is_refused(tmp_path: Path, kind: s
     [
         ("deepseek_v3", "keys are wider than its values"),
         ("gpt_oss", "attention has sinks"),
-        ("qwen3_next", "linear attention carries a state"),
+        ("qwen4_exp", "its attention is sparse"),
     ],
 )
 def test_a_family_that_is_not_supported_is_refused_with_the_reason(tmp_path: Path, kind: str, says: str) -> None:

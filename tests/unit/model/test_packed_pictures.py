@@ -110,7 +110,7 @@ def test_an_adapter_is_in_the_decoder_alone(kind: str) -> None:
     add_lora(lm, LoraSpec(2, 4.0), "base", meta=False)
     adapted = [weight.numel() for name, weight in lm.named_parameters() if is_adapter(name)]
     assert not any(is_adapter(name) for part in tower(lm) for name, _ in part.named_parameters())
-    assert sum(adapted) == shape.layers * shape.adapter_layer_parameters(2, "all-linear")
+    assert sum(adapted) == shape.adapter_parameters(2, "all-linear")
 
 
 @pytest.mark.parametrize("kind", KINDS)

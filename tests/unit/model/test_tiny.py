@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from rlcli_quickstart.tiny_model_command import tiny_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from rlcli.errors import ConfigError, ModelError
-from rlcli.model.io.tiny_model import make_tiny_model, tiny_tokenizer
+from rlcli.model.io.model_checks import check_model
+from rlcli.model.io.tiny_model import EXPERTS, HYBRID, WITH_EXPERTS, make_tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 
@@ -143,3 +146,32 @@ def test_the_command_makes_the_model_it_was_asked_for(tmp_path: Path) -> None:
     assert json.loads(result.stdout) == {"path": str(out), "hidden": 256, "layers": 3, "seed": 5}
     config = json.loads((out / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (256, 3)
+
+
+@pytest.mark.parametrize("kind", HYBRID)
+def test_a_tiny_hybrid_is_made(kind: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / kind, kind=kind, hidden=64, heads=2, kv_heads=1, layers=5)
+    check_model(str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == HYBRID[kind]
+    linear, full = "linear_attention", "full_attention"
+    assert config["layer_types"] == [linear, linear, linear, full, full]
+    assert config.get("num_experts", 0) == (EXPERTS if kind in WITH_EXPERTS else 0)
+    tokenizer, text = AutoTokenizer.from_pretrained(folder), "<|user|>Tom's 3 cats cost £5?<|assistant|>"
+    assert tokenizer(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+    steps = torch.nn.functional.softplus(load_file(folder / "model.safetensors")["model.layers.0.linear_attn.dt_bias"])
+    assert (steps >= 0.99e-3).all()
+    assert (steps <= 1.01e-1).all()
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ({"kind": "qwen"}, "--kind = qwen: no such kind; give qwen2, qwen3_moe"),
+        ({"kind": "qwen3_5", "experts": 4}, "--experts = 4: a qwen3_5 has none"),
+        ({"kind": "qwen3_5", "layers": 1}, "--layers = 1: a qwen3_5 has layers of two kinds"),
+    ],
+)
+def test_kinds_that_do_not_fit_are_refused(tmp_path: Path, how: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make_tiny_model(tmp_path / "tiny", **how)

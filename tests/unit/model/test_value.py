@@ -63,7 +63,7 @@ def values_one_by_one(lm: Any, rows: list[Row] = ROWS) -> Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SUPPORTED if kind != "glm4_moe"])  # transformers has no class for it
+@pytest.mark.parametrize("kind", [kind for kind in SUPPORTED if kind not in ("glm4_moe", "qwen3_5_moe_text")])
 def test_packed_values_equal_those_of_each_sequence_alone(kind: str) -> None:
     lm = classifier(kind)
     expected = values_one_by_one(lm)

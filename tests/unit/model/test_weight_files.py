@@ -187,3 +187,15 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ModelError, match="not a complete safetensors file"):
         WeightFiles.find(str(folder), tied=True)
+
+
+def test_experts_that_are_fused_in_the_files_too_are_read_as_they_are(tmp_path: Path) -> None:
+    name, fused = "model.layers.0.mlp.experts.gate_up_proj", torch.randn(3, 4, 2)
+    save_file({name: fused}, tmp_path / "model.safetensors")
+    files = WeightFiles.find(str(tmp_path), tied=False, kind="qwen3_5_moe")
+    assert files is not None
+    assert files.hold(name, fused.shape)
+    assert not files.hold(name, torch.Size((3, 8, 2)))
+    assert torch.equal(files.rows(name, 1, 2, torch.device("cpu")), fused[1:])
+    assert torch.equal(files.tensor(name), fused)
+    assert files.shape(name) == [3, 4, 2]

@@ -6,7 +6,9 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -244,3 +246,21 @@ def test_the_second_model_runner_of_vllm_is_known_by_where_it_lives() -> None:
     assert draws_by_place(SimpleNamespace(model_runner=type("Runner", (), {"__module__": second})()))
     assert not draws_by_place(SimpleNamespace(model_runner=type("Runner", (), {"__module__": first})()))
     assert not draws_by_place(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "cached"),
+    [
+        ("cpu", {"model_type": "qwen2"}, True),
+        ("cpu", {"model_type": "qwen3_next"}, False),
+        ("cpu", {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}, False),
+        ("cpu", {"model_type": "qwen3_5_moe", "text_config": {}}, False),
+        ("cuda", {"model_type": "qwen3_next"}, True),
+    ],
+)
+def test_on_cpus_prefixes_with_states_are_not_cached(
+    device: str, config: dict[str, Any], cached: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = replace(spec(device), model=str(tmp_path))
+    assert vllm_arguments._shared_arguments(given)["enable_prefix_caching"] == cached

@@ -35,16 +35,38 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
 }
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+}
+SHARED = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 80,
+}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_moe_text": LINEAR | SHARED,
+    "qwen3_5_text": LINEAR,
+    "qwen3_next": LINEAR | SHARED,
+}
+"""With layers of two kinds."""
+MIXTURES |= {kind: sizes for kind, sizes in HYBRIDS.items() if "num_experts" in sizes}
 LENGTH, PROMPT, COUNT = 64, 4, 3
 EXACT = 1e-9
 NEARLY = 0.03
-"""For what the formula leaves out: beside experts' tensors their kernels keep some, and Gemma's norms one of each."""
-QUICK = ("qwen2", "olmo2", "qwen3_moe")  # the rule, and those that differ most
+"""For what the formula leaves out: beside experts' tensors their kernels keep some, and the norms of Gemma and Qwen3.5
+one of each."""
+QUICK = ("qwen2", "olmo2", "qwen3_moe", "qwen3_5_text")  # the rule, and those that differ most
 KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.exhaustive) for kind in SUPPORTED]
 
 
 def config_of(kind: str, layers: int, **changes: Any) -> Any:
-    own = MIXTURES.get(kind, {}) | ({"head_dim": 16} if kind != "qwen3_moe" else {})
+    own = MIXTURES.get(kind, HYBRIDS.get(kind, {})) | ({"head_dim": 16} if kind != "qwen3_moe" else {})
+    if kind in HYBRIDS:
+        own |= {"layer_types": ["linear_attention"] * (layers - 1) + ["full_attention"]}
     if kind in ("gemma3_text", "olmo3"):  # by default most of their layers have windows
         own |= {"layer_types": ["full_attention"] * layers, "sliding_window": 64}
     return AutoConfig.for_model(kind, **{**SIZES, **own}, num_hidden_layers=layers, **changes)
@@ -72,7 +94,7 @@ def test_every_byte_that_autograd_keeps_is_accounted_for(kind: str, dtype: torch
     config, batch = config_of(kind, layers=2), different_prompts()
     run = Pass(dtype.itemsize, on_cpu=True, lora_rank=rank)
     predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
-    precision = NEARLY if kind in ("gemma3_text", *MIXTURES) else EXACT
+    precision = NEARLY if kind in ("gemma3_text", *HYBRIDS, *MIXTURES) else EXACT
     policy = policy_of(config, dtype, rank)
     assert predicted == pytest.approx(kept_by_torch(policy, lambda: policy(batch)), rel=precision)
 

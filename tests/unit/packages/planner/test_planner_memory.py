@@ -110,7 +110,50 @@ def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """whole: the model is gathered in one, not layer by layer. One rank in float32 is not sharded at all."""
-    config = config_of(vocabulary)
+    assert_predicted(config_of(vocabulary), samples, dtype, checkpointing, rank, whole, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "checkpointing", "rank"),
+    [
+        ("float32", False, 0),
+        ("float32", True, 0),
+        ("bfloat16", False, 0),
+        pytest.param("bfloat16", True, 0, marks=pytest.mark.exhaustive),
+        pytest.param("float32", False, 8, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_states_and_what_is_computed_again_of_them_are_predicted(
+    dtype: str, checkpointing: bool, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AutoConfig.for_model(
+        "qwen3_5_text",
+        **{name: getattr(config_of(300), name) for name in SAME},
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+    )
+    assert config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
+    assert_predicted(config, 6, dtype, checkpointing, rank, False, monkeypatch)
+
+
+SAME = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "pad_token_id", "tie_word_embeddings"),
+)
+
+
+def assert_predicted(
+    config: Any,
+    samples: int,
+    dtype: str,
+    checkpointing: bool,
+    rank: int,
+    whole: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if not whole:
         monkeypatch.setattr(pass_memory, "WHOLE_BYTES", 0)
         monkeypatch.setattr(fsdp_sharding, "WHOLE_BYTES", 0)

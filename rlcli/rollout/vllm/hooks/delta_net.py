@@ -1,0 +1,100 @@
+"""Gated DeltaNet layers of vLLM's models on CPUs, by torch, where vLLM's kernels do not compute them: these take
+bfloat16 and heads of 64 and 128 alone.
+
+The states of requests stay in vLLM's cache: the last inputs of the convolution, and a matrix for each head.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+KERNEL_HEADS = (64, 128)
+"""Sizes of heads that vLLM's kernels take."""
+
+
+def install(model: Any) -> int:
+    """Have the layers of `model` that vLLM's kernels do not take compute by torch; returns how many do. Called in the
+    worker through `apply_model`."""
+    import torch
+
+    replaced = 0
+    for layer in model.modules():
+        if type(layer).__name__ != "QwenGatedDeltaNetAttention" or not hasattr(layer, "_forward_method"):
+            continue
+        taken = layer.head_k_dim in KERNEL_HEADS and layer.head_v_dim in KERNEL_HEADS
+        if not taken or layer.conv1d.weight.dtype != torch.bfloat16:
+            layer._forward_method = partial(_forward, layer)
+            replaced += 1
+    return replaced
+
+
+def _forward(layer: Any, hidden_states: Any, *_: Any, **__: Any) -> Any:
+    """[T, D] of all scheduled tokens: those of requests that decode, one each, and then of those that begin."""
+    import torch
+    from vllm.forward_context import get_forward_context
+
+    projected, ba = layer.in_proj_qkvz(hidden_states)[0], layer.in_proj_ba(hidden_states)[0]
+    ranks = layer.tp_size
+    if layer.gqa_interleaved_layout:  # Qwen3-Next
+        q, k, v, z, b, a = layer.fix_query_key_value_ordering(projected, ba)
+        mixed = torch.cat([x.flatten(1) for x in (q, k, v)], -1)
+    else:
+        width = layer.value_dim // ranks
+        mixed, z = projected.split([projected.shape[-1] - width, width], -1)
+        z, (b, a) = z.unflatten(-1, (-1, layer.head_v_dim)), ba.chunk(2, -1)
+    out = hidden_states.new_zeros(len(hidden_states), layer.num_v_heads // ranks, layer.head_v_dim)
+    metadata = get_forward_context().attn_metadata
+    if metadata is not None:  # else vLLM measures its memory
+        own = metadata[layer.prefix]
+        assert own.spec_sequence_masks is None, "refused with rollout.speculate"
+        ends, slots = own.non_spec_query_start_loc.tolist(), own.non_spec_state_indices_tensor.long()
+        begun = [True] * own.num_decodes
+        if own.num_prefills:
+            begun += own.has_initial_state.tolist()[own.num_decodes : own.num_decodes + own.num_prefills]
+        requests = [slice(0, own.num_decodes)] if own.num_decodes else []
+        requests += [slice(number, number + 1) for number in range(own.num_decodes, len(begun))]
+        for some in requests:
+            at = slice(ends[some.start], ends[some.stop])
+            steps = _Steps(layer, slots[some], begun[some.start])
+            out[at] = steps.taken(mixed[at], b[at], a[at]).to(out.dtype)
+    return layer._output_projection(out, z)
+
+
+class _Steps:
+    """The next tokens of N requests, equally many of each. slots [N]: where their states are in vLLM's cache. begun:
+    whether there is anything in them."""
+
+    def __init__(self, layer: Any, slots: Any, begun: bool) -> None:
+        self._layer, self._slots, self._begun = layer, slots, begun
+        inputs, self._states = layer.kv_cache[0], layer.kv_cache[1]
+        weight = layer.conv1d.weight
+        # [slots, W − 1, channels]: vLLM has either order.
+        self._inputs = inputs if inputs.shape[-1] == weight.shape[0] else inputs.transpose(1, 2)
+
+    def taken(self, mixed: Any, b: Any, a: Any) -> Any:
+        """[N · L, H, V]: outputs of the rule. mixed: [N · L, channels]; b, a: [N · L, H]."""
+        import torch
+
+        from rlcli.model.delta_net import Sizes, chunk_rule, convolution, decay_logs
+
+        layer, count = self._layer, len(self._slots)
+        weight = layer.conv1d.weight[:, 0]
+        earlier = self._inputs[self._slots] if self._begun else mixed.new_zeros(count, *self._inputs.shape[1:])
+        x = torch.cat([earlier.to(mixed.dtype), mixed.view(count, -1, mixed.shape[-1])], 1)
+        self._inputs[self._slots] = x[:, 1 - weight.shape[1] :].to(self._inputs.dtype)
+        sizes = Sizes(
+            layer.num_k_heads // layer.tp_size,
+            layer.num_v_heads // layer.tp_size,
+            layer.head_k_dim,
+            layer.head_v_dim,
+            weight.shape[1],
+            layer.layer_norm_epsilon,
+        )
+        g = decay_logs(a, layer.A_log, layer.dt_bias).view(count, -1, sizes.values)
+        beta = b.sigmoid().view(count, -1, sizes.values)
+        # vLLM's states are [V, K].
+        start = self._states[self._slots].transpose(-1, -2) if self._begun else None
+        heads, last = chunk_rule(*sizes.heads(convolution(x, weight)), g, beta, start)
+        self._states[self._slots] = last.transpose(-1, -2).to(self._states.dtype)
+        return heads.flatten(0, 1)
