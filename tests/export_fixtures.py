@@ -125,7 +125,7 @@ def save_runs(root: Path) -> Path:
     mixture = save_tiny(root / "mixture-base", "qwen3_moe")
     save_run(root / "mixture", mixture)
     save_run(root / "mixture-lora", mixture, *LORA, "lora.targets=all-linear,experts")
-    for kind in ("mixtral", "glm4_moe"):
+    for kind in ("mixtral", "glm4_moe", "deepseek_v3", "gpt_oss"):
         save_run(root / kind, save_tiny(root / f"{kind}-base", kind), dtype=torch.bfloat16)
     hybrid = with_predicting_layer(save_tiny(root / "hybrid-base", "qwen3_5_text"))
     save_run(root / "hybrid", hybrid)

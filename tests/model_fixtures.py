@@ -28,6 +28,29 @@ SIZES = {
     "pad_token_id": 0,
 }
 EXPERTS = 6
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+LATENT_SIZES = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "head_dim": 16,  # another name of it
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_shared_experts": 1,
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 3,
+}
+"""Of latent attention, whose keys are wider than its values."""
 MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         "n_routed_experts": EXPERTS,
@@ -40,6 +63,27 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
     },
     "mixtral": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **LATENT_SIZES,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": YARN,
+    },
+    "glm4_moe_lite": {
+        **LATENT_SIZES,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "q_lora_rank": None,
+        "routed_scaling_factor": 1.5,
+        "rms_norm_eps": 1e-6,
+    },
+    "gpt_oss": {
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "rope_parameters": {**YARN, "truncate": False},
+    },
     "qwen3_moe": {
         "num_experts": EXPERTS,
         "num_experts_per_tok": 2,
@@ -82,6 +126,8 @@ def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
         windowed = changes.get("sliding_window") is not None
         own = {"layer_types": ["sliding_attention", *layers[1:]] if windowed else layers}
         changes = changes if windowed else {**changes, "sliding_window": 64}
+    if kind == "gpt_oss" and changes.get("sliding_window") is None:
+        changes = {**changes, "sliding_window": 64}
     return AutoConfig.for_model(
         kind, **{**SIZES, **own, "tie_word_embeddings": kind not in SEPARATE_HEAD, **changes}
     )  # as published

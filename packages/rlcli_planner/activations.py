@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlcli_planner.model_shape import DELTA_CHUNK, GATED_ATTENTION, DeltaNet, ModelShape
+from rlcli_planner.model_shape import DELTA_CHUNK, GATED_ATTENTION, GPT_OSS, DeltaNet, ModelShape
 from rlcli_planner.vision_encoder import tower_bytes
 
 FLOAT = 4
@@ -45,10 +45,10 @@ ALIGNED = 8
 
 OLMO = ("olmo2", "olmo3")
 """Their layers begin without a norm, and rotate in float32."""
-SCALED_IN_FLOAT = ("gemma3_text", *GATED_ATTENTION, *OLMO)
+SCALED_IN_FLOAT = ("gemma3_text", *GATED_ATTENTION, *OLMO, GPT_OSS)
 """Models whose norms multiply in float32 and cast the result."""
 
-ROUTED_IN_FLOAT = ("glm4_moe",)
+ROUTED_IN_FLOAT = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
 """Models whose routers copy their input to float32."""
 
 
@@ -145,6 +145,13 @@ def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
     if shape.mixer is not None:
         attention = [(shape.hidden, {linear.name for linear in shape.linears if linear.name.startswith("in_proj")})]
         attention += [(shape.mixer.width, {"out_proj"})]
+    if latent := shape.latent:
+        attention = [
+            (shape.hidden, {"q_proj", "q_a_proj", "kv_a_proj_with_mqa"}),
+            (latent.query, {"q_b_proj"}),
+            (latent.kv, {"kv_b_proj"}),
+            (shape.heads * latent.value, {"o_proj"}),
+        ]
     if shape.experts:
         return [*attention, (shape.hidden, {"router"})]
     return [*attention, (shape.hidden, {"gate_proj", "up_proj", "gate_up_proj"}), (shape.intermediate, {"down_proj"})]
@@ -155,7 +162,9 @@ def _experts(shape: ModelShape, run: Pass) -> float:
     them does."""
     trained, adapted = not run.lora_rank, run.lora_rank > 0 and shape.adapts_experts(run.lora_targets)
     kept = trained or adapted
-    pair = run.bytes_each * (shape.hidden * (1 + kept) + shape.intermediate * (3 + kept)) + FLOAT + 2 * INDEX
+    # The gated unit of GPT-OSS keeps more: gate and up before they are clamped, the gate after it, its sigmoid, …
+    unit = 6 if shape.kind == GPT_OSS else 3
+    pair = run.bytes_each * (shape.hidden * (1 + kept) + shape.intermediate * (unit + kept)) + FLOAT + 2 * INDEX
     pair += 2 * run.bytes_each * _aligned(run.lora_rank) * adapted
     copied = trained and run.bytes_each < FLOAT and shape.kind in ROUTED_IN_FLOAT
     return shape.chosen * pair + FLOAT * shape.experts + FLOAT * shape.hidden * copied
@@ -181,6 +190,10 @@ def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
 
 def _norms(shape: ModelShape, run: Pass) -> float:
     both = shape.layer_norms * _norm(shape, shape.hidden, run)
+    if latent := shape.latent:
+        # The part to rotate lies beside what the second norm keeps, unless that is a copy in float32.
+        beside = FLOAT * latent.rotated * (run.bytes_each == FLOAT)
+        return both + _norm(shape, latent.query, run) * bool(latent.query) + _norm(shape, latent.kv, run) + beside
     if shape.head_norm == "none" or shape.mixer is not None:
         return both
     scales = (shape.heads, shape.kv_heads) if shape.head_norm == "head" else (1, 1)
@@ -190,6 +203,8 @@ def _norms(shape: ModelShape, run: Pass) -> float:
 def _attention(shape: ModelShape, run: Pass, pack: Pack) -> float:
     if run.on_cpu:
         return FLOAT * (pack.places * 2 * shape.key + pack.tokens * (2 * shape.query + shape.heads))
+    if shape.latent is not None:  # values are padded to the keys' width, and the next linear's input is cut off
+        return pack.places * (run.bytes_each * (2 * shape.query + 2 * shape.key) + FLOAT * shape.heads)
     is_input = not run.lora_rank or any(linear.name == "o_proj" for linear in shape.adapted(run.lora_targets))
     kept = run.bytes_each * (shape.query + 2 * shape.key + (0 if is_input else shape.query)) + FLOAT * shape.heads
     return pack.places * kept

@@ -80,7 +80,8 @@ def reloading(setting: Setting) -> float:
 def kv_per_token(setting: Setting) -> float:
     """KV cache bytes of a token on one rank."""
     shape, shared = setting.policy, setting.config.rollout.tensor_parallel
-    return shape.kv_bytes_per_token(setting.bytes_each) * max(1 / shared, 1 / shape.kv_heads)
+    heads = 1 if shape.latent is not None else shape.kv_heads  # what is compressed is for all heads
+    return shape.kv_bytes_per_token(setting.bytes_each) * max(1 / shared, 1 / heads)
 
 
 def sample_bytes(setting: Setting, tokens: float) -> float:

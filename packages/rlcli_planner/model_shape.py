@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.errors import ModelError
-from rlcli.model.io.model_config import check_place, check_sizes, dense_layers, expert_count, plain_config, read_config
+from rlcli.model.io.model_config import (
+    LATENT,
+    check_place,
+    check_sizes,
+    dense_layers,
+    expert_count,
+    plain_config,
+    read_config,
+)
 from rlcli_planner.vision_encoder import Tower, tower_of
 
 
@@ -22,6 +30,21 @@ class Linear:
     @property
     def parameters(self) -> int:
         return self.inputs * self.outputs + self.bias * self.outputs
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention: a token's keys and values are compressed to one vector for all heads, which is what
+    an engine caches, beside the part of the key that is rotated."""
+
+    query: int
+    """Width of the compressed queries; 0 if they are not."""
+    kv: int
+    """Width of the compressed keys and values."""
+    rotated: int
+    """Width of the rotated part of each key, which is the same for all heads."""
+    value: int
+    """Width of a head's values, which may be narrower than its keys."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,8 @@ HEAD_NORM = {
     **dict.fromkeys(("olmo2", "olmo3"), "all"),
 }
 """What `ModelShape.head_norm` is, by `model_type`."""
+GPT_OSS = "gpt_oss"
+"""Its attention has sinks, and experts and routers biases."""
 QWEN2 = ("qwen2", "qwen2_5_vl_text")
 """Kinds whose query, key and value layers have a bias, whatever the config says."""
 
@@ -90,8 +115,9 @@ class ModelShape:
     heads, as in OLMo 2. experts: of each layer, of which a token passes through `chosen`; 0 in a dense model.
     intermediate: width of the feed-forward part, or of one expert. shared: width of the experts that every token passes
     through. dense_layers: of a mixture, those at its beginning that have a feed-forward part of width `dense` in place
-    of experts. tower: what sees pictures, if anything does. delta: its layers of linear attention, if it has some;
-    mixer: the same, of a shape that stands for such layers alone (`delta_layer`).
+    of experts. tower: what sees pictures, if anything does. latent: the widths of latent attention, in which head_dim
+    is a key's. delta: its layers of linear attention, if it has some; mixer: the same, of a shape that stands for such
+    layers alone (`delta_layer`).
     """
 
     kind: str
@@ -117,9 +143,10 @@ class ModelShape:
     delta: DeltaNet | None = None
     mixer: DeltaNet | None = None
     rotated: int = 0
-    """Numbers of a head that are rotated by its token's position."""
+    """Width of the cosines and sines of a position."""
     shared_gate: bool = False
     """Whether the shared experts' output is multiplied by a gate of one number."""
+    latent: Latent | None = None
 
     @property
     def query(self) -> int:
@@ -128,7 +155,7 @@ class ModelShape:
 
     @property
     def key(self) -> int:
-        """Width of all key heads, and of all value heads."""
+        """Width of all key heads, and of all value heads as they attend."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -136,7 +163,8 @@ class ModelShape:
         if self.mixer is not None:
             return self.layer_norms * self.hidden + self.mixer.vectors
         own = {"none": 0, "head": 2 * self.head_dim, "all": self.query + self.key}[self.head_norm]
-        return self.layer_norms * self.hidden + own
+        compressed = self.latent.query + self.latent.kv if self.latent is not None else 0
+        return self.layer_norms * self.hidden + own + compressed
 
     @property
     def passed(self) -> int:
@@ -151,11 +179,13 @@ class ModelShape:
     @property
     def expert_parameters(self) -> int:
         """Parameters of one expert."""
-        return 3 * self.hidden * self.intermediate if self.experts else 0
+        if not self.experts:
+            return 0
+        return 3 * self.hidden * self.intermediate + (2 * self.intermediate + self.hidden) * (self.kind == GPT_OSS)
 
     @property
     def router_parameters(self) -> int:
-        return self.experts * self.hidden
+        return self.experts * (self.hidden + (self.kind == GPT_OSS))
 
     @property
     def expert_layers(self) -> int:
@@ -197,6 +227,7 @@ class ModelShape:
         """Of a layer; of a mixture, of one that has experts."""
         own = sum(linear.parameters for linear in self.linears) + self.norms
         own += (3 * self.shared + self.shared_gate) * self.hidden
+        own += self.heads * (self.kind == GPT_OSS)  # sinks
         return own + self.experts * self.expert_parameters + self.router_parameters
 
     @property
@@ -265,7 +296,8 @@ class ModelShape:
 
     def kv_bytes_per_token(self, bytes_each: float) -> float:
         """Bytes per token of vLLM's KV cache, over all layers."""
-        return 2 * self.attention_layers * self.key * bytes_each
+        cached = 2 * self.key if self.latent is None else self.latent.kv + self.latent.rotated
+        return self.attention_layers * cached * bytes_each
 
     def state_bytes(self, bytes_each: float) -> float:
         """Bytes that vLLM holds of a request besides, over all layers of linear attention."""
@@ -321,7 +353,7 @@ def shape_of(config: Any) -> ModelShape:
         intermediate=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=_head_dim(config),
         vocab=config.vocab_size,
         positions=config.max_position_embeddings,
         tied=bool(getattr(config, "tie_word_embeddings", False)),
@@ -336,6 +368,7 @@ def shape_of(config: Any) -> ModelShape:
         delta=_delta_of(config),
         rotated=_rotated(config, heads),
         shared_gate=hasattr(config, "shared_expert_intermediate_size"),
+        latent=_latent(config),
     )
     return replace(shape, linears=_linears(shape, config))
 
@@ -348,7 +381,11 @@ def _shared(config: Any) -> int:
 
 
 def _rotated(config: Any, heads: int) -> int:
+    if getattr(config, "kv_lora_rank", None):
+        return int(config.qk_rope_head_dim)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if config.model_type == GPT_OSS:  # both halves of a head have the same cosines and sines
+        return int(size) // 2
     if config.model_type not in GATED_ATTENTION:
         return int(size)
     return int(size * config.rope_parameters.get("partial_rotary_factor", 1.0))
@@ -365,7 +402,34 @@ def read_shape(path: str, key: str = "model.path") -> ModelShape:
     return shape_of(config)
 
 
+def _head_dim(config: Any) -> int:
+    if config.model_type in LATENT:
+        return int(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _latent(config: Any) -> Latent | None:
+    if config.model_type not in LATENT:
+        return None
+    return Latent(config.q_lora_rank or 0, config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim)
+
+
+def _latent_linears(shape: ModelShape, latent: Latent) -> tuple[Linear, ...]:
+    queries: tuple[Linear, ...] = (Linear("q_proj", shape.hidden, shape.query),)
+    if latent.query:
+        queries = (Linear("q_a_proj", shape.hidden, latent.query), Linear("q_b_proj", latent.query, shape.query))
+    keys_and_values = shape.heads * (shape.head_dim - latent.rotated + latent.value)
+    return (
+        *queries,
+        Linear("kv_a_proj_with_mqa", shape.hidden, latent.kv + latent.rotated),
+        Linear("kv_b_proj", latent.kv, keys_and_values),
+        Linear("o_proj", shape.heads * latent.value, shape.hidden),
+    )
+
+
 def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
+    if shape.latent is not None:
+        return _latent_linears(shape, shape.latent)
     hidden, wide = shape.hidden, shape.intermediate
     bias = bool(getattr(config, "attention_bias", False))
     qkv_bias = bias or shape.kind in QWEN2

@@ -35,7 +35,7 @@ def tiny_model(
         str,
         typer.Option(
             metavar="KIND",
-            help="qwen2, qwen3_moe, or with linear attention qwen3_5, qwen3_5_moe, qwen3_next.",
+            help="Of another family: qwen3_5, qwen3_5_moe, qwen3_next, deepseek_v3, glm4_moe_lite, gpt_oss.",
             show_default="qwen2, or qwen3_moe with --experts",
         ),
     ] = "",
@@ -46,8 +46,8 @@ def tiny_model(
 ) -> None:
     """Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.
 
-    With --experts it is a Qwen3-MoE, with --kind a model of another family. With --tools every environment can be
-    tried on it.
+    With --experts it is a Qwen3-MoE; --kind makes a model of another family, with 8
+    experts unless --experts says how many. With --tools every environment can be tried on it.
 
     With --warm it has learned to work sums digit by digit, but mostly guesses: a few
     steps of reinforcement learning then raise its reward.
@@ -58,18 +58,21 @@ def tiny_model(
       rlcli tiny-model --out tiny --hidden 256 --layers 4 --seed 1
       rlcli tiny-model --out tiny --experts 8
       rlcli tiny-model --out tiny --kind qwen3_5 --layers 4
+      rlcli tiny-model --out tiny --kind deepseek_v3
       rlcli tiny-model --out tiny --tools
       rlcli tiny-model --out tiny --warm data/arithmetic
     """
     if warm and tools:
         raise ConfigError("--tools: the solutions of --warm call none", "leave one of the two out")
+    if warm and kind:
+        raise ConfigError("--kind: --warm trains Qwen2 and Qwen3-MoE alone", "leave one of the two out")
     from rlcli.model.io.tiny_model import make_tiny_model
 
     sizes: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"experts": experts, "kind": kind}
     facts: dict[str, Any] = {}
     trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
-    made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
+    made = make_tiny_model(out, **sizes, kind=kind, seed=seed, force=force, trained=trained, tools=tools)
     how = f"warmed up on {warm} in {facts['seconds']:.0f} s" if warm else "random weights"
     if as_json:
         console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})

@@ -19,6 +19,7 @@ from rlcli.environments.tool_calls import format_of
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ConfigError
 from rlcli.images.image_processor import Sight
+from rlcli.rewards import harmony
 from rlcli.types import Prompt
 
 CALL_ANSWERED = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
@@ -86,6 +87,7 @@ class Environments:
         self.section, self.limits = config.environment, limits_of(config)
         self._eyes = Eyes(sight, self.limits.tokens)
         self._tokenizer, self._stops, self._opened = tokenizer, frozenset(stops), opened
+        self._harmony = harmony.speaks({str(token) for token in tokenizer.added_tokens_decoder.values()})
         self._past = config.environment.past
         self._templates: dict[str, TurnTemplate] = {}
         self._hosts: dict[str, EnvironmentHost] = {}
@@ -125,7 +127,8 @@ class Environments:
     def text(self, tokens: Sequence[int]) -> str:
         """A turn of the policy as text, without the token that ended it."""
         ids = list(tokens)
-        return str(self._tokenizer.decode(ids[:-1] if ids and ids[-1] in self._stops else ids))
+        text = str(self._tokenizer.decode(ids[:-1] if ids and ids[-1] in self._stops else ids))
+        return harmony.plain(text) if self._harmony else text
 
     def check(self, prompts: Mapping[str, Prompt], seed: int = 0) -> None:
         """Open one conversation of each environment, and let the template append to it. prompts: a row of each. Raises

@@ -19,7 +19,7 @@ from rlcli.data.prompts.template_choice import choose_template
 from rlcli.errors import ModelError
 from rlcli.model.io.checkpoint_files import TensorReader, load_tensors
 from rlcli.model.io.loading import read_model
-from rlcli.model.io.model_config import auto_class, read_config
+from rlcli.model.io.model_config import add_engine_keys, auto_class, read_config
 from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
 from rlcli.model.tensor_names import PREDICTING, kept_dtype, named_weights, stored, stored_shapes
@@ -197,6 +197,7 @@ def _write_config(config: Any, architecture: str, dtype: torch.dtype, folder: Pa
     config.architectures = [architecture]
     config.dtype = dtype
     config.save_pretrained(folder)
+    add_engine_keys(folder)
 
 
 def _write_generation_config(source: str, config: Any, folder: Path, stops: Sequence[int]) -> None:

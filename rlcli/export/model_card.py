@@ -17,6 +17,7 @@ from rlcli.data.prompts.provenance import recorded
 from rlcli.evaluation.statistics import Estimate, shown_estimate
 from rlcli.export.checkpoint_source import Origin
 from rlcli.export.export_types import Export, shown
+from rlcli.model.io.mxfp4 import quantization
 from rlcli.runs.record_files import evaluations_of
 from rlcli.runs.run_measure import MEAN
 
@@ -95,7 +96,8 @@ def _summary(origin: Origin, written: Export, licence: str | None) -> str:
     return (
         f"{article} trained from {base} by reinforcement learning with verifiable rewards: {written.step} "
         f"step{'' if written.step == 1 else 's'} of the recipe `{recipe.name}` with rlcli {__version__}. The files "
-        f"hold {written.dtype}. "
+        f"hold {written.dtype}"
+        + (", also of the experts, which the base model has in MXFP4. " if quantization(written.base) else ". ")
         + (f"The base model's licence is {licence}." if licence else "See the base model for its licence.")
     )
 

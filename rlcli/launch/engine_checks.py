@@ -10,7 +10,7 @@ from rlcli.data.prompts.prompt_table import pictures_of
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.images.families import KINDS
 from rlcli.images.image_rule import ImageRule
-from rlcli.model.io.model_config import has_recurrent_layers
+from rlcli.model.io.model_config import LATENT, has_recurrent_layers
 from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
 from rlcli.rollout.vllm.vllm_engine import check_version
 from rlcli.support.extras import INSTALL, missing
@@ -19,6 +19,13 @@ from rlcli.types import Prompt
 NOT_ADAPTED = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
 """Models that see pictures of which vLLM 0.32 computes none with an adapter: an error in the first pass. (Those of
 Qwen3.5 inherit it; not run.)"""
+
+MERGED_ALONE = dict.fromkeys(
+    LATENT, "vLLM's latent attention computes with kv_b_proj as it was loaded, without adapters"
+)
+"""By `model_type`, why an engine needs adapters added to the weights, as a run in float32 sends them."""
+MERGED_ON_CPUS = {"gpt_oss": "beside an adapter vLLM computes its experts with Triton, which has no code for CPUs"}
+"""The same on CPUs."""
 
 
 def check_engine(config: RunConfig, *, train: bool) -> None:
@@ -137,6 +144,17 @@ def check_states(config: RunConfig, dtype: str, device: str, adapter: str = "") 
         raise ConfigError(
             f"{adapter or f'lora.rank = {config.lora.rank}'}: vLLM computes no adapter beside the weights of gated "
             f"DeltaNet layers on CPUs{'' if adapter else f', as it would in {dtype}'}",
+            "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
+        )
+
+
+def check_merged(config: RunConfig, dtype: str, device: str, kind: str, adapter: str) -> None:
+    """Raise `ConfigError` for a LoRA adapter that vLLM would have to compute beside the weights of a model of this
+    `model_type`, and does not: see `MERGED_ALONE`. adapter: the folder of one that is evaluated, or empty."""
+    why = MERGED_ALONE | (MERGED_ON_CPUS if device == "cpu" else {})
+    if config.rollout.engine != "transformers" and config.lora.rank and (adapter or dtype != "float32") and kind in why:
+        raise ConfigError(
+            f"{adapter or f'lora.rank = {config.lora.rank} in {dtype}'}: {why[kind]}",
             "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
         )
 

@@ -30,12 +30,20 @@ from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.evaluation.statistics import ks_of
 from rlcli.export.export_folder import RECORD, with_model_folders
 from rlcli.images.image_rule import ImageRule
-from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_quantized, check_states
+from rlcli.launch.engine_checks import (
+    check_adapter,
+    check_engine,
+    check_images,
+    check_merged,
+    check_quantized,
+    check_states,
+)
 from rlcli.launch.environment_checks import check_environments, numbered_rows
 from rlcli.launch.planner import planner
 from rlcli.launch.prepared_run import Prepared
 from rlcli.launch.verifier_trial import check_rivals, check_verifiers
 from rlcli.model.io.model_config import check_place, expert_count, plain_config
+from rlcli.model.io.mxfp4 import quantization
 from rlcli.rollout.model_servers.models_to_serve import models_of
 from rlcli.rollout.scheduler.verifier_failures import part_weights
 from rlcli.runs.checkpoint import TEMPLATE
@@ -93,6 +101,9 @@ def prepare(
     model = check_model(config.model.path, has_template=bool(config.model.chat_template))
     check_half(dtype, model.kind)
     check_states(config, dtype, device, adapter)
+    check_merged(config, dtype, device, model.kind, adapter)
+    if quantization(config.model.path):
+        on_note(f"the experts of {config.model.path} are in MXFP4: they are read, and exported, as bfloat16 or float32")
     max_length = check_fit(config, model.max_positions, model.heads, model.experts)
     if train:
         check_quantized(config, dtype, model.experts)
@@ -335,7 +346,7 @@ def _check_given(config: RunConfig, train: bool) -> None:
         )
 
 
-NEVER_HALF = ("gemma3_text", "glm4")
+NEVER_HALF = ("gemma3_text", "glm4", "gpt_oss")
 """Kinds of models that vLLM does not run in float16."""
 
 

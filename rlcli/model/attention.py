@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 
 from rlcli.errors import ModelError
 from rlcli.model.device_copies import Movable, Move, upload
+from rlcli.model.sinks import CpuKernel, VarlenKernel, attend_with_sinks, plain
 
 M = TypeVar("M", bound=Movable)
 
@@ -274,16 +275,18 @@ class _Take(torch.autograd.Function):
         return grad.new_zeros(ctx.places, *grad.shape[1:]).index_copy_(0, ctx.layout.home, grad), None
 
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of query [T, Hq, D], key and value [T, Hkv, D]: [T, Hq, D]."""
+Attention = Callable[..., Tensor]
+"""Of query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, V] and, if there are any, sinks [Hq]: [T, Hq, V]."""
 
 
 class Divided(Protocol):
     """Ranks that divide a pack's tokens (`rlcli.model.parallel.context_parallel`)."""
 
-    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """The result of `attention` for this rank's tokens; it is called with all tokens of the pack, for some heads.
-        All other tensors have this rank's tokens only."""
+        All other tensors have this rank's tokens only. sinks [Hq]: of all heads; those of the heads are passed on."""
         ...
 
 
@@ -298,24 +301,26 @@ def packed_attention(
     divided: Divided | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attend query [1, Hq, T, D] to key and value [1, Hkv, T, D], causally in each sequence; returns [1, T, Hq, D].
+    """Attend query [1, Hq, T, D] to key [1, Hkv, T, D] and value [1, Hkv, T, V], causally in each sequence; returns
+    [1, T, Hq, V].
 
     divided: T is this rank's run of the pack's tokens only. sliding_window: how many tokens each sees, itself included;
-    None: all before it.
+    None: all before it. s_aux [Hq]: a sink in each head (`rlcli.model.sinks`).
     """
-    for feature in ("softcap", "s_aux"):
-        if rest.get(feature) is not None:
-            raise ModelError(
-                f"{type(module).__name__} attends with {feature}, which packed attention does not support",
-                "choose a model of another architecture",
-            )
+    if rest.get("softcap") is not None:
+        raise ModelError(
+            f"{type(module).__name__} attends with softcap, which packed attention does not support",
+            "choose a model of another architecture",
+        )
     assert attention_mask is None, "boundaries replace the mask"
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     kernel = _varlen if _has_kernel(query.device, query.dtype) else _grouped
     attend = partial(kernel, segments=segments, scaling=scaling, window=sliding_window)
-    found = attend(query, key, value) if divided is None else divided.attend(attend, query, key, value)
+    given = (query, key, value) if s_aux is None else (query, key, value, s_aux)
+    found = attend(*given) if divided is None else divided.attend(attend, *given)
     return found[None], None
 
 
@@ -324,13 +329,27 @@ def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
+def _has_cpu_kernel(device: torch.device) -> bool:
+    """Whether torch's flash kernel for CPUs can be called, which gives what sinks need."""
+    return str(device.type) == "cpu"
+
+
 def _grouped(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None = None,
+    *,
+    segments: Segments,
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
     padded = segments.padded
     gqa = query.shape[1] != key.shape[1]
     # In 16 bits torch's CPU kernel is less exact, and its backward pass takes three times as long.
     dtype, exact = query.dtype, torch.promote_types(query.dtype, torch.float32)
+    width = value.shape[-1]
+    value = _widened(value, key.shape[-1])
     query, key, value = (
         layout.lay(x).to(exact) for x, layout in ((query, padded.queries), (key, padded.keys), (value, padded.keys))
     )
@@ -343,25 +362,63 @@ def _grouped(
     ):
         q, k, v = (part.view(call.shape[0], -1, *part.shape[1:]).transpose(1, 2) for part in parts)
         mask = call.mask(window, q)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa
-        )
-        outputs.append(out.transpose(1, 2).flatten(0, 1))
+        if sinks is None:
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa
+            )
+        else:
+            out = _sunk(q, k, v, sinks, mask, _scale(scaling, q))
+        outputs.append(_narrowed(out, width).transpose(1, 2).flatten(0, 1))
     return padded.queries.take(torch.cat(outputs).to(dtype))
 
 
+def _sunk(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    if _has_cpu_kernel(q.device):
+        return attend_with_sinks(CpuKernel(mask, scale), q, k, v, sinks)
+    if mask is None:
+        mask = q.new_full((q.shape[2], q.shape[2]), -torch.inf).triu(1)
+    return plain(q, k, v, sinks, mask, scale)
+
+
+def _scale(scaling: float | None, query: Tensor) -> float:
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
+
+
 def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None = None,
+    *,
+    segments: Segments,
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     shared = segments.source is not None
+    width = value.shape[-1]
+    value = _widened(value, key.shape[-1])
     q, k, v = (segments.end_to_end.lay(x) if shared else x.contiguous() for x in (query, key, value))
     ends, longest = segments.boundaries, max(segments.lengths)
     # Each token sees so many before it (-1: all), and none after.
     sees = (-1 if window is None else window - 1, 0)
-    out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=sees, **_grouped_heads())
+    if sinks is None:
+        out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=sees, **_grouped_heads())
+    else:
+        out = attend_with_sinks(VarlenKernel(ends, longest, _scale(scaling, q), sees[0]), q, k, v, sinks)
+    out = _narrowed(out, width)
     return segments.end_to_end.take(out) if shared else out
+
+
+def _widened(value: Tensor, width: int) -> Tensor:
+    """Values `[…, V]` as wide as keys, filled with zeros: kernels have one size of heads, and without one a CPU would
+    keep all scores. The zeros of the output are cut off by `_narrowed`."""
+    return value if value.shape[-1] == width else F.pad(value, (0, width - value.shape[-1]))
+
+
+def _narrowed(out: Tensor, width: int) -> Tensor:
+    return out if out.shape[-1] == width else out[..., :width]
 
 
 @cache

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from rlcli.errors import ModelError
 from rlcli.model.mixture.expert_adapters import PARAMETERS, adapters_on_experts, added, pass_through_factors
 from rlcli.model.parallel.buckets import buckets
-from rlcli.model.tensor_names import DECODER, base_name, fixed_weights, has_experts, sees
+from rlcli.model.tensor_names import DECODER, DOWN, base_name, fixed_weights, has_experts, sees
 
 EXPERTS = "experts"
 """In `lora.targets`: both matrices of each expert."""
@@ -52,14 +52,19 @@ def target_names(lm: nn.Module, targets: str) -> list[str]:
             f"lora.targets: '{sorted(outside)[0]}' cannot have an adapter", "name linear layers inside the decoder"
         )
     linear = sorted(_linear_names(lm) - outside)
-    missing = sorted(set(names) - set(linear) - {"all-linear", *([EXPERTS] if has_experts(lm) else [])})
+    missing = sorted(set(names) - set(linear) - {"all-linear", *([EXPERTS] if _adapts_experts(lm) else [])})
     if missing or not names:
-        there = [name for name in linear if name != "lm_head"] + [EXPERTS] * has_experts(lm)
+        there = [name for name in linear if name != "lm_head"] + [EXPERTS] * _adapts_experts(lm)
         raise ModelError(
             f"lora.targets = '{targets}': the model has no linear layer '{missing[0] if missing else ''}'",
             f"there is: {', '.join(there)}, or all-linear for all {'in attention' if has_experts(lm) else 'of them'}",
         )
     return names
+
+
+def _adapts_experts(lm: nn.Module) -> bool:
+    """Experts with biases have no adapters: neither their products nor what peft adds know any."""
+    return has_experts(lm) and not any(name.endswith(f"{DOWN}_bias") for name, _ in lm.named_parameters())
 
 
 def _linear_names(lm: nn.Module) -> set[str]:

@@ -4,8 +4,8 @@ In memory the experts of a layer are fused: `experts.gate_up_proj` [E, 2 F, H], 
 experts of width F. Files hold three matrices of each expert: gate and up [F, H] and down [H, F]. Training, sync and
 checkpoints use the first form, which vLLM mostly loads too; exported models the second, which everyone reads.
 
-The bias with which a router of GLM-4 chooses experts is no parameter: no gradient reaches it. It is a buffer in float32
-whatever the model is in, and belongs to the weights: it is read, sent, saved and exported with them.
+The bias with which a router of GLM-4 or DeepSeek-V3 chooses experts is no parameter: no gradient reaches it. It is a
+buffer in float32 whatever the model is in, and belongs to the weights: it is read, sent, saved and exported with them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ BEGINNINGS = {
 }
 """How names begin in memory and in a family's files, if not alike, by `model_type`."""
 FILES = {"mixtral": FileNames("block_sparse_moe", "w1", "w3", "w2")}
+FILES |= {"deepseek_v3": FileNames(), "glm4_moe_lite": FileNames()}  # vLLM knows no fused experts of theirs
 """By `model_type`; others have the default."""
+FUSED = ("gpt_oss",)
+"""Kinds whose files hold the experts of a layer as they are in memory, `[E, H, 2 F]` and `[E, F, H]`, with biases."""
 
 
 def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -110,7 +113,10 @@ def file_name(name: str, kind: str) -> str:
 
 
 def expert_names(name: str, expert: int, kind: str) -> list[str]:
-    """Of one expert's matrices in the fused parameter `name`, in their order; none if it is not fused."""
+    """Of one expert's matrices in the fused parameter `name`, in their order; none if it is not fused, or its files
+    hold it as it is."""
+    if kind in FUSED:
+        return []
     files = FILES.get(kind, FileNames())
     matrices = (files.gate, files.up) if name.endswith(UP) else (files.down,) if name.endswith(DOWN) else ()
     experts = file_name(name, kind).rpartition(".")[0]
@@ -132,7 +138,10 @@ def stored_shapes(name: str, shape: Sequence[int], kind: str = "") -> dict[str, 
 
 def stored(name: str, tensor: Tensor, kind: str = "") -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file for the parameter `name`: views of `tensor`."""
-    parts = tensor.unbind() if expert_names(name, 0, kind) else [tensor]
+    if not expert_names(name, 0, kind):
+        yield file_name(name, kind), tensor
+        return
+    parts = tensor.unbind()
     halves = [half for part in parts for half in (part.chunk(2) if name.endswith(UP) else [part])]
     yield from zip(stored_shapes(name, tensor.shape, kind), halves, strict=True)
 

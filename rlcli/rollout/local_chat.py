@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlcli.data.messages import sample_seed
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.tokenized_prompts import load_tokenizer
 from rlcli.errors import ModelError, RlcliError
+from rlcli.rewards import harmony
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, Streaming, engine_named
 from rlcli.support.machine.gpus import gpu_available
 
@@ -147,8 +149,14 @@ class Chat:
         show(done[0].tokens.tolist(), last=True)
         return done[0]
 
+    @cached_property
+    def _speaks_harmony(self) -> bool:
+        return harmony.speaks(self.tokenizer.get_vocab())
+
     def _text(self, tokens: Sequence[int]) -> str:
         """Without the token that ends the turn and other control tokens."""
         kept = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
+        if self._speaks_harmony:
+            return harmony.plain(self.tokenizer.decode(kept, clean_up_tokenization_spaces=False))
         text: str = self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -199,6 +199,7 @@ def _model(spec: EngineSpec) -> Any:
     from torch import nn
     from transformers import AutoModelForCausalLM
 
+    from rlcli.model.as_engine import adjusted
     from rlcli.model.io.loading import read_model
     from rlcli.model.io.model_config import read_config
 
@@ -207,7 +208,7 @@ def _model(spec: EngineSpec) -> Any:
         lm = read_model(AutoModelForCausalLM, spec.model, config, dtype=dtype)
     else:
         with init_empty_weights(include_buffers=False):
-            lm = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            lm = adjusted(AutoModelForCausalLM.from_config(config, dtype=dtype))
         for module in lm.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))

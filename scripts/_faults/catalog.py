@@ -11,9 +11,10 @@ import in_controller
 import in_model
 import in_workers
 
-PAIR, LORA, HALF, APART, HYBRID = "pair", "lora", "bfloat16", "apart", "hybrid"
-"""Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own; two
-with a model that has layers of linear attention."""
+PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
+"""Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own."""
+HYBRID, LATENT, SUNK = "hybrid", "latent", "sunk"
+"""Layouts of a model with layers of linear attention, of one with latent attention, and of one with sinks."""
 SOUND = "sound"
 """The layout of runs without a fault: two workers, and the quickstart's model, data and verifier."""
 REAL, REAL_FLOAT32 = "real", "real-float32"
@@ -25,7 +26,11 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     HALF: ("model.dtype=bfloat16",),
     APART: ("cluster.workers=1", "rollout.workers=1"),
     HYBRID: (),
+    LATENT: (),
+    SUNK: (),
 }
+MODELS = {HYBRID: "qwen3_5", LATENT: "deepseek_v3", SUNK: "gpt_oss"}
+"""Layouts whose model is of another family (`rlcli tiny-model --kind`)."""
 REAL_LAYOUTS: dict[str, tuple[str, ...]] = {
     # Half of the responses are cut off: rewarded, they raise a warning that is true.
     REAL: ("model.dtype=bfloat16", "train.truncated=zero_reward"),
@@ -149,6 +154,15 @@ FAULTS = [
     Fault("double-bos", "prompts that begin with two begin tokens", "template", model=in_model.begin_twice),
     _worker("endless", "the end token never ends a response", "no_response_ends", in_workers.never_end),
     _worker("truncated", "truncated responses are rewarded", "truncated_rewarded", in_workers.reward_truncated),
+    _worker(
+        "latent-scale",
+        "latent attention is scaled without the rotated part",
+        CHECK,
+        in_workers.scale_by_the_part_not_rotated,
+        layout=LATENT,
+    ),
+    _worker("sink-dropped", "the trainer attends without sinks", CHECK, in_workers.drop_sinks, layout=SUNK),
+    _worker("sync-sinks", "sinks and experts stay as first loaded", "weights", in_workers.leave_sinks, layout=SUNK),
 ]
 ROTARY = "the rotary base is off by 1%"
 REAL_FAULTS = [

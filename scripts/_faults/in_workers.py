@@ -71,6 +71,34 @@ def scale_logits(worker: Any) -> None:
     patch(worker.policy, "temperature", worker.policy.temperature / 1.02)
 
 
+def scale_by_the_part_not_rotated(worker: Any) -> None:
+    """The trainer divides the scores of latent attention by the root of the width that keys have without their rotated
+    part."""
+    for layer in worker.policy.policy.model.lm.base_model.layers:
+        patch(layer.self_attn, "scaling", layer.self_attn.qk_nope_head_dim**-0.5)
+
+
+def drop_sinks(worker: Any) -> None:
+    """The trainer attends without sinks."""
+    from rlcli.model import attention
+
+    def without(kernel: Any, query: Any, key: Any, value: Any, sinks: Any) -> Any:
+        return original(kernel, query, key, value, sinks * 0 - 60.0)
+
+    original = patch(attention, "attend_with_sinks", without)
+
+
+def leave_sinks(worker: Any) -> None:
+    """From the second sync on vLLM's own loader gets what it does not load."""
+    from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
+
+    def by_vllm(load: Any, weights: Weights) -> None:
+        patch(WrittenWeights, "others", lambda written, named: named)
+        load(weights)
+
+    _from_second(worker, "load_weights", by_vllm)
+
+
 def _rotary_base(worker: Any, factor: float) -> None:
     """The trainer's rotary embeddings have `factor` times the base: θ_i = base^(−2i/D)."""
     rotary = worker.policy.policy.model.lm.base_model.rotary_emb

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from catalog import MODELS
+
 SHARPER = 3.0
 """What the last norm's weight is multiplied by: a random model would draw all tokens alike."""
+LARGER = 5.0
 PROMPTS = 64
 
 
@@ -29,21 +32,36 @@ def make_quickstart(work: Path) -> None:
     (work / "warm").symlink_to(warm_start(cache_folder(), Sums(work / "sums"), seed=0).path)
 
 
-def make_model_and_data(work: Path) -> None:
+def _sharpen(model: Path, larger: float = 1.0, offset: float = 0.0) -> None:
+    """larger: what all matrices but the embeddings are multiplied by, so that attention is not even. offset: what the
+    model adds to the weight of a norm."""
     from safetensors.torch import load_file, save_file
 
+    weights = model / "model.safetensors"
+    tensors = load_file(weights)
+    norm = tensors["model.norm.weight"]
+    norm.copy_((norm + offset) * SHARPER - offset)
+    for name, tensor in tensors.items():
+        if tensor.ndim > 1 and ".layers." in name:
+            tensor *= larger
+    save_file(tensors, weights, metadata={"format": "pt"})
+
+
+def make_model_and_data(work: Path) -> None:
     from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
-    for name, kind, scale in (("model", "", 0.0), ("hybrid", "qwen3_5", 1.0)):
-        make_tiny_model(work / name, kind=kind)
-        weights = work / name / "model.safetensors"
-        tensors = load_file(weights)
-        norm = tensors["model.norm.weight"]  # Qwen3.5 multiplies by 1 + it
-        norm.copy_((norm + scale) * SHARPER - scale)
-        save_file(tensors, weights, metadata={"format": "pt"})
+    make_tiny_model(work / "model")
+    _sharpen(work / "model")
+    for kind in MODELS.values():
+        if kind == "qwen3_5":
+            make_tiny_model(work / kind, kind=kind)
+            _sharpen(work / kind, offset=1.0)  # its norms multiply by 1 + the weight
+        else:
+            make_tiny_model(work / kind, kind=kind, hidden=64, heads=2, kv_heads=1, experts=4)
+            _sharpen(work / kind, LARGER)
     options = ConvertOptions(count=PROMPTS, test_count=8)
     for split, prompts in prepare(converter_named("arithmetic"), options).splits.items():
         write_prompts(work / "data" / f"{split}.parquet", prompts)

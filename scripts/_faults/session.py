@@ -23,7 +23,7 @@ import catalog
 import in_controller
 import in_workers
 import patches
-from catalog import FAULTS, HYBRID, LAYOUTS, REAL_FAULTS, REAL_LAYOUTS, SOUND, Fault
+from catalog import FAULTS, LAYOUTS, MODELS, REAL_FAULTS, REAL_LAYOUTS, SOUND, Fault
 
 from rlcli.cluster.supervisor.stop_signals import StopOnSignal
 from rlcli.config.load import Resolved, dump_toml, resolve
@@ -88,7 +88,7 @@ def resolved(work: Path, fault: Fault, recipe: str, steps: int) -> Resolved:
         own = ("rollout.prompts_per_step=8", "rollout.samples_per_prompt=8") if recipe != "ppo" else ()
         flags |= {"train.steps": steps, "train.warmup_steps": min(10, steps), "cluster.workers": 2}
         return resolve(recipe, flags, [*TASK, *own, *SIZES.get(recipe, ())])
-    model, data = work / ("hybrid" if fault.layout == HYBRID else "model"), work / "data"
+    model, data = work / MODELS.get(fault.layout, "model"), work / "data"
     if fault.layout in REAL_LAYOUTS:
         flags = {"model.path": str(model), "data.path": str(data), "train.steps": steps, "cluster.workers": 1}
         return resolve(recipe, flags, [*REAL, *REAL_LAYOUTS[fault.layout], *fault.settings])

@@ -4,6 +4,7 @@ tokens and experts. What is divided trains, is streamed, saved and clipped as on
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
 ALIKE: list[Row] = [*ROWS, *((np.concatenate([ROWS[0][0][:9], tokens[:20]]), 9) for tokens, _ in ROWS[1:4])]
 """With three samples of one prompt, which is packed once where they meet."""
 FORWARD = {"temperature": 0.8, "want_entropy": True}
+OTHERS = ("mixtral", "glm4_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
 ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear,experts")
 
 
@@ -55,6 +57,8 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
 
     config = RunConfig.model_validate({"train": {"max_grad_norm": 0.5, "betas": (0.9, 0.99), "weight_decay": 0.1}})
     recomputing = config.changed(model={"gradient_checkpointing": True})
+    # Experts with biases have no adapters.
+    adapter = replace(ADAPTER, targets="all-linear") if Path(base).name == "gpt_oss" else ADAPTER
     found: dict[str, dict[str, Any]] = {}
     for place, (replicate, context, expert) in enumerate(layouts(world)):
         dims = ParallelDims.of(world, replicate, context, expert)
@@ -78,7 +82,7 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
         found[f"{way}, policy"]["copied"] = (dict(copy.named()), copy.differences(last.sent())) if rank == 0 else None
         found[f"{way}, policy"] |= moved(policy, load(other), together, folder / f"state-{place}")
         if expert in (world, 1):
-            found[f"{way}, adapter"] = trained(load(lora=ADAPTER), together, apart) | same
+            found[f"{way}, adapter"] = trained(load(lora=adapter), together, apart) | same
             for dtype in (torch.bfloat16, torch.float16):
                 half = load(how=recomputing, dtype=dtype)
                 found[f"{way}, {dtype}"] = {"sums": [half.update(apart, loss, 1e-2, **FORWARD)]} | same
@@ -124,15 +128,12 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "qwen3_moe",
-        *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mixtral", "glm4_moe", "qwen3_next")),
-    ],
+    params=["qwen3_moe", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in OTHERS)],
 )
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A number of processes → what each found. Run once a family."""
     root = tmp_path_factory.mktemp("experts")
-    base = save_tiny(root / "base", kind=request.param)
+    base = save_tiny(root / request.param, kind=request.param)
 
     @functools.cache
     def found(world: int) -> list[dict[str, Any]]:

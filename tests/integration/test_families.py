@@ -36,7 +36,6 @@ OWN["glm4_moe"] = {
     "attention_bias": True,
     "tie_word_embeddings": False,
 }
-MIXTURES = ("mixtral", "glm4_moe")
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 1,
@@ -55,6 +54,40 @@ OWN |= {
     "qwen3_5_moe_text": LINEAR | SHARED,
     "qwen3_next": LINEAR | SHARED | {"tie_word_embeddings": False},
 }
+LATENT = {
+    "num_key_value_heads": 2,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 512,  # with the rotated part the one width of vLLM's kernel for CPUs
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 32,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "routed_scaling_factor": 1.5,
+    "tie_word_embeddings": False,
+    "head_dim": 64,
+}
+OWN["deepseek_v3"] = {**LATENT, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "rms_norm_eps": 1e-5}
+OWN["glm4_moe_lite"] = {**LATENT, "mlp_layer_types": ["dense", "sparse"], "q_lora_rank": None}
+OWN["gpt_oss"] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 64,
+    "sliding_window": 16,
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    },
+}
+MIXTURES = ("mixtral", "glm4_moe", "deepseek_v3", "glm4_moe_lite", "gpt_oss")
 
 
 ADAPTED: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}}

@@ -19,10 +19,12 @@ from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from rlcli.errors import ModelError, SetupError
+from rlcli.model.as_engine import adjusted
 from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
 from rlcli.model.io.frozen_weights import freeze
 from rlcli.model.io.model_config import auto_class, read_config
+from rlcli.model.io.mxfp4 import quantization
 from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
 from rlcli.model.parallel.context_parallel import ContextGroup
@@ -132,7 +134,7 @@ def _new_adapters(path: str, config: Any, lora: LoraSpec) -> dict[str, Tensor]:
 def _without_weights(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     """The model of `config` on the meta device."""
     with init_empty_weights(include_buffers=False):
-        lm: nn.Module = kind.from_config(_without_dropout(config), dtype=dtype)
+        lm: nn.Module = adjusted(kind.from_config(_without_dropout(config), dtype=dtype))
     lm.tie_weights()  # moving parameters to the meta device untied them
     return lm
 
@@ -219,12 +221,19 @@ def read_value(path: str, config: Any) -> dict[str, Tensor]:
 
 def read_model(kind: Any, path: str, config: Any, **options: Any) -> Any:
     """The model at `path` as transformers reads it, in the dtype of its files unless `options` sets another."""
+    if stored := quantization(path):  # of pieces of another form transformers would take none
+        config = copy.deepcopy(config)
+        config.quantization_config = stored | {"dequantize": True}
     try:
-        return kind.from_pretrained(path, config=config, trust_remote_code=False, **{"dtype": "auto", **options})
+        read = kind.from_pretrained(path, config=config, trust_remote_code=False, **{"dtype": "auto", **options})
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{path}: the weights do not load: {_first_line(error)}", "check or download them again"
         ) from error
+    lm = adjusted(read[0] if isinstance(read, tuple) else read)
+    if stored and isinstance(dtype := options.get("dtype"), torch.dtype):
+        lm.to(dtype)  # what was in MXFP4 is in bfloat16 whatever is asked for
+    return read
 
 
 @contextmanager

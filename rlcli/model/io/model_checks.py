@@ -14,6 +14,7 @@ from rlcli.images.families import rule_of
 from rlcli.images.image_rule import ImageRule
 from rlcli.model.io.bin_file import mapped_tensors
 from rlcli.model.io.model_config import THEIR_CONFIG, auto_class, cached_config, expert_count, first_line, read_config
+from rlcli.model.io.mxfp4 import quantization, read_shapes
 from rlcli.model.io.tied_head import check_tied_head
 from rlcli.support.reading import read_json
 
@@ -49,6 +50,8 @@ def check_model(path: str, key: str = "model.path", *, has_template: bool = Fals
     text = config.get_text_config()
     tokenizer_size = _check_tokenizer(path, text.vocab_size, has_template=has_template)
     shapes = _local_shapes(folder) if folder.is_dir() else None
+    if shapes is not None and quantization(path):
+        shapes = read_shapes(path, shapes)
     if shapes is not None:
         _check_shapes(path, _parameters(auto_class(config), config), shapes, config.model_type)
     files: list[Path] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,14 @@ from rlcli.support.reading import check_model_folder, read_json
 SUPPORTED = (
     *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
+    *("deepseek_v3", "glm4_moe_lite"),
+    "gpt_oss",
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """`model_type`s whose packed log-probs are tested against their own padded forward pass; `SEEING` are others."""
-SEPARATE_HEAD = ("glm4_moe", "qwen3_next")
+SEPARATE_HEAD = ("glm4_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite", "gpt_oss")
 """Models whose head is never their embedding in vLLM."""
-WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
+WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3", "gpt_oss")
 """Those whose windows are tested, too."""
 RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 """Those with layers of linear attention, which carry a state from token to token; of their text models."""
@@ -30,17 +33,21 @@ LINEAR_SIZES = (
     "linear_conv_kernel_dim",
 )
 """Sizes of these layers in config.json."""
+LATENT = ("deepseek_v3", "glm4_moe_lite")
+"""Models whose attention compresses keys and values (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434)."""
 
 REFUSED = {
-    "deepseek_v3": "in its latent attention a head's keys are wider than its values",
     "gemma3": "a picture's tokens see those that follow them",
-    "gpt_oss": "its attention has sinks, and its experts have biases and are stored in MXFP4",
     "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
+    "kimi_k2": "transformers has its code as 'deepseek_v3': write that as model_type, and remove auto_map",
     "mllama": "its layers attend to pictures apart from the text",
     "paligemma": "a prompt's tokens see those that follow them",
     "qwen4_exp": "its attention is sparse, and its embeddings are of several tokens",
 }
 """Why well-known `model_type`s are not supported."""
+SCORING, CHOICE = "sigmoid", "noaux_tc"
+"""How routers of models with latent attention score experts, and choose them: with a bias, within the best groups
+(DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
 
 def auto_class(config: Any) -> Any:
@@ -74,7 +81,7 @@ def read_config(path: str, key: str = "model.path") -> Any:
     from transformers import AutoConfig
 
     folder = Path(path)
-    stored = _stored(path) or {}
+    stored = stored_config(path) or {}
     kind = stored.get("model_type")
     if isinstance(kind, str) and kind in REFUSED:  # transformers would ask whether to run the model's own code
         _refuse_kind(path, kind, sees="vision_config" in stored)
@@ -90,6 +97,10 @@ def read_config(path: str, key: str = "model.path") -> Any:
             f"{key} = '{path}' is neither a local folder nor available from the hub: {first_line(error)}",
             "check the name, the network and the login (`hf auth login`), or download it and give the folder",
         ) from error
+    # Read as bfloat16 (`rlcli.model.io.mxfp4`); what is built by this config, or written with it, is not quantised.
+    quantized = getattr(config, "quantization_config", None)
+    if config.model_type == "gpt_oss" and isinstance(quantized, dict) and quantized.get("quant_method") == "mxfp4":
+        del config.quantization_config
     _check_config(path, config)
     return config
 
@@ -98,6 +109,7 @@ SIZES = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
     *("num_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 )
 """Sizes in config.json; none may be 0."""
 MOST = 1 << 31
@@ -134,6 +146,10 @@ def _check_config(path: str, config: Any) -> None:
     if getattr(config, "final_logit_softcapping", None):
         refuse("its logits are capped (final_logit_softcapping)")
     _check_experts(config, refuse)
+    if config.model_type in LATENT:
+        _check_latent(config, refuse)
+    if config.model_type == "gpt_oss":
+        _check_gpt_oss(config, refuse)
     if getattr(config, "quantization_config", None):
         refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
 
@@ -151,14 +167,48 @@ def expert_count(config: Any) -> int:
 
 def dense_layers(config: Any) -> int:
     """How many layers of a mixture of experts come before the first one that has experts."""
-    return int(getattr(config, "first_k_dense_replace", 0)) if expert_count(config) else 0
+    if not expert_count(config):
+        return 0
+    if kinds := getattr(config, "mlp_layer_types", None):
+        return next((layer for layer, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    return int(getattr(config, "first_k_dense_replace", 0) or 0)
+
+
+def is_latent(path: str) -> bool:
+    """Whether the model at `path`, a folder or a hub id in the cache, has latent attention, as far as is known."""
+    return (stored_config(path) or {}).get("model_type") in LATENT
+
+
+def engine_keys(path: str) -> dict[str, Any]:
+    """What vLLM reads in the config.json of the model at `path`, a folder or a hub id in the cache, and transformers
+    does not write there, since its code knows no other value. Without it vLLM would choose experts by softmax, or not
+    start."""
+    values = stored_config(path) or {}
+    return missing_keys(values) if values.get("model_type") in LATENT else {}
+
+
+def add_engine_keys(folder: Path) -> None:
+    """Write them into the config.json of a folder that transformers has written."""
+    file = folder / "config.json"
+    values = read_json(file)
+    if values.get("model_type") in LATENT:
+        file.write_text(json.dumps(values | missing_keys(values), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def missing_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the contents of a config.json of a model with latent attention: those that are not in it."""
+    wanted: dict[str, Any] = {"scoring_func": SCORING, "topk_method": CHOICE}
+    if values["model_type"] == "glm4_moe_lite":
+        dense = dense_layers(SimpleNamespace(**values))
+        wanted["first_k_dense_replace"] = dense if values.get("mlp_layer_types") else 1
+    return {name: value for name, value in wanted.items() if name not in values}
 
 
 def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
     experts = expert_count(config)
     if not experts:
         return
-    chosen, groups = config.num_experts_per_tok, getattr(config, "n_group", 1)
+    chosen, groups = config.num_experts_per_tok, getattr(config, "n_group", 1) or 1
     if config.model_type in SEPARATE_HEAD and config.tie_word_embeddings:
         refuse("its head is its embedding (tie_word_embeddings), which vLLM does not load for this architecture")
     if experts % groups:
@@ -166,6 +216,8 @@ def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
     at_most = experts // groups * (config.topk_group if groups > 1 else 1)
     if chosen > at_most:
         refuse(f"{chosen} of {at_most} experts cannot be chosen", THEIR_CONFIG)
+    if groups > 1 and experts // groups < 2:
+        refuse(f"a group of its experts is scored by its best two, and has {experts // groups} (n_group)", THEIR_CONFIG)
     if dense_layers(config) >= config.num_hidden_layers:
         refuse(f"none of its layers has experts (first_k_dense_replace = {dense_layers(config)})", THEIR_CONFIG)
     if getattr(config, "decoder_sparse_step", 1) != 1 or getattr(config, "mlp_only_layers", None):
@@ -180,7 +232,7 @@ def is_recurrent(config: Any) -> bool:
 def has_recurrent_layers(path: str) -> bool:
     """Whether layers of the model at `path`, a folder or a hub id in the cache, carry a state from token to token.
     Imports neither transformers nor torch."""
-    values = _stored(path) or {}
+    values = stored_config(path) or {}
     text = values.get("text_config")
     kind = (text if isinstance(text, dict) else {}).get("model_type", values.get("model_type"))
     return kind in RECURRENT or f"{kind}_text" in RECURRENT
@@ -197,6 +249,48 @@ def _check_linear_attention(config: Any, refuse: Callable[..., None]) -> None:
     for name in ("hidden_act", "output_gate_type"):
         if getattr(config, name, "silu") not in ("silu", "swish"):
             refuse(f"its linear attention is computed with {name} = silu alone, not {getattr(config, name)}")
+
+
+def _check_latent(config: Any, refuse: Callable[..., None]) -> None:
+    """What transformers or vLLM would compute otherwise than config.json says."""
+    if config.attention_bias:
+        refuse("its latent attention has biases (attention_bias), which vLLM does not load")
+    if config.num_key_value_heads != config.num_attention_heads:
+        refuse(
+            "its latent attention has other numbers of heads for keys and queries (num_key_value_heads)", THEIR_CONFIG
+        )
+    if not config.rope_interleave:
+        refuse("its rotary embedding is not interleaved (rope_interleave), as vLLM computes it")
+    if others := _rope_types(config) - {"default", "yarn"}:
+        refuse(f"rope_type '{min(others)}' is computed as yarn by vLLM in latent attention")
+    for name, value in (("scoring_func", SCORING), ("topk_method", CHOICE)):
+        if getattr(config, name, value) != value:
+            refuse(f"{name} = {getattr(config, name)!r} in config.json, and transformers computes {value!r} alone")
+    kinds = getattr(config, "mlp_layer_types", None) or []
+    dense = dense_layers(config)
+    if "dense" in kinds[dense:]:
+        refuse("layers without experts come after others that have some (mlp_layer_types)")
+    if getattr(config, "first_k_dense_replace", dense) != dense:
+        refuse(
+            f"{dense} of its first layers have no experts by mlp_layer_types, and {config.first_k_dense_replace} by "
+            "first_k_dense_replace",
+            THEIR_CONFIG,
+        )
+    if getattr(config, "moe_layer_freq", 1) != 1:
+        refuse(f"only some of its layers have experts (moe_layer_freq = {config.moe_layer_freq})")
+
+
+def _check_gpt_oss(config: Any, refuse: Callable[..., None]) -> None:
+    """What vLLM computes whatever config.json says."""
+    fixed = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True}
+    for name, value in fixed.items():
+        if getattr(config, name) != value:
+            refuse(f"{name} = {getattr(config, name)}, and vLLM computes with {value} alone for this architecture")
+    alternating = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(config.num_hidden_layers)]
+    if config.layer_types != alternating:
+        refuse("its windows are not those of every other layer from the first one on (layer_types), as in vLLM")
+    if _rope_types(config) != {"yarn"}:
+        refuse(f"rope_type '{min(_rope_types(config))}' is computed as yarn by vLLM for this architecture")
 
 
 def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
@@ -235,7 +329,7 @@ def first_line(error: Exception) -> str:
 def plain_config(path: str) -> SimpleNamespace | None:
     """The sizes that `AutoConfig` would give for the model at `path`, a folder or a hub id in the cache; None if the
     file is not that plain. Imports neither transformers nor torch, which takes seconds."""
-    values = _stored(path)
+    values = stored_config(path)
     if values is None or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
         return None
     whole = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
@@ -253,7 +347,7 @@ def plain_config(path: str) -> SimpleNamespace | None:
     return SimpleNamespace(**values)
 
 
-def _stored(path: str) -> dict[str, Any] | None:
+def stored_config(path: str) -> dict[str, Any] | None:
     """What is in the config.json of a folder or of a hub id in the cache, if it can be read."""
     file = Path(path) / "config.json"
     found = file if file.is_file() else cached_config(path)

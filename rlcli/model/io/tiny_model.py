@@ -1,5 +1,4 @@
-"""Makes a tiny Qwen2, Qwen3 with experts, Qwen3.5 or Qwen3-Next, with random weights: for trials, tests and the
-quickstart."""
+"""Makes a tiny model with random weights, a Qwen2 or of another family: for trials, tests and the quickstart."""
 
 from __future__ import annotations
 
@@ -7,36 +6,25 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
 from transformers.utils import logging
 
 from rlcli.errors import ConfigError, ModelError
-from rlcli.model.io.model_config import SEPARATE_HEAD
-from rlcli.model.io.tiny_template import TOOL_MARKERS, TOOL_TEMPLATE
+from rlcli.model.io.model_config import add_engine_keys
+from rlcli.model.io.tiny_families import CHOSEN, family_config
+from rlcli.model.io.tiny_template import HARMONY_MARKERS, HARMONY_TEMPLATE, TOOL_MARKERS, TOOL_TEMPLATE
 from rlcli.support.files import by_umask
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 ROLES = ("system", "user", "assistant")
 MARKERS = tuple(f"<|{role}|>" for role in ROLES)
 MAX_POSITIONS = 4096
-CHOSEN = 2
-"""Experts that a token passes through."""
-HYBRID = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_next": "qwen3_next"}
-"""Kinds with layers of linear attention, and their `model_type`."""
-KINDS = ("qwen2", "qwen3_moe", *HYBRID)
-WITH_EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next")
-EXPERTS = 8
-"""Of each layer, if none are asked for."""
-FULL_EVERY = 4
-"""Of so many layers of a hybrid model the last one attends to all tokens, and so does the last of all."""
-LINEAR_HEAD = 64
-"""Size of a head of linear attention: one that vLLM's kernels take."""
 STEPS = (1e-3, 1e-1)
 """The smallest and the largest step by which a new head of linear attention forgets (softplus of dt_bias): with
 transformers' own, most forget all within two tokens. Those of arXiv 2312.00752, section 3.6."""
@@ -70,18 +58,20 @@ def make_tiny_model(
 ) -> Path:
     """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
 
-    Tied embeddings (but in qwen3_next), float32, feed-forward width 4 × hidden, 4096 positions. experts: of each layer,
-    each of width hidden; a token passes through two of them. kind: one of `KINDS`; empty: qwen2, or qwen3_moe with
-    experts. The same arguments give the same weights, and no global random state is touched. trained: gives a model of
-    these sizes to save instead, once all is checked. tools: with a chat template for tools, whose markers are three
-    further tokens.
+    Tied embeddings (of the other kinds those of Qwen3.5 alone), float32, feed-forward width 4 × hidden, 4096 positions.
+    experts: of each layer, each of width hidden; a token passes through two of them. kind: one of
+    `tiny_families.KINDS`; empty: Qwen2, or Qwen3 with experts if there are some. The same arguments give the same
+    weights, and no global random state is touched. trained: gives a model of these sizes to save instead, once all is
+    checked. tools: with a chat template for tools, whose markers are three further tokens.
     Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
     did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
     """
-    tokenizer = tiny_tokenizer(tools=tools)
-    config = tiny_config(
-        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts, kind=kind, tokenizer=tokenizer
-    )
+    harmony = kind == "gpt_oss"
+    if harmony and tools:
+        raise ConfigError("--tools: no tiny gpt_oss calls tools", "leave one of the two out")
+    tokenizer = tiny_tokenizer(tools=tools, harmony=harmony)
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
+    config = tiny_config(**sizes, kind=kind, tokenizer=tokenizer)
     out = Path(out)
     _refuse_foreign(out, force)
     model = trained() if trained else _random(config, seed)
@@ -125,6 +115,7 @@ def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
     folder."""
     logging.disable_progress_bar()  # not useful for one small file
     model.save_pretrained(folder)
+    add_engine_keys(folder)
     (tiny_tokenizer() if tokenizer is None else tokenizer).save_pretrained(folder)
     by_umask(folder)
 
@@ -141,7 +132,15 @@ def tiny_config(
 ) -> PreTrainedConfig:
     """The configuration of a tiny model for a tokenizer (None: the tiny one), or a `ConfigError` that names the wrong
     size or kind."""
-    kind, experts = _kind_of(kind, experts)
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
+    values = _common(**sizes, tokenizer=tokenizer)
+    return family_config(kind, values, experts) if kind else _qwen(values, experts)
+
+
+def _common(
+    *, hidden: int, layers: int, heads: int, kv_heads: int, experts: int, tokenizer: Any = None
+) -> dict[str, Any]:
+    """What the configurations of all families have. Raises `ConfigError` for a wrong size."""
     sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
     for flag, size in sizes.items():
         if size < 1:
@@ -158,7 +157,7 @@ def tiny_config(
             f"give --hidden {max(2, -(-hidden // (16 * heads))) * 16 * heads}",
         )
     tokens = tokenizer.get_vocab() if tokenizer is not None else _vocabulary()
-    common = {
+    return {
         "vocab_size": len(tokens),
         "hidden_size": hidden,
         "intermediate_size": 4 * hidden,
@@ -172,50 +171,20 @@ def tiny_config(
         "pad_token_id": tokens[PAD],
         "dtype": "float32",
     }
-    if kind in HYBRID:
-        return _hybrid_config(kind, common, experts)
+
+
+def _qwen(common: Mapping[str, Any], experts: int) -> Qwen2Config | Qwen3MoeConfig:
     if not experts:
         return Qwen2Config(**common)
+    hidden, heads = common["hidden_size"], common["num_attention_heads"]
     sparse = {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": hidden}
     return Qwen3MoeConfig(**common, **sparse, norm_topk_prob=True, head_dim=hidden // heads)
 
 
-def _kind_of(kind: str, experts: int) -> tuple[str, int]:
-    """The kind and how many experts its layers have. Raises `ConfigError` if one is unknown or has none."""
-    if not kind:
-        return ("qwen3_moe" if experts else "qwen2"), experts
-    if kind not in KINDS:
-        raise ConfigError(f"--kind = {kind}: no such kind", f"give {', '.join(KINDS)}")
-    if kind not in WITH_EXPERTS and experts:
-        raise ConfigError(f"--experts = {experts}: a {kind} has none", f"give --kind {' or '.join(WITH_EXPERTS)}")
-    return kind, experts or (EXPERTS if kind in WITH_EXPERTS else 0)
-
-
-def _hybrid_config(kind: str, common: dict[str, Any], experts: int) -> PreTrainedConfig:
-    hidden, layers, heads = (common[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    if layers < 2:
-        raise ConfigError(f"--layers = {layers}: a {kind} has layers of two kinds", "give --layers 2 or more")
-    full = [(layer + 1) % FULL_EVERY == 0 or layer + 1 == layers for layer in range(layers)]
-    sizes = common | {
-        "head_dim": hidden // heads,
-        "layer_types": ["full_attention" if one else "linear_attention" for one in full],
-        "linear_num_key_heads": common["num_key_value_heads"],
-        "linear_num_value_heads": heads,
-        "linear_key_head_dim": LINEAR_HEAD,
-        "linear_value_head_dim": LINEAR_HEAD,
-    }
-    if experts:
-        sizes |= {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": hidden}
-        sizes |= {"shared_expert_intermediate_size": hidden}
-    if HYBRID[kind] in SEPARATE_HEAD:
-        sizes |= {"tie_word_embeddings": False}
-    return AutoConfig.for_model(HYBRID[kind], **sizes)
-
-
-def tiny_tokenizer(*, tools: bool = False) -> Qwen2Tokenizer:
+def tiny_tokenizer(*, tools: bool = False, harmony: bool = False) -> Qwen2Tokenizer:
     """One token a byte, so one per ASCII character and none unknown; each chat marker is one token. tools: the chat
-    template has tools."""
-    markers = (*MARKERS, *TOOL_MARKERS) if tools else MARKERS
+    template has tools. harmony: it is as GPT-OSS's."""
+    markers = (*MARKERS, *(TOOL_MARKERS if tools else HARMONY_MARKERS if harmony else ()))
     return Qwen2Tokenizer(
         vocab=_vocabulary(markers),
         merges=[],
@@ -223,7 +192,7 @@ def tiny_tokenizer(*, tools: bool = False) -> Qwen2Tokenizer:
         eos_token=EOS,
         unk_token=UNK,
         additional_special_tokens=list(markers),
-        chat_template=TOOL_TEMPLATE if tools else CHAT_TEMPLATE,
+        chat_template=TOOL_TEMPLATE if tools else HARMONY_TEMPLATE if harmony else CHAT_TEMPLATE,
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )

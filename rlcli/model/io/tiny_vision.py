@@ -14,7 +14,8 @@ from transformers import Qwen2Tokenizer
 
 from rlcli.images.families import rule_of
 from rlcli.images.image_rule import ImageRule
-from rlcli.model.io.tiny_model import CHOSEN, EOS, EXPERTS, LINEAR_HEAD, MARKERS, MAX_POSITIONS, PAD, UNK
+from rlcli.model.io.tiny_families import CHOSEN, EXPERTS, LINEAR_HEAD
+from rlcli.model.io.tiny_model import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
 
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 """Of Qwen's."""

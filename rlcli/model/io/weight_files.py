@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcli.errors import ModelError
 from rlcli.model.io.model_checks import weight_files
+from rlcli.model.io.mxfp4 import BLOCKS, SCALES, dequantized, read_shapes
 from rlcli.model.tensor_names import base_name, expert_names, file_name, stored_shapes
 from rlcli.model.weight_check.finite_weights import check_finite
 
@@ -65,10 +66,7 @@ class WeightFiles:
         if self._is_whole(name) and self.shape(file_name(self._own(name), self._kind)) == list(shape):
             return True
         wanted = stored_shapes(self._own(name), shape, self._kind)
-        return all(
-            part in self._opened and self._opened[part].get_slice(part).get_shape() == own
-            for part, own in wanted.items()
-        )
+        return all(self._shape(part) == own for part, own in wanted.items())
 
     def rows(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
         """Rows of a parameter, from its first dimension, in the dtype of the file, on `device`, where they are checked:
@@ -80,13 +78,26 @@ class WeightFiles:
             experts = (expert_names(name, expert, self._kind) for expert in range(begin, begin + count))
             return torch.stack([torch.cat([self._whole(one, device) for one in names]) for names in experts])
         name = file_name(name, self._kind)
-        part: Tensor = self._opened[name].get_slice(name)[begin : begin + count].to(device)
+        if name + BLOCKS in self._opened:
+            both = [(self._slice(name + end)[begin : begin + count].to(device)) for end in (BLOCKS, SCALES)]
+            part = torch.stack([dequantized(*expert) for expert in zip(*both, strict=True)])
+        else:
+            part = self._slice(name)[begin : begin + count].to(device)
         check_finite(self._path, [(name, part)])
         return part
 
     def _is_whole(self, name: str) -> bool:
         """Whether a file has the parameter as it is in memory: experts may be fused there too."""
         return file_name(self._own(name), self._kind) in self._opened
+
+    def _slice(self, name: str) -> Any:
+        return self._opened[name].get_slice(name)
+
+    def _shape(self, name: str) -> list[int]:
+        """As it is read; empty if it is not there."""
+        ends = [end for end in ("", BLOCKS, SCALES) if name + end in self._opened]
+        shapes = {name + end: list(self._slice(name + end).get_shape()) for end in ends}
+        return read_shapes(self._path, shapes).get(name, [])
 
     def _whole(self, name: str, device: torch.device) -> Tensor:
         tensor: Tensor = self._opened[name].get_tensor(name).to(device)

@@ -94,7 +94,10 @@ def replay_metrics(counts: Tensor) -> dict[str, float]:
 
 def _weights(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
     """As `router` computes them, [T, K] float32: a router with a bias for its choice scores by sigmoid (DeepSeek-V3,
-    arXiv 2412.19437, section 2.1.2), others by softmax; Mixtral's always normalises."""
+    arXiv 2412.19437, section 2.1.2), one with a bias of its logits by softmax over the chosen ones (GPT-OSS, arXiv
+    2508.10925), others by softmax over all; Mixtral's always normalises."""
+    if getattr(router, "bias", None) is not None:
+        return logits.gather(-1, chosen).softmax(-1)
     sigmoid = hasattr(router, "e_score_correction_bias")
     scores = logits.float().sigmoid() if sigmoid else logits.softmax(-1, dtype=torch.float32)
     weights = scores.gather(-1, chosen)

@@ -131,7 +131,9 @@ class Run:
         gathered: Tensor = _Gather.apply(values, self)
         return gathered
 
-    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """As `Divided.attend`. Collective."""
         heads = Heads.of(query.shape[1], key.shape[1], self.ranks.size, self.ranks.rank)
         query = self._to_heads(query, heads.query)
@@ -139,7 +141,9 @@ class Run:
         if heads.chosen is not None:
             chosen = _index(heads.chosen, key.device)
             key, value = (x.index_select(1, chosen) for x in (key, value))
-        return self._to_tokens(attention(query, key, value), heads.query)
+        own = heads.query[self.ranks.rank]  # they are neighbours
+        beside = () if sinks is None else (sinks[own[0] : own[-1] + 1],)
+        return self._to_tokens(attention(query, key, value, *beside), heads.query)
 
     def _to_heads(self, x: Tensor, heads: Sequence[Sequence[int]]) -> Tensor:
         """`[T, own heads, D]`, of all tokens, of `[each, H, D]`, of a run. heads: those of each rank."""

@@ -19,9 +19,10 @@ A tensor that a loader changes (or an engine that quantises) cannot be compared:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,8 @@ from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
 PEFT_PREFIX = "base_model.model."
 DECODER = ("language_model.model.", "model.language_model.")
 """How the names of a decoder beside a tower begin in vLLM, and in transformers."""
+ATTENTION = (".attn.", ".self_attn.")
+"""What vLLM calls the attention of GPT-OSS, and transformers."""
 """The prefix of the base model's layer names in peft's files."""
 
 DIGIT_BITS = 7
@@ -225,9 +228,18 @@ class Recorder(_Copies):
         self._given: list[tuple[int, int, str, torch.Size, bool]] = []
         self._layout = Layout()
         self._changed: dict[str, int] = {}
+        self._empty: frozenset[str] = frozenset()
 
-    def given(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """`weights`, for a loader to read."""
+    def given(
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        written: Mapping[str, Tensor] = MappingProxyType({}),
+        empty: Collection[str] = (),
+    ) -> Iterator[tuple[str, Tensor]]:
+        """`weights`, for a loader to read. written: parameters that are filled past the loader, while it has others in
+        their places, by their names. empty: names of those that another rank fills."""
+        self._owners |= {_storage(parameter): (owner, parameter) for owner, parameter in written.items()}
+        self._empty = frozenset(empty)
         for name, tensor in weights:
             if not self._given:  # Now the parameters are the ones to fill: vLLM first creates empty ones.
                 for owner, parameter in self._model.named_parameters(remove_duplicate=False):
@@ -245,6 +257,8 @@ class Recorder(_Copies):
         filled |= self._changed
         for owner, parameter in self._owners.values():
             wanted = int(getattr(parameter, "weight_loader_numel", parameter.numel()))
+            if owner in self._empty:
+                continue
             if wanted == 1:  # vLLM fills these with a number, without a copy
                 continue
             if wanted > filled.get(owner, 0) and not (filled.get(owner) and self._is_padded(owner)):
@@ -309,7 +323,8 @@ class AdapterRecorder(_Copies):
         """The tensors of the adapter that vLLM has read, by the names in peft's files."""
         found: dict[str, Tensor] = {}
         for path, layer in self._manager.list_adapters()[self._adapter].loras.items():
-            names = [name.replace(*DECODER) for name in self._manager.packed_modules.get(path, [path])]
+            own = self._manager.packed_modules.get(path, [path])
+            names = [name.replace(*DECODER).replace(*ATTENTION) for name in own]
             for kind, tensors in (("lora_A", layer.lora_a), ("lora_B", layer.lora_b)):
                 each = tensors if isinstance(tensors, (list, tuple)) else [tensors]
                 found |= {f"{PEFT_PREFIX}{name}.{kind}.weight": t for name, t in zip(names, each, strict=False)}

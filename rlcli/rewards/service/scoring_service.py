@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError
+from rlcli.rewards import harmony
 from rlcli.rewards.processes.scoring_pool import MAX_COMPLETION_CHARS, ScoringPool
 from rlcli.rewards.service.shared_rows import Held, Source, response
 from rlcli.support.files import private_folder
@@ -103,10 +104,14 @@ def _decoder(file: Path, name: str) -> Decode:
         from tokenizers import Tokenizer
 
         backend = Tokenizer.from_file(str(file))
+        if harmony.speaks(backend.get_vocab()):
+            return lambda tokens: harmony.plain(str(backend.decode(tokens, skip_special_tokens=False)))
         return lambda tokens: str(backend.decode(tokens, skip_special_tokens=True))
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    if harmony.speaks(tokenizer.get_vocab()):
+        return lambda tokens: harmony.plain(str(tokenizer.decode(tokens, skip_special_tokens=False)))
     return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 

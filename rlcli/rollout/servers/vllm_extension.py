@@ -49,18 +49,20 @@ class Extension:
         from rlcli.model.tensor_names import for_vllm
         from rlcli.model.weight_check.engine_weights import Recorder
         from rlcli.rollout.vllm.hooks.cpu_kernels import repack
+        from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
 
         files, model, loaded = sorted(Path(folder).glob("*.safetensors")), self.model_runner.get_model(), list[str]()
         kind = self.model_config.hf_config.model_type
         if not files:
             return {"error": f"this server sees no weights in {folder}"}
         try:
+            written = WrittenWeights.of(model)
             if hasattr(self, "rlcli_layout"):
-                self.reload_weights(weights_iterator=for_vllm(_tensors(files, loaded), kind))
+                self.reload_weights(weights_iterator=written.others(for_vllm(_tensors(files, loaded), kind)))
             else:
                 with Recorder(model) as recorder:
-                    given = recorder.given(_tensors(files, loaded))
-                    self.reload_weights(weights_iterator=for_vllm(given, kind))
+                    given = recorder.given(_tensors(files, loaded), written.parameters, written.empty)
+                    self.reload_weights(weights_iterator=written.others(for_vllm(given, kind)))
                 self.rlcli_layout = recorder.layout()
             if self.device.type == "cpu":
                 repack(model)

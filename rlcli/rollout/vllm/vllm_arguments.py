@@ -6,9 +6,13 @@ Nothing here starts an engine or touches a device, so that tests can resolve the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from rlcli.model.io.model_config import has_recurrent_layers
+from rlcli.errors import SetupError
+from rlcli.model.io.model_config import engine_keys, has_recurrent_layers, is_latent
+from rlcli.model.io.mxfp4 import quantization
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.vllm.hooks import expert_kernels, image_prompts, speculation
 
@@ -39,6 +43,9 @@ whole blocks of a prompt are shared by its samples."""
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Arguments of vLLM's `LLM`, which are those of its `EngineArgs`, for `VllmEngine`. Raises `SetupError` for drafts
     that the installed vLLM cannot verify."""
+    overrides: Any = engine_keys(spec.model) | ({"head_dtype": "float32"} if spec.float_head else {})
+    if spec.weights_follow and quantization(spec.model):
+        overrides = partial(unquantized, overrides)
     return {
         **_shared_arguments(spec),
         # Random weights would also replace how a model that sees pictures normalises them, which no sync sends.
@@ -53,18 +60,34 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         **({"enable_mixed_moe_lora_format": True} if spec.lora_experts else {}),
         "disable_log_stats": True,
         **({"async_scheduling": False} if spec.exact_steps or (spec.routes and spec.device == "cpu") else {}),
-        **({"hf_overrides": {"head_dtype": "float32"}} if spec.float_head else {}),
         **(speculation.settings(spec.speculate) if spec.speculate else {}),
+        **({"hf_overrides": overrides} if overrides else {}),
     }
+
+
+def unquantized(overrides: Mapping[str, Any], config: Any) -> Any:
+    """vLLM's configuration of a model whose files are in MXFP4, for weights that are sent in bfloat16."""
+    config.update(overrides)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
 
 
 def server_arguments(spec: EngineSpec) -> list[str]:
     """Command-line arguments of vLLM's own server for what `VllmEngine` sets, without adapters. One more response fits
-    than is sent to it, so that the question whether it still generates does not wait."""
+    than is sent to it, so that the question whether it still generates does not wait. Raises `SetupError` for a run
+    whose model is in MXFP4: a server of it would take no other weights."""
+    if spec.weights_follow and quantization(spec.model):
+        raise SetupError(
+            f"rollout.servers: the weights of {spec.model} are in MXFP4, and servers are started for the weights of a "
+            "run, in bfloat16",
+            "give rollout.engine = vllm, or a copy of the model in bfloat16",
+        )
     settings = _shared_arguments(spec) | {
         "load_format": "dummy" if spec.weights_follow else "auto",
         "max_num_seqs": spec.max_concurrent + 1,
         "skip_tokenizer_init": True,
+        "hf_overrides": engine_keys(spec.model) or None,
     }
     words: list[str] = []
     for name, value in settings.items():
@@ -113,6 +136,8 @@ def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length, spec.max_concurrent * (1 + spec.speculate)),
         "block_size": CPU_BLOCK,
+        # Of its two kernels for latent attention vLLM takes that of AMX where there is one, which knows bfloat16 alone.
+        **({"attention_backend": "CPU_MLA"} if is_latent(spec.model) else {}),
         "gpu_memory_utilization": spec.gpu_memory_utilization,
     }
 

@@ -28,6 +28,7 @@ from rlcli.rollout.vllm.hooks import (
     speculation,
 )
 from rlcli.rollout.vllm.hooks.route_recording import Recorder
+from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
 from rlcli.rollout.vllm.vllm_arguments import PLAIN, engine_arguments, environment_variables
 
 if TYPE_CHECKING:
@@ -202,14 +203,17 @@ class VllmEngine:
         from rlcli.model.tensor_names import for_vllm
         from rlcli.model.weight_check.engine_weights import Recorder
 
-        kind = self._engine.vllm_config.model_config.hf_config.model_type
+        kind, written = self._engine.vllm_config.model_config.hf_config.model_type, WrittenWeights.of(self._model)
+
+        def load(weights: Iterable[tuple[str, Any]]) -> None:
+            others = written.others(for_vllm(weights, kind))
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": others})
 
         if self._layout is not None:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": for_vllm(weights, kind)})
+            load(weights)
         else:
             with Recorder(self._model) as recorder:
-                given = for_vllm(recorder.given(weights), kind)
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": given})
+                load(recorder.given(weights, written.parameters, written.empty))
             self._layout = recorder.layout()
         if self.spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.repack)

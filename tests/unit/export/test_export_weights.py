@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from rlcli.errors import CheckpointError
 from rlcli.export.export_folder import model_folder
 from rlcli.export.exported_weights import Stored
+from rlcli.model.io.model_config import engine_keys
 from tests import chat_templates as templates
 from tests.export_fixtures import LORA, PROBE, export, log_probs, nothing_beside, save_run, stored_log_probs
 from tests.model_fixtures import save_tiny
@@ -61,7 +62,7 @@ def test_each_expert_is_exported_by_itself(
     assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / "mixture"), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe"])
+@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe", "deepseek_v3", "gpt_oss"])
 def test_other_families_are_exported_under_the_names_of_their_files(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -72,7 +73,8 @@ def test_other_families_are_exported_under_the_names_of_their_files(
     written, base = (load_file(each / "model.safetensors") for each in (out, saved_runs / f"{kind}-base"))
     assert written.keys() == base.keys()
     fixed = {name for name in written if name.endswith("e_score_correction_bias")}
-    assert len(fixed) == (2 if kind == "glm4_moe" else 0)
+    assert len(fixed) == (0 if kind in ("mixtral", "gpt_oss") else 2)
+    assert engine_keys(str(out)) == {}
     assert {name for name, tensor in written.items() if tensor.dtype == torch.float32} == fixed
     assert all(torch.equal(written[name], base[name]) for name in fixed)
     assert said["change"]["moved"] == len(written) - len(fixed)

@@ -13,7 +13,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, SetupError
 from rlcli.images.qwen_patches import PatchRule
 from rlcli.launch import engine_checks
-from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_quantized
+from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_merged, check_quantized
 from rlcli.rollout import engine as engines
 from rlcli.rollout.engine import Colocated, engine_named
 from rlcli.rollout.transformers_engine import TransformersEngine
@@ -194,3 +194,26 @@ def test_freezing_has_no_effect_beside_an_adapter() -> None:
     notes = without_effect(resolve("grpo", {}, ["model.freeze=vision", "lora.rank=4"]).config)
     assert notes == ["model.freeze = ('vision',) has no effect: an adapter leaves what sees pictures as it is"]
     assert not without_effect(resolve("grpo", {}, ["model.freeze=vision"]).config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "why"),
+    [
+        ("deepseek_v3", "cpu", "as it was loaded, without adapters"),
+        ("glm4_moe_lite", "cuda", "as it was loaded, without adapters"),
+        ("gpt_oss", "cpu", "computes its experts with Triton"),
+    ],
+)
+def test_an_adapter_that_vllm_does_not_compute_needs_float32(kind: str, device: str, why: str) -> None:
+    adapted = config("vllm", lora={"rank": 4})
+    with pytest.raises(ConfigError, match=rf"lora.rank = 4 in bfloat16: .*{why}.*; give model.dtype = float32"):
+        check_merged(adapted, "bfloat16", device, kind, "")
+    with pytest.raises(ConfigError, match=r"runs/a: .*; merge it first"):
+        check_merged(adapted, "float32", device, kind, "runs/a")
+    check_merged(adapted, "float32", device, kind, "")
+    check_merged(config("vllm"), "bfloat16", device, kind, "")
+    check_merged(adapted, "bfloat16", device, "qwen3_moe", "")
+
+
+def test_an_adapter_on_a_model_with_sinks_is_computed_on_gpus() -> None:
+    check_merged(config("vllm", lora={"rank": 4}), "bfloat16", "cuda", "gpt_oss", "")

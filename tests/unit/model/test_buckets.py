@@ -160,3 +160,12 @@ def test_what_is_not_divided_by_rows_comes_in_its_place(results: Any) -> None:
             torch.equal(found, wanted)
             for found, wanted in zip(result["mixed"]["tensors"][4:], expected(torch.float32)[1:], strict=True)
         )
+
+
+def test_one_row_of_each_rank_comes_without_gaps() -> None:
+    """Such as 64 sinks over 64 ranks: what checks the engine's weights reads whole memory only."""
+    rows = module.Rows(None, begins=(0, 1, 2), counts=(1, 1, 1), rank=0, ranks=None)  # type: ignore[arg-type]
+    gathered = torch.arange(15.0).view(3, 5)
+    found = rows.joined(gathered[:, 2:3])
+    assert found.is_contiguous()
+    assert found.tolist() == [2.0, 7.0, 12.0]

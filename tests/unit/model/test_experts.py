@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from peft.tuners.lora.layer import ParamWrapper
-from transformers import AutoConfig
 
 from rlcli.errors import ConfigError, ModelError
 from rlcli.model.io.model_checks import check_model
@@ -44,9 +43,24 @@ def test_a_file_has_each_expert_and_together_they_are_the_parameter() -> None:
     assert dict(stored("lm_head.weight", up)) == {"lm_head.weight": up}
 
 
+ATTENTION = {
+    "deepseek_v3": ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"],
+    "glm4_moe_lite": ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_proj"],
+    "qwen3_next": ["in_proj_ba", "in_proj_qkvz", "k_proj", "o_proj", "out_proj", "q_proj", "v_proj"],
+    "qwen3_5_moe_text": [
+        *("in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z", "k_proj", "o_proj", "out_proj", "q_proj", "v_proj"),
+    ],
+}
+"""Linear layers of latent attention, and of a mixer of linear attention beside the usual ones."""
+
+
 def blocks_of(lm: Any) -> list[Any]:
     """The parts of layers that have experts."""
     return [layer.mlp for layer in lm.model.layers if hasattr(layer.mlp, "experts")]
+
+
+def router_of(block: Any) -> Any:
+    return block.router if hasattr(block, "router") else block.gate
 
 
 @KINDS
@@ -55,7 +69,7 @@ def test_the_load_is_what_the_routers_chose(kind: str) -> None:
     load, chosen = Load(lm), list[Any]()
     policy = PolicyModel(lm, dtype=torch.float32, source="tiny")
     for block in blocks_of(lm):
-        block.gate.register_forward_hook(lambda module, given, found: chosen.append(found[2].tolist()))
+        router_of(block).register_forward_hook(lambda module, given, found: chosen.append(found[2].tolist()))
     with torch.no_grad():
         policy(pack(rows, CPU))
     assert load.take() is None, "what has no gradient trains no expert"
@@ -76,7 +90,7 @@ def own_routes(policy: PolicyModel, batch: Any) -> torch.Tensor:
     """What the routers choose by themselves, [T, layers, K]."""
     found: list[torch.Tensor] = []
     hooks = [
-        block.gate.register_forward_hook(lambda module, given, out: found.append(out[2]))
+        router_of(block).register_forward_hook(lambda module, given, out: found.append(out[2]))
         for block in blocks_of(policy.lm)
     ]
     with torch.no_grad():
@@ -103,10 +117,29 @@ def test_the_routers_own_routes_change_nothing(kind: str) -> None:
     assert found.keys() == expected[1].keys()
     for name, gradient in expected[1].items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
-    assert all(gradient.abs().max() > 0 for name, gradient in found.items() if name.endswith("mlp.gate.weight"))
+    assert all(
+        gradient.abs().max() > 0
+        for name, gradient in found.items()
+        if name.endswith(("mlp.gate.weight", "mlp.router.weight"))
+    )
     made = own.numel()
     assert policy.replay.take().tolist() == [made, made, 0]  # type: ignore[union-attr]
     assert policy.replay.take() is None
+
+
+def clamped(experts: Any, expert: int, state: torch.Tensor) -> torch.Tensor:
+    """GPT-OSS's (arXiv 2508.10925): gate and up alternate, are clamped at 7, and have biases, as the output has."""
+    both = state @ experts.gate_up_proj[expert] + experts.gate_up_proj_bias[expert]
+    gate, up = both[0::2].clamp(max=7), both[1::2].clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1) @ experts.down_proj[expert] + experts.down_proj_bias[expert]
+
+
+def of_best_groups(router: Any, scores: torch.Tensor) -> torch.Tensor:
+    """DeepSeek-V3's: of the groups whose best two score highest (arXiv 2412.19437, section 2.1.2)."""
+    groups = scores.view(router.num_group, -1)
+    best = groups.topk(2).values.sum(-1).topk(router.topk_group).indices
+    seen = torch.zeros(len(groups), dtype=torch.bool).index_fill(0, best, True)
+    return groups.where(seen[:, None], -torch.inf).flatten()
 
 
 @KINDS
@@ -121,24 +154,31 @@ def test_other_routes_are_taken_with_live_weights(kind: str, checkpointed: bool)
 
     def plain(module: Any, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         states, outputs = hidden.reshape(-1, hidden.shape[-1]), []
+        router, experts = router_of(module), module.experts
+        biased = hasattr(router, "e_score_correction_bias")
         for token, state in enumerate(states):
-            logits = module.gate.weight @ state
-            scores = logits.sigmoid() if kind == "glm4_moe" else logits.softmax(-1)
+            logits = torch.nn.functional.linear(state, router.weight, getattr(router, "bias", None))
+            scores = logits.sigmoid() if biased else logits.softmax(-1)
             chosen = routes[token, layer]
             if (chosen < 0).any():
-                bias = module.gate.e_score_correction_bias if kind == "glm4_moe" else 0
-                chosen = (scores + bias).topk(routes.shape[-1]).indices
-            weights = scores[chosen] / scores[chosen].sum() * (1.5 if kind == "glm4_moe" else 1)
+                bias = router.e_score_correction_bias if biased else 0
+                choice = of_best_groups(router, scores + bias) if biased else scores
+                chosen = choice.topk(routes.shape[-1]).indices
+            weights = scores[chosen] / scores[chosen].sum() * (1.5 if biased else 1)
             output = torch.zeros_like(state)
-            if kind == "glm4_moe":
+            if biased:
                 output = module.shared_experts(state)
             elif hasattr(module, "shared_expert"):
                 output = module.shared_expert_gate(state).sigmoid() * module.shared_expert(state)
             for weight, expert in zip(weights, chosen.tolist(), strict=True):
-                gate, up = (module.experts.gate_up_proj[expert] @ state).chunk(2)
-                output = output + weight * (module.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
+                if kind == "gpt_oss":
+                    output = output + weight * clamped(experts, expert, state)
+                    continue
+                gate, up = (experts.gate_up_proj[expert] @ state).chunk(2)
+                output = output + weight * (experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
             outputs.append(output)
-        return torch.stack(outputs).view_as(hidden)
+        found = torch.stack(outputs).view_as(hidden)
+        return (found, None) if kind == "gpt_oss" else found
 
     blocks = blocks_of(lm)
     kept = [block.forward for block in blocks]
@@ -175,16 +215,15 @@ def test_adapters_are_on_attention_alone_unless_asked_for(kind: str) -> None:
     lm = tiny_lm(kind)
     add_lora(lm, LoraSpec(4, 8.0), "tiny", meta=False)
     adapted = {name.rpartition(".lora_")[0].rpartition(".")[2] for name, p in lm.named_parameters() if p.requires_grad}
-    linear = {"qwen3_next": {"in_proj_ba", "in_proj_qkvz", "out_proj"}}
-    linear["qwen3_5_moe_text"] = {"in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z", "out_proj"}
-    there = {"q_proj", "k_proj", "v_proj", "o_proj", *linear.get(kind, ())}
-    assert adapted == there
+    linear = ATTENTION.get(kind, ["k_proj", "o_proj", "q_proj", "v_proj"])
+    assert adapted == set(linear)
     with pytest.raises(ModelError, match="no linear layer 'down_proj'") as refused:
         add_lora(tiny_lm(kind), LoraSpec(4, 8.0, "down_proj"), "tiny", meta=False)
-    listed = ", ".join(sorted(there))
-    assert refused.value.hint == f"there is: {listed}, experts, or all-linear for all in attention"
+    there = [*linear, *(["experts"] if kind != "gpt_oss" else [])]
+    assert refused.value.hint == f"there is: {', '.join(there)}, or all-linear for all in attention"
+    other = kind if kind == "gpt_oss" else "qwen2"
     with pytest.raises(ModelError, match="no linear layer 'experts'"):
-        add_lora(tiny_lm(), LoraSpec(4, 8.0, "experts"), "tiny", meta=False)
+        add_lora(tiny_lm(other), LoraSpec(4, 8.0, "experts"), "tiny", meta=False)
 
 
 def with_adapters(kind: str, rank: int) -> tuple[Any, PolicyModel]:
@@ -205,7 +244,7 @@ def log_probs_of(lm: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rank", [3, 8])
-@KINDS
+@pytest.mark.parametrize("kind", [kind for kind in MIXTURES if kind != "gpt_oss"])
 def test_an_adapter_on_experts_is_what_peft_adds_to_their_weights(kind: str, rank: int) -> None:
     plain, policy = with_adapters(kind, rank)
     batch = pack(ragged_rows(5), CPU)
@@ -248,6 +287,27 @@ def test_without_its_adapters_a_mixture_is_its_base() -> None:
         ("glm4_moe", {"n_group": 4}, "6 experts are not divisible into 4 groups"),
         ("glm4_moe", {"n_group": 6}, "2 of 1 experts cannot be chosen"),
         ("glm4_moe", {"first_k_dense_replace": 3}, "none of its layers has experts"),
+        ("gpt_oss", {"swiglu_limit": 10.0}, "swiglu_limit = 10.0, and vLLM computes with 7.0 alone"),
+        ("gpt_oss", {"attention_bias": False}, "attention_bias = False, and vLLM computes with True alone"),
+        (
+            "gpt_oss",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "every other layer from the first one on",
+        ),
+        ("gpt_oss", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "is computed as yarn by vLLM"),
+        ("gpt_oss", {"tie_word_embeddings": True}, "its head is its embedding"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "the weights are quantised"),
+        ("deepseek_v3", {"attention_bias": True}, "its latent attention has biases"),
+        ("deepseek_v3", {"rope_interleave": False}, "its rotary embedding is not interleaved"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' in config.json"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy' in config.json"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "other numbers of heads"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "only some of its layers have experts"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank = 0"),
+        ("deepseek_v3", {"tie_word_embeddings": True}, "its head is its embedding"),
+        ("deepseek_v3", {"n_group": 6, "topk_group": 2}, "scored by its best two, and has 1"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse", "dense"]}, "come after others that have some"),
+        ("glm4_moe_lite", {"first_k_dense_replace": 2}, "1 of its first layers have no experts by mlp_layer_types"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(tmp_path: Path, kind: str, changes: dict[str, Any], says: str) -> None:
@@ -265,6 +325,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, kind: str, changes: d
         ("qwen3_moe", "model.layers.0.mlp.experts.3.up_proj.weight"),
         ("mixtral", "model.layers.0.block_sparse_moe.experts.3.w3.weight"),
         ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("deepseek_v3", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("glm4_moe_lite", "model.layers.2.mlp.experts.3.up_proj.weight"),
+        ("gpt_oss", "model.layers.0.mlp.experts.gate_up_proj_bias"),
     ],
 )
 def test_a_mixture_without_one_of_its_tensors_is_refused(tmp_path: Path, kind: str, name: str) -> None:
@@ -282,14 +345,14 @@ def test_a_mixture_without_one_of_its_tensors_is_refused(tmp_path: Path, kind: s
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("deepseek_v3", "keys are wider than its values"),
-        ("gpt_oss", "attention has sinks"),
+        ("kimi_k2", "transformers has its code as 'deepseek_v3'"),
         ("qwen4_exp", "its attention is sparse"),
     ],
 )
 def test_a_family_that_is_not_supported_is_refused_with_the_reason(tmp_path: Path, kind: str, says: str) -> None:
     folder = tmp_path / kind
-    AutoConfig.for_model(kind).save_pretrained(folder)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(ModelError) as refused:
         read_config(str(folder))
     assert f"the architecture '{kind}' is not supported" in refused.value.message

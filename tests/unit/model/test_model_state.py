@@ -150,9 +150,10 @@ def test_an_adapter_is_saved_without_its_base_and_tied_weights_once(mesh: Any, b
     assert size["adapter"] < size["full"] / 5
 
 
-def test_what_is_fixed_is_saved_with_the_weights(mesh: Any, tmp_path: Path) -> None:
-    """A checkpoint of a mixture of GLM-4's has its routers' biases, so that it can be exported by itself."""
-    path = str(save_tiny(tmp_path / "base", "glm4_moe"))
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
+def test_what_is_fixed_is_saved_with_the_weights(mesh: Any, tmp_path: Path, kind: str) -> None:
+    """A checkpoint of such a mixture has its routers' biases, so that it can be exported by itself."""
+    path = str(save_tiny(tmp_path / "base", kind))
     first, other = (Learning(mesh, path, seed=seed) for seed in (0, 7))
     expected = whole({"policy": first})
     fixed = {name for name in expected if name.endswith("e_score_correction_bias")}

@@ -1,20 +1,19 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.errors import ModelError
-from rlcli.model.attention import Segments, _varlen, packed_attention
+from rlcli.model.attention import Segments, packed_attention
 from rlcli.model.io.model_config import SUPPORTED, WINDOWED
 from rlcli.model.packed_batch import dummy, pack
 from rlcli.model.policy import PolicyModel
+from tests.flash_stand_in import use_varlen
 from tests.model_fixtures import VOCABULARY, Row, padded_log_probs, ragged_rows, tiny_lm
 
 CPU = torch.device("cpu")
@@ -142,29 +141,8 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
     padded = batch.segments.padded
     assert len(padded.keys.copies)
     assert not len(padded.queries.copies)
-    if layout == "end_to_end":  # as on a GPU, with a kernel of another make
-
-        def varlen_attn(
-            q: Any, k: Any, v: Any, ends: Any, *_: Any, scale: Any, window_size: Any, **__: Any
-        ) -> torch.Tensor:
-            parts = zip(*(x.transpose(0, 1)[None].split(ends.diff().tolist(), 2) for x in (q, k, v)), strict=True)
-            before, after = window_size
-            assert after == 0
-
-            def seen(size: int) -> torch.Tensor:
-                apart = torch.arange(size)[:, None] - torch.arange(size)
-                return (apart >= 0) & (apart <= (size if before < 0 else before))
-
-            out = [
-                F.scaled_dot_product_attention(*one, seen(one[0].shape[2]), scale=scale, enable_gqa=True)
-                for one in parts
-            ]
-            return torch.cat(out, 2)[0].transpose(0, 1)
-
-        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-        monkeypatch.setattr("rlcli.model.attention._grouped", _varlen)
-        # What it finds out about torch's kernel is kept for the process: not of this one.
-        monkeypatch.setattr("rlcli.model.attention._grouped_heads", dict)
+    if layout == "end_to_end":
+        use_varlen(monkeypatch)
     weight = torch.linspace(-1, 1, len(batch.targets))
     ours = policy_of(lm)(batch, 0.7)
     expected, entropy = padded_log_probs(reference, rows, temperature=0.7)
@@ -247,7 +225,32 @@ def test_each_token_sees_the_last_ones_of_its_window_alone(window: int) -> None:
         start += length
 
 
-@pytest.mark.parametrize("feature", ["softcap", "s_aux"])
+@pytest.mark.parametrize("kernel", ["_grouped", "_varlen"])
+def test_values_may_be_narrower_than_keys(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in latent attention: against plain loops in float64, with gradients."""
+    torch.manual_seed(0)
+    lengths = [9, 4, 1, 8]
+    query, key = (torch.randn(1, 2, sum(lengths), 16, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    value = torch.randn(1, 2, sum(lengths), 6, dtype=torch.float64, requires_grad=True)
+    if kernel == "_varlen":
+        use_varlen(monkeypatch)
+    found, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=Segments.of(lengths, CPU))
+    assert found.shape == (1, sum(lengths), 2, 6)
+    start, rows = 0, []
+    for length in lengths:
+        for own in range(start, start + length):
+            scores = torch.einsum("hd,hkd->hk", query[0, :, own], key[0, :, start : own + 1]) / 16**0.5
+            rows.append(torch.einsum("hk,hkd->hd", scores.softmax(-1), value[0, :, start : own + 1]))
+        start += length
+    expected = torch.stack(rows)
+    torch.testing.assert_close(found[0], expected)
+    weight = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad((out * weight).sum(), (query, key, value)) for out in (found[0], expected))
+    for own_gradient, gradient in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own_gradient, gradient)
+
+
+@pytest.mark.parametrize("feature", ["softcap"])
 def test_attention_that_packing_does_not_do_is_refused(feature: str) -> None:
     x = torch.zeros(1, 2, 3, 8)
     with pytest.raises(ModelError, match=feature):

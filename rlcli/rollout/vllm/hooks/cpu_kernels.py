@@ -21,6 +21,7 @@ def install(model: Any) -> int:
     from vllm.model_executor.layers.layernorm import RMSNorm
 
     _leave_embeddings(model)
+    _rotate_in_torch(model)
     if not all(hasattr(torch.ops._C, name) for name in KERNELS):
         return 0
     found = 0
@@ -48,6 +49,20 @@ def _leave_embeddings(model: Any) -> None:
         if type(module.quant_method) is UnquantizedEmbeddingMethod:
             module.quant_method = LookUp()
             vars(module).pop("cpu_linear", None)
+
+
+def _rotate_in_torch(model: Any) -> None:
+    """Rotate the queries and keys of latent attention by vLLM's own code for torch. These have three dimensions,
+    `[T, heads, D]`, of which the CPU kernel takes the stride of the heads for that of the tokens: log-probs would be
+    0.3 nats off in the mean."""
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    from rlcli.model.io.model_config import LATENT
+
+    if getattr(getattr(model, "config", None), "model_type", "") in LATENT:
+        for layer in model.modules():
+            if isinstance(layer, RotaryEmbedding):
+                layer._forward_method = layer.forward_native
 
 
 def _norm(layer: Any, x: Any, residual: Any = None) -> Any:

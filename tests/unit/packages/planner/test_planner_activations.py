@@ -30,10 +30,24 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 40,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+}
 MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "use_qk_norm": True},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 64},
+    "deepseek_v3": {**LATENT, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+    "glm4_moe_lite": {**LATENT, "q_lora_rank": None},
 }
 LINEAR = {
     "linear_num_key_heads": 2,
@@ -54,6 +68,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }
 """With layers of two kinds."""
 MIXTURES |= {kind: sizes for kind, sizes in HYBRIDS.items() if "num_experts" in sizes}
+ADAPTED = {"gpt_oss": "q_proj,o_proj", "deepseek_v3": "experts,q_a_proj,kv_b_proj"}
 LENGTH, PROMPT, COUNT = 64, 4, 3
 EXACT = 1e-9
 NEARLY = 0.03
@@ -119,7 +134,7 @@ def test_an_adapter_on_attention_alone_keeps_only_its_own_inputs() -> None:
 
 @pytest.mark.parametrize("rank", [4, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", MIXTURES)
+@pytest.mark.parametrize("kind", [kind for kind in MIXTURES if kind != "gpt_oss"])
 def test_an_adapter_on_experts_keeps_their_inputs(kind: str, dtype: torch.dtype, rank: int) -> None:
     config, batch, targets = config_of(kind, layers=2), different_prompts(), "all-linear,experts"
     run = Pass(dtype.itemsize, on_cpu=True, lora_rank=rank, lora_targets=targets)
@@ -166,7 +181,11 @@ def test_parameters_are_counted_from_the_config_alone(kind: str, tied: bool) -> 
 
 @pytest.mark.parametrize(
     ("kind", "targets"),
-    [("qwen2", "all-linear"), ("phi3", "all-linear"), *((kind, "experts,q_proj") for kind in MIXTURES)],
+    [
+        ("qwen2", "all-linear"),
+        ("phi3", "all-linear"),
+        *((kind, ADAPTED.get(kind, "experts,o_proj")) for kind in MIXTURES),
+    ],
 )
 def test_an_adapter_s_parameters_are_counted_from_the_config_alone(kind: str, targets: str) -> None:
     config = config_of(kind, layers=2)

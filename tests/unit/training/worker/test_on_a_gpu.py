@@ -204,7 +204,7 @@ def test_an_update_on_a_gpu_gives_what_it_gives_on_the_cpu(mesh: Any, folders: d
     assert_few(waits, {"load": A_LOAD, "update": A_MIXTURES_UPDATE if kind in MIXTURES else AN_UPDATE})
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gemma3_text", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3_text", "qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_in_half_precision_the_host_waits_for_no_micro_batch(
     mesh: Any, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -1,0 +1,89 @@
+"""What torch's kernels for sequences of several lengths compute on GPUs, by other means, for tests on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcli.model.attention import _varlen
+
+
+def varlen_attn(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Any, scale: Any, window_size: Any, **__: Any) -> Any:
+    """As `torch.nn.attention.varlen.varlen_attn`."""
+    before, after = window_size
+    assert after == 0
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1], "the kernel has one size of heads"
+    parts = zip(*(x.transpose(0, 1)[None].split(ends.diff().tolist(), 2) for x in (q, k, v)), strict=True)
+    out = [
+        F.scaled_dot_product_attention(*one, seen(one[0].shape[2], before), scale=scale, enable_gqa=True)
+        for one in parts
+    ]
+    return torch.cat(out, 2)[0].transpose(0, 1)
+
+
+def seen(size: int, before: int) -> Tensor:
+    apart = torch.arange(size)[:, None] - torch.arange(size)
+    return (apart >= 0) & (apart <= (size if before < 0 else before))
+
+
+def sequences(ends: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
+    """Of tensors `[T, heads, …]` each sequence's `[heads, length, …]`."""
+    for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        yield [tensor[start:end].transpose(0, 1) for tensor in tensors]
+
+
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _: Tensor, longest: int, *__: Any, scale: float, **options: Any
+) -> tuple[Tensor, ...]:
+    """As `aten._flash_attention_forward`: the output and its log-sum-exp `[heads, T]`."""
+    outputs, sums = [], []
+    assert longest == int(ends.diff().max())
+    for query, key, value in sequences(ends, q, k, v):
+        scores = scored(query, key, scale, options["window_size_left"])
+        outputs.append((scores.softmax(-1) @ grouped(value, query)).transpose(0, 1))
+        sums.append(scores.logsumexp(-1))
+    assert options["window_size_right"] == 0
+    return torch.cat(outputs), torch.cat(sums, 1), q.new_empty(0), q.new_empty(0), q.new_empty(0)
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ends: Tensor, *_: Any, **options: Any
+) -> tuple[Tensor, ...]:
+    """As `aten._flash_attention_backward` (FlashAttention-2, arXiv 2307.08691, algorithm 2): by the output and the
+    log-sum-exp that are given."""
+    found = []
+    assert lse.shape == (q.shape[1], len(q))
+    for query, key, value, gradient, output, sums in sequences(ends, q, k, v, grad, out, lse.t()):
+        scale = options["scale"]
+        weights = (scored(query, key, scale, options["window_size_left"]) - sums[..., None]).exp()
+        delta = (gradient * output).sum(-1, keepdim=True)
+        of_scores = weights * (gradient @ grouped(value, query).transpose(1, 2) - delta) * scale
+        shape = (len(key), -1, *key.shape[1:])
+        of_keys = (of_scores.transpose(1, 2) @ query).view(shape).sum(1)
+        of_values = (weights.transpose(1, 2) @ gradient).view(shape).sum(1)
+        found.append([x.transpose(0, 1) for x in (of_scores @ grouped(key, query), of_keys, of_values)])
+    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
+def scored(query: Tensor, key: Tensor, scale: float, before: int) -> Tensor:
+    scores = query @ grouped(key, query).transpose(1, 2) * scale
+    return scores.masked_fill(~seen(query.shape[1], before), -torch.inf)
+
+
+def grouped(key: Tensor, query: Tensor) -> Tensor:
+    return key.repeat_interleave(len(query) // len(key), 0)
+
+
+def use_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attend as on a GPU."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_forward)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", flash_backward)
+    monkeypatch.setattr("rlcli.model.attention._grouped", _varlen)
+    # What it finds out about torch's kernel is kept for the process: not of this one.
+    monkeypatch.setattr("rlcli.model.attention._grouped_heads", dict)
