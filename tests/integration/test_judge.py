@@ -24,7 +24,7 @@ def by_length(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
     return "perhaps" if length % 4 == 3 else json.dumps({"reason": "by its length", "score": length % 2})
 
 
-@pytest.mark.exhaustive  # a judge by URL rewards the next one; tests/unit/rollout/servers starts and ends servers
+@pytest.mark.exhaustive  # a judge by URL rewards the next one; tests/unit/rollout/model_servers starts and ends servers
 def test_a_run_serves_its_judge_and_its_reward_model(
     cli: Cli, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

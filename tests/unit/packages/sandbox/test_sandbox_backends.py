@@ -92,7 +92,7 @@ def test_the_doctor_passes_on_landlock_alone_and_says_why_not_bwrap() -> None:
 
 DOCTOR = """
 import json
-from rlcli.launch.machine_checks import check_sandbox
+from rlcli_sandbox.machine_check import check_sandbox
 found = check_sandbox()
 print(json.dumps([found.status, found.detail, found.hint]))
 """
@@ -203,7 +203,7 @@ def test_another_user_than_root(backend: str) -> None:
     if not python or subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
         pytest.skip("the system's Python is too old, and root's cannot be read by others")
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'packages')!r}]\n"
         "from rlcli_sandbox import Limits, open_sandbox\n"
         f"sandbox = open_sandbox({backend!r})\n"
         "print(sandbox.start('import os; print(os.getuid(), os.listdir())', Limits()).wait())\n"
