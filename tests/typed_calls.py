@@ -10,7 +10,7 @@ from typing import assert_type
 
 from rlcli.cluster.dispatch import implements
 from rlcli.cluster.worker_group import WorkerGroup
-from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask
+from rlcli.data.messages import Coefficients, Progress, PromptTask, RolloutBatch
 from rlcli.data.train_rows import TrainRows
 from rlcli.rollout.model_servers.server_actors import ServerActor
 from rlcli.rollout.rollout_call import RolloutCall
@@ -35,7 +35,7 @@ def accepted(
     assert_type(workers.call(WorkerCalls.describe_engine), str)
     assert_type(workers.call(WorkerCalls.update, 0, coefficients), dict[str, float])
     assert_type(workers.call(WorkerCalls.update, minibatch=0, coefficients=coefficients), dict[str, float])
-    assert_type(workers.call(WorkerCalls.rollout, tasks, call, queue), Iterator[Progress | Collected])
+    assert_type(workers.call(WorkerCalls.rollout, tasks, call, queue), Iterator[Progress | RolloutBatch])
     assert_type(workers.call(WorkerCalls.load, [[[(0, 1)]], [[(2,)]]], work), list[None])
     assert_type(servers.call(ServerActor.address), list[str])
 

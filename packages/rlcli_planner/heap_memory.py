@@ -33,11 +33,13 @@ def rounding(setting: Setting, shape: ModelShape) -> float:
     def width(own: int, tokens: float) -> float:
         return size_class(tokens * run.bytes_each * own) / (tokens * run.bytes_each)
 
+    head_dim = round(width(shape.query, pack.places) / shape.heads)
     wider = replace(
         shape,
         hidden=round(width(shape.hidden, pack.tokens)),
         intermediate=round(width(shape.intermediate, pack.tokens)),
-        head_dim=round(width(shape.query, pack.places) / shape.heads),
+        head_dim=head_dim,
+        rotated=shape.rotated * head_dim // shape.head_dim,
     )
     return kept_bytes(wider, run, pack) - kept_bytes(shape, run, pack)
 

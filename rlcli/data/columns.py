@@ -54,47 +54,69 @@ def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
 class Samples(Sequence[Sample]):
     """N samples. Indexing returns a `Sample`; code that needs all of them reads the columns.
 
-    prompt, sample, shard, row, prompt_tokens, drawn_tokens, version, seed, signature, context_tokens, turns, newer_by,
-    ended, tool_calls, failed_calls, branches, saved_step, saved_group: int64 `[N]`, as `Sample` has them. truncated:
-    bool `[N]`, whether it was cut at the limit. turn_rewards, turn_states: float64 and int64 `[N, K]`, K at least the
-    most turns of a conversation; NaN and 0 behind a sample's last turn, and where it is no conversation.
-    version_tokens: int64 `[N, K]`, K at least the most versions of a sample, 0 behind its last. Of the
-    verdicts, score and latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text
-    `[N]`, of which an answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such part.
-
     >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
     >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
     (3, [0.0, 1.0, 2.0], 2.0, [1, 2])
     """
 
     prompt: np.ndarray
+    """int64 `[N]`: number of its group: in the round; in a step's batch from 0 without gaps."""
     sample: np.ndarray
+    """int64 `[N]`: index within the group."""
     shard: np.ndarray
+    """int64 `[N]`: index of the shard with its trajectory, among those of the batch."""
     row: np.ndarray
+    """int64 `[N]`: row of that shard."""
     prompt_tokens: np.ndarray
+    """int64 `[N]`: tokens before the first response token."""
     drawn_tokens: np.ndarray
+    """int64 `[N]`: response tokens, the end-of-text token included."""
     version: np.ndarray
+    """int64 `[N]`: policy version (number of weight syncs) that generated the first response token."""
     seed: np.ndarray
+    """int64 `[N]`: seed of generating it."""
     signature: np.ndarray
+    """int64 `[N]`: of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed."""
     context_tokens: np.ndarray
+    """int64 `[N]`: tokens after the prompt that are no response tokens."""
     turns: np.ndarray
+    """int64 `[N]`: turns of the policy."""
     newer_by: np.ndarray
+    """int64 `[N]`: weight syncs between its first and its last response token."""
     ended: np.ndarray
+    """int64 `[N]`: why a conversation ended, as an index into `ENDED`."""
     tool_calls: np.ndarray
+    """int64 `[N]`: tool calls of the policy."""
     failed_calls: np.ndarray
+    """int64 `[N]`: those of them that could not be read or that failed."""
     branches: np.ndarray
+    """int64 `[N]`: token sequences that it consists of."""
     saved_step: np.ndarray
+    """int64 `[N]`: step in whose files its row is saved; 0: unknown."""
     saved_group: np.ndarray
+    """int64 `[N]`: number of its group in these files."""
     turn_rewards: np.ndarray
+    """float64 `[N, K]`, K at least the most turns of a sample: rewards of its turns by the environment; NaN behind the
+    last turn, and where there was no environment."""
     turn_states: np.ndarray
+    """int64 `[N, K]`: hash of what the environment had written before each turn; 0 where `turn_rewards` is NaN."""
     version_tokens: np.ndarray
+    """int64 `[N, V]`, V at least the most versions of a sample: response tokens that each version generated, from
+    `version` on; 0 behind the last, and everywhere if a single version generated all."""
     truncated: np.ndarray
+    """bool `[N]`: whether it was cut off at the token limit."""
     score: np.ndarray
+    """float64 `[N]`: score of the verdict."""
     latency_s: np.ndarray
+    """float64 `[N]`: seconds of its verification."""
     outcome: np.ndarray
+    """int8 `[N]`: outcome of its verification, as an index into `OUTCOMES`."""
     answer: Any
+    """object `[N]`: str or None, the answer that the verifier read."""
     detail: Any
+    """object `[N]`: str, details of the verdict."""
     parts: dict[str, np.ndarray] = field(default_factory=dict)
+    """Name of a part of the reward → float64 `[N]`; NaN where a verdict does not have the part."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without ragged columns that are empty: each costs every rank as much as many samples."""

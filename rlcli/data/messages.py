@@ -5,48 +5,75 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rlcli.data.columns import Samples
+from rlcli.data.rollout_stats import RolloutStats
 from rlcli.types import Prompt, Verdict
 
 Role = Literal["policy", "critic", "process_reward", "teacher", "engine"]
 """The roles that a worker may have."""
 
+ShardRef: TypeAlias = Any
+"""Reference to a `SampleShard` in Ray's object store, which the controller only passes on; the shard itself, within one
+process."""
+
 
 @dataclass(frozen=True)
 class PartialRollout:
-    """An interrupted response: its trajectory so far, with `tokens` drawn tokens, is row `row` of the shard `shard`.
-    prompt, sample: numbered as in `Sample`. version: of the weights that drew its first token."""
+    """An interrupted response. Its tokens so far are a row of a shard.
+
+    >>> PartialRollout(prompt=3, sample=0, shard=1, row=7, tokens=120, version=4).tokens
+    120
+    """
 
     prompt: int
+    """Number of its group, as in `Sample.prompt`."""
     sample: int
+    """Index within the group; `GREEDY` (-1) for the greedy baseline."""
     shard: int
+    """Index of the shard with its trajectory so far."""
     row: int
+    """Row of the shard."""
     tokens: int
+    """Response tokens so far."""
     version: int
+    """Policy version that generated the first of them."""
 
 
 @dataclass(frozen=True)
 class PromptTask:
-    """One group to generate. prompt: index in the step. tokens: int32 ids of the templated prompt. source: its row.
-    samples: how many responses. first_sample: offset of their indexes in seeds; not 0 if a step draws a prompt again,
-    so that the second group is not a copy of the first. greedy: one additional greedy response, as a baseline.
-    wanted: which samples of the group to generate, if some exist already; None: all. step: in which the group was
-    started, for its seeds; None: this one. begun: sample → its partial rollout. shards: references to SampleShards,
-    indexed by `PartialRollout.shard`. pictures: those of `source`, resized, on the worker that generates."""
+    """One group to generate, or what is missing of it.
+
+    >>> row = Prompt("row:7", ({"role": "user", "content": "2 + 2?"},), "s", "math", "gsm8k", "4")
+    >>> task = PromptTask(3, [5, 6, 7], row, samples=4, wanted=(1, 3))
+    >>> task.responses, task.load(limit=100)
+    (2, 203)
+    """
 
     prompt: int
+    """Number of the group in the round; of a streaming run, in the run."""
     tokens: Any
+    """int32 `[n]`: the templated prompt."""
     source: Prompt
+    """Its row of the dataset."""
     samples: int
+    """G, samples of a complete group."""
     first_sample: int = 0
+    """Offset of the samples' indexes in seeds: not 0 if a step draws a prompt again, whose second group must not be a
+    copy of the first."""
     greedy: bool = False
+    """Whether to generate a greedy response too, as a baseline."""
     wanted: tuple[int, ...] | None = None
+    """Samples to generate, if others of the group exist already; None: all."""
     step: int | None = None
+    """Step in which the group was drawn, for its seeds; None: that of the call."""
     begun: Mapping[int, PartialRollout] = field(default_factory=dict)
-    shards: Sequence[Any] = ()
+    """Sample → its partial rollout, to be resumed."""
+    shards: Sequence[ShardRef] = ()
+    """Shards that `PartialRollout.shard` indexes."""
     pictures: tuple[Any, ...] = ()
+    """uint8 `[height, width, 3]` each: pictures of `source`, resized, on the worker that generates."""
 
     @property
     def indexes(self) -> Sequence[int]:
@@ -55,6 +82,7 @@ class PromptTask:
 
     @property
     def responses(self) -> int:
+        """Number of responses to generate."""
         return len(self.indexes) + self.greedy
 
     def load(self, limit: int) -> int:
@@ -62,66 +90,56 @@ class PromptTask:
         return len(self.tokens) + self.responses * limit - sum(one.tokens for one in self.begun.values())
 
 
-@dataclass(frozen=True)
-class Collected:
-    """Verified samples, and how they were generated: what one worker reports, and what a step collects from all.
+class JudgedGroup(NamedTuple):
+    """How a group that was completed scored, for the record of its prompt (`prompts.jsonl`)."""
 
-    samples: of a step ordered by prompt, then sample, whichever engine generated them. shards: references to their
-    trajectories, indexed by `Sample.shard`; empty in a worker's report (see `Worker.take_shard`). generate_s: until the
-    last response was finished, of the slowest worker; verify_s: its wait for verdicts after that; idle_s: how long a
-    worker, on average, waited for the slowest; all summed over rounds. baselines: prompt → verdict on its greedy
-    response, if requested. generated_tokens: drawn in this step.
+    prompt_id: str
+    counting: int
+    """Samples that count: their verification did not fail, and `train.truncated` does not mask them."""
+    right: int
+    """Those of them that are right."""
+    tokens: int
+    """Response tokens of the group."""
+    is_kept: bool
+    """Whether dynamic sampling kept it."""
 
-    With dynamic sampling not all generated samples are used, and some were generated in an earlier step:
-    rounds: of generation. generated: all samples of this step, including dropped and waiting ones;
-    generated_score: their mean score (0 if there are none). dropped: groups judged not worth training on; too_old:
-    others that were dropped for their age. carried_over: good groups that wait for the next step. stale: samples in
-    this batch that have tokens of an older policy. in_flight: groups of later steps that are begun.
 
-    If a round ends before all of it is finished: begun: responses that were aborted; aborted: how many. carried:
-    samples of this step that an earlier one had aborted. redrawn: conversations that an earlier one had aborted, and
-    whose environment answered something else when it heard them again. version: of the weights that generated.
-    drafted, accepted: tokens, with `rollout.speculate`.
+@dataclass(frozen=True, slots=True)  # pickled without the names: every rank sends one
+class RolloutBatch:
+    """Verified samples, references to their tokens, and counters: of one worker's report, of a round or of a step.
 
-    part_weights: of the named parts of the reward, if the advantage reads them. sources: the dataset name of each
-    group, in runs with several. data_sources: the `data_source` of each group's row. prompt_ids: of each group, in a
-    step's samples. judged: of each group that this step completed, dropped and waiting ones too: its prompt's id, its
-    judged samples, how many of them are right, the tokens that were drawn for it, and whether it was kept. selection:
-    what the data cursor reports.
+    Two samples of one prompt, as a worker reports them:
+
+    >>> from rlcli.types import Outcome, Sample
+    >>> verdicts = [Verdict(0.0, Outcome.WRONG), Verdict(1.0, Outcome.OK)]
+    >>> samples = Samples.of(Sample(0, i, 0, i, 5, 9, "stop", verdict, version=3) for i, verdict in enumerate(verdicts))
+    >>> report = RolloutBatch(samples, stats=RolloutStats(generated_tokens=18, version=3))
+    >>> len(report.samples), report.samples.score.tolist(), report.stats.generated_tokens
+    (2, [0.0, 1.0], 18)
     """
 
     samples: Samples
-    shards: list[Any]
-    generate_s: float
-    verify_s: float
-    baselines: dict[int, Verdict] = field(default_factory=dict)
-    idle_s: float = 0.0
-    rounds: int = 0
-    generated: int = 0
-    generated_score: float = 0.0
-    generated_tokens: int = 0
-    dropped: int = 0
-    too_old: int = 0
-    carried_over: int = 0
-    stale: int = 0
-    in_flight: int = 0
-    begun: Sequence[PartialRollout] = ()
-    aborted: int = 0
-    carried: int = 0
-    redrawn: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    version: int = 0
-    part_weights: Mapping[str, float] = field(default_factory=dict)
-    sources: Sequence[str] = ()
-    data_sources: Sequence[str] = ()
+    """Of a round or a step: ordered by prompt, then sample, whichever engine generated them."""
+    shards: list[ShardRef] = field(default_factory=list)
+    """Shards with their trajectories, indexed by `Sample.shard`; empty in a worker's report (`Worker.take_shard`)."""
+    stats: RolloutStats = field(default_factory=RolloutStats)
+    """Counters of the generation, of dropped and waiting groups too."""
+    baselines: Mapping[int, Verdict] = field(default_factory=dict)
+    """Prompt → verdict on its greedy response, if the algorithm uses baselines."""
+    partial: Sequence[PartialRollout] = ()
+    """Responses that were aborted; none in a step's batch."""
     prompt_ids: Sequence[str] = ()
-    judged: Sequence[Sequence[Any]] = ()
+    """Of a step: id of each group's prompt."""
+    sources: Sequence[str] = ()
+    """Of a step: name of each group's dataset; empty names in runs with a single one."""
+    data_sources: Sequence[str] = ()
+    """Of a step: `data_source` of each group's row."""
+    part_weights: Mapping[str, float] = field(default_factory=dict)
+    """Part of the reward → its weight, if the advantage reads weights."""
+    judged: Sequence[JudgedGroup] = ()
+    """Of a step: each group completed since the last step, dropped and waiting ones too."""
     selection: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        return self.generate_s + self.verify_s
+    """Of a step: metrics of the data cursor."""
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,18 @@ messages."""
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The tokens from `start` to `end` (excluded), of one speaker. version: of the weights that drew them, as a number
-    of weight syncs; None if the policy did not draw them, or if it is unknown. pictures: how many they show."""
+    """Consecutive tokens of one speaker."""
 
     speaker: Speaker
+    """Whose tokens they are."""
     start: int
+    """Index of the first one in the trajectory."""
     end: int
+    """Index after the last one."""
     version: int | None = None
+    """Policy version (number of weight syncs) that generated them; None if the policy did not, or if it is unknown."""
     pictures: int = 0
+    """Pictures that they show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,6 @@ class Trajectory:
     """One sample's tokens. A response to a prompt is the trajectory with one drawn span, after the prompt. Where the
     past was written anew (an agent's sub-agents and summaries, reasoning that was removed), it has several branches,
     each with a prompt of its own: tokens see those before them in their branch alone.
-
-    tokens: int32 `[T]`. spans: consecutive, from 0 to T. log_probs: float32 `[D]`, the engine's, of the D drawn tokens
-    in their order. stop_reason: why it ended; None if it has not. routes: of the first tokens, as far as they are known
-    and wanted (`rlcli.data.expert_routes`). pictures: those of all its spans, in the order of their tokens, as the
-    model sees them (`ImageRule.prepared`).
 
     The policy draws two tokens, a tool answers with one, and the policy draws the last one with newer weights:
 
@@ -58,11 +57,18 @@ class Trajectory:
     """
 
     tokens: np.ndarray
+    """int32 `[T]`: all tokens."""
     spans: tuple[Span, ...]
+    """Consecutive, from 0 to T."""
     log_probs: np.ndarray
+    """float32 `[R]`: of the R response tokens (those of policy spans) in their order, in nats, as the engine reported
+    them."""
     stop_reason: FinishReason | None = None
+    """Why it ended; None if it has not."""
     routes: np.ndarray | None = None
+    """Experts of the first tokens, as far as they are known and wanted (`rlcli.data.expert_routes`)."""
     pictures: tuple[np.ndarray, ...] = ()
+    """uint8 `[height, width, 3]` each: of all spans, in the order of their tokens (`ImageRule.prepared`)."""
 
     @classmethod
     def of_prompt(cls, tokens: np.ndarray, pictures: Sequence[np.ndarray] = ()) -> Trajectory:

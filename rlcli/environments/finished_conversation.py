@@ -15,33 +15,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the engine does next for the sample `key`: continue `tokens`, int32 `[n]`, by at most `room`. number: of the
-    turn, from 0. begun: int32 `[m]`, what an earlier round drew of this turn; `room` includes it. pictures: those in
-    `tokens`, as the model sees them."""
+    """What the engine does next for a sample: continue its tokens."""
 
     key: int
+    """Key of the sample."""
     tokens: np.ndarray
+    """int32 `[n]`: tokens to continue."""
     room: int
+    """Most tokens of the turn, `begun` included."""
     number: int
+    """Number of the turn, from 0."""
     begun: np.ndarray | None = None
+    """int32 `[m]`: what an earlier round generated of this turn."""
     pictures: tuple[np.ndarray, ...] = ()
+    """Pictures in `tokens`, as the model sees them."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
-    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them. copies: digest → a
-    small copy, of the pictures that its messages show."""
+    """A conversation that is over."""
 
     key: int
+    """Key of the sample."""
     whole: Trajectory
+    """Its trajectory."""
     fields: Mapping[str, Any]
+    """Fields of the verifier's request: the messages, and what the environment reports."""
     tool_calls: int
+    """Tool calls of the policy."""
     failed_calls: int
+    """Those of them that could not be read or that failed."""
     failure: Verdict | None = None
+    """Verdict on a sample whose environment failed; None otherwise."""
     turn_rewards: tuple[float, ...] = ()
+    """Rewards of its turns by the environment."""
     turn_states: tuple[int, ...] = ()
+    """Hash of what the environment had written before each turn."""
     copies: Mapping[str, bytes] = field(default_factory=dict)
+    """Digest → a small copy, of the pictures that its messages show."""
 
     @property
     def ended(self) -> int:

@@ -22,22 +22,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens, int32 `[n]`, that weights of this version drew, and their log-probs, float32 `[n]`."""
+    """Consecutive response tokens that weights of one version generated."""
 
     tokens: np.ndarray
+    """int32 `[n]`."""
     log_probs: np.ndarray
+    """float32 `[n]`: in nats."""
     version: int
+    """Policy version (number of weight syncs)."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the policy has drawn of one request. parts: in their order; at least one, which may be empty. finish_reason:
-    None if it is not finished. routes: as `Generation.routes`, each token's from when it was drawn."""
+    """What the policy has generated of one request."""
 
     key: int
+    """Key of the request."""
     parts: Sequence[Part]
+    """In their order; at least one, which may be empty."""
     finish_reason: FinishReason | None
+    """Why it ended; None if it has not."""
     routes: np.ndarray | None = None
+    """As `Generation.routes`, each token's from when it was generated."""
 
     @property
     def tokens(self) -> np.ndarray:

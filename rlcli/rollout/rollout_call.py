@@ -18,34 +18,41 @@ GREEDY = -1
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a generation that goes on through weight updates: the call returns what is complete, and the next call
-    with a slice goes on with the rest. steps: ends after so many steps of the engine, with the verdicts on all that is
-    finished, so that no clock decides what the call returns. seconds: ends after so long, with the verdicts that are
-    there. One of the two is given."""
+    """A part of streaming generation: the call returns what is complete, and the next call with a slice resumes the
+    rest. One of the two limits is given."""
 
     steps: int | None = None
+    """It ends after this many engine steps, with the verdicts on all that is finished, so that no clock decides what
+    the call returns."""
     seconds: float | None = None
+    """It ends after this time, with the verdicts that are there."""
 
 
 @dataclass(frozen=True)
 class RolloutCall:
-    """Arguments for every worker. purpose, step, seed: the seeds of the samples derive from these. save_as: where this
-    worker's samples are saved, as parquet, with `{rank}` in the name; empty: nowhere. With `{part}` in the name they
-    are saved as they finish, each time in a new part. keep_tokens: the tokens will be needed. progress_s: interval of
-    a worker's progress reports (see `progress_every`). truncated: as `train.truncated`, to record what is left out;
-    empty: nothing is left out, as in an evaluation. first_group: number of the step's groups in earlier rounds. slice:
-    when the call returns before all is finished; None: never."""
+    """Arguments of a round, for every worker."""
 
     sampling: Sampling
+    """Sampling parameters of all responses."""
     seed: int
+    """Seed of the run. The samples' seeds derive from it, `purpose` and the group's step."""
     purpose: str
+    """`train` or `eval`, for the seeds."""
     step: int
+    """Step of training that the samples are for."""
     save_as: str = ""
+    """File for this worker's samples, as parquet, with `{rank}` in the name; empty: none. With `{part}` in the name
+    they are saved as they finish, each time in a new part."""
     keep_tokens: bool = True
+    """Whether the tokens will be needed."""
     progress_s: float = PROGRESS_EVERY_S
+    """Interval of a worker's progress reports (`progress_every`), in seconds."""
     truncated: TruncatedRule | Literal[""] = ""
+    """As `train.truncated`, to record what is left out; empty: nothing is, as in an evaluation."""
     first_group: int = 0
+    """Number of the step's groups in earlier rounds."""
     slice: Slice | None = None
+    """When the call returns before all is finished; None: never."""
 
 
 def progress_every(workers: int) -> float:

@@ -11,7 +11,7 @@ from rlcli.cluster.worker_group import WorkerGroup
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-    from rlcli.data.messages import Collected, Progress, PromptTask
+    from rlcli.data.messages import Progress, PromptTask, RolloutBatch
     from rlcli.data.sample_shard import SampleShard
     from rlcli.rollout.rollout_call import RolloutCall
     from rlcli.rollout.worker.work_queue import Queue
@@ -23,12 +23,12 @@ class RolloutCalls(Protocol):
     @dispatch(send="scatter", collect="stream", shared=["queue"])
     def rollout(
         self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue | None = None
-    ) -> Iterator[Progress | Collected]:
+    ) -> Iterator[Progress | RolloutBatch]:
         """Generate and verify; yields Progress now and then, and what there is last. queue: further tasks, of all
         engines."""
 
     @dispatch()
-    def interrupted_rollout(self, end: bool) -> Collected:
+    def interrupted_rollout(self, end: bool) -> RolloutBatch:
         """What the calls of `rollout` with slices have so far; its tokens by `take_shard`. end: they do not go on."""
 
     @dispatch()

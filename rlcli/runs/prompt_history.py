@@ -37,7 +37,7 @@ class PromptHistory:
         return self.right / self.samples if self.samples else None
 
     def add(self, step: int, counted: int, right: int, tokens: int, kept: bool) -> None:
-        """One more group, as in `Collected.judged`."""
+        """One more group, as in `RolloutBatch.judged`."""
         self.groups += 1
         self.samples += counted
         self.right += right

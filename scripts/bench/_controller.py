@@ -22,7 +22,8 @@ from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.cluster.dispatch import add_up, per_rank
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, Samples
-from rlcli.data.messages import Collected, Progress, PromptTask
+from rlcli.data.messages import Progress, PromptTask, RolloutBatch
+from rlcli.data.rollout_stats import RolloutStats
 from rlcli.rollout.worker.work_queue import Queue
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.rank_step_recorder import StepReport
@@ -77,7 +78,7 @@ class FakeRank:
         yield Progress(len(report.samples) % self.progress)
         yield report
 
-    def report(self, tasks: Sequence[PromptTask]) -> Collected:
+    def report(self, tasks: Sequence[PromptTask]) -> RolloutBatch:
         self.reports += 1
         draw = np.random.default_rng([self.rank, self.length])
         counts = [task.samples for task in tasks]
@@ -115,7 +116,8 @@ class FakeRank:
             detail=np.array([""] * n, object),
             parts={"format": draw.random(n).round(1), "math": right.astype(np.float64)},
         )
-        return Collected(samples, [], 1.0, 0.1, generated_tokens=int(lengths.sum()), version=1)
+        stats = RolloutStats(generated_tokens=int(lengths.sum()), version=1, generate_s=1.0, verify_s=0.1)
+        return RolloutBatch(samples, stats=stats)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
     import torch.distributed as dist
 
     from rlcli.data.columns import Samples
-    from rlcli.data.messages import Coefficients, Collected
+    from rlcli.data.messages import Coefficients, RolloutBatch
     from rlcli.data.sample_shard import ShardBuilder
     from rlcli.data.signature import signature, tokens_digest
     from rlcli.data.trajectories import Trajectory
@@ -125,11 +125,11 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
             Sample(i // SAMPLES, i % SAMPLES, 0, i, PROMPT_TOKENS, tokens, "stop", row[1], 1, i + 1, signed.get(i, 0))
             for i, row in enumerate(rows)
         )
-        chosen = select_batch(Collected(samples, [shard], 0.0, 0.0), role.algorithm, config, 0)
+        chosen = select_batch(RolloutBatch(samples, [shard]), role.algorithm, config, 0)
         plan = plan_step(chosen, config, world)
         dist.barrier()
         began = time.process_time()
-        batch = TrainBatch(plan.of_rank(rank), step_work(plan, chosen, 0).value, torch.device("cpu"))
+        batch = TrainBatch(plan.of_rank(rank), step_work(plan, chosen, 0), torch.device("cpu"))
         sums = role.update(batch, 0, Coefficients(1e-6, 0.0, 0.0))
         if world == 1:
             Invariants().check_update(plan, chosen, 0, sums)

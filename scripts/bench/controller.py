@@ -39,8 +39,8 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.context import RunContext, RunFacts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
-from rlcli.rollout.scheduler import rollout_source
-from rlcli.rollout.scheduler.rollout_source import RolloutSource
+from rlcli.rollout.scheduler import sync_rollouts
+from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.tracking import Trackers
 from rlcli.runs.tracking.run_console import View
@@ -55,8 +55,8 @@ HOSTS = 4
 """Processes that stand for all ranks behind Ray."""
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "calls": ((WorkerGroup, "call"), (Loopback, "call")),
-    "gather": ((rollout_source, "gather"),),
-    "source": ((RolloutSource, "take"),),
+    "gather": ((sync_rollouts, "gather"),),
+    "source": ((SyncRollouts, "take"),),
     "select": ((trainer, "select_batch"),),
     "plan": ((trainer, "plan_step"),),
     "work": ((trainer, "step_work"),),

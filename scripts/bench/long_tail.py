@@ -78,7 +78,7 @@ class Variant:
             ray.get([actor.__ray_call__.remote(lambda w: _set(w, version)) for actor in workers._actors])  # noqa: B023
             batch = self.source.take(self.step)
             tokens += int(batch.samples.drawn_tokens.sum())
-            samples, stale = samples + len(batch.samples), stale + batch.stale
+            samples, stale = samples + len(batch.samples), stale + batch.stats.stale
         seconds = time.perf_counter() - started
         self.useful.append(tokens / seconds)
         self.idle.append(1 - sum(busy) / (ENGINES * seconds))
@@ -108,7 +108,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from rlcli.config.load import resolve
     from rlcli.launch.launch import running_workers
     from rlcli.launch.preflight import prepare
-    from rlcli.rollout.scheduler import rollout_source
+    from rlcli.rollout.scheduler import sync_rollouts
     from rlcli.rollout.scheduler.rollout_source import source_of
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,14 +129,14 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return resolve("grpo", flags, [*sets, f"rollout.oversample={oversample}"]).config
 
     busy: list[float] = []
-    gather = rollout_source.gather
+    gather = sync_rollouts.gather
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         reports = gather(*args, **kwargs)
-        busy.extend(report.generate_s for report in reports)
+        busy.extend(report.stats.generate_s for report in reports)
         return reports
 
-    rollout_source.gather = timed
+    sync_rollouts.gather = timed
     ready = prepare(config(max(arguments.oversample)))
     logs = folder / "logs"
     logs.mkdir()

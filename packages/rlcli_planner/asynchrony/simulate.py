@@ -1,6 +1,6 @@
 """Simulate the steps of a run: engines that generate responses of given lengths, and a trainer that takes batches.
 
-Prompts are begun and taken as `rlcli.rollout.scheduler.rollout_source` does: `accepted + running ≤ (S + step) · batch`,
+Prompts are begun and taken as `StreamingRollouts` does: `accepted + running ≤ (S + step) · batch`,
 in the order drawn. What is not simulated: verification, environments, evaluations, checkpoints.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLICE_S = 0.25
-"""As in `rlcli.rollout.scheduler.rollout_source`."""
+"""As in `rlcli.rollout.scheduler.streaming_rollouts`."""
 
 
 @dataclass(frozen=True)

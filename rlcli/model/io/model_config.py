@@ -109,9 +109,10 @@ SIZES = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
     *("num_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 )
 """Sizes in config.json; none may be 0."""
+LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""Those of latent attention."""
 MOST = 1 << 31
 """An upper bound on each."""
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
@@ -122,7 +123,7 @@ SPECIAL = ("rope_scaling", "quantization_config", "text_config")
 
 def check_sizes(path: str, config: Any) -> None:
     """Raise `ModelError` for an impossible size: arithmetic with it would fail far from config.json."""
-    for name in (*SIZES, *LINEAR_SIZES):
+    for name in (*SIZES, *LATENT_SIZES, *LINEAR_SIZES):
         size = getattr(config, name, None)
         if isinstance(size, int) and size < 1:
             raise ModelError(f"{path}: config.json has {name} = {size}, and a model needs 1 or more", THEIR_CONFIG)

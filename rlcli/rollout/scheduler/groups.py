@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from rlcli.data.columns import RAGGED, RENAMED, Samples
-from rlcli.data.messages import Collected, PartialRollout, PromptTask
+from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.rollout.rollout_call import GREEDY
 from rlcli.types import Outcome, Sample, Verdict
 
-if TYPE_CHECKING:
-    import numpy as np
-
-
+NONE = Samples.of([])
 UNKNOWN = -1
 
 
 class Source(Protocol):
-    """Returns the samples of each step. cursor: with `state`, all state between steps. begun: whether samples of the
-    next step have been generated."""
+    """Returns the samples of each step."""
 
     prompts: TokenizedPrompts
+    """Rows of the dataset."""
     cursor: Cursor
+    """Order of the prompts; with `state`, all state between steps."""
 
     @property
-    def begun(self) -> bool: ...
+    def begun(self) -> bool:
+        """Whether samples of the next step have been generated."""
+        ...
 
-    def take(self, step: int) -> Collected:
+    def take(self, step: int) -> RolloutBatch:
         """The verified samples of step `step`. `Sample.prompt` counts the groups from 0 without gaps."""
         ...
 
@@ -39,145 +42,160 @@ class Source(Protocol):
         """While step `step` is trained on, generate for the steps after it. is_over: whether the engines are needed."""
         ...
 
-    def state(self) -> tuple[dict[str, Any], list[Any]]:
+    def state(self) -> tuple[dict[str, Any], list[ShardRef]]:
         """For `restore`: plain values, and references to shards of tokens."""
         ...
 
-    def restore(self, state: Mapping[str, Any], shards: Sequence[Any]) -> None: ...
+    def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
+        """Continue from the result of `state`."""
+        ...
 
     def drop(self) -> None:
         """Discard what was generated for later steps."""
         ...
 
 
-@dataclass(frozen=True)
-class PartialGroup:
-    """The known part of an incomplete group. index: of its prompt in the dataset. first_sample: offset of its samples
-    in their seeds. begun: responses that were aborted; other missing ones were not started."""
+class GroupState(Enum):
+    """Where a group is between the data cursor and the step that trains on it: see `GroupBuffer`."""
 
-    index: int
-    first_sample: int = 0
-    begun: Sequence[PartialRollout] = ()
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETE = "complete"
+    TAKEN = "taken"
+    DROPPED = "dropped"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Group:
-    """The samples of one prompt. shards: references to their tokens, indexed by `Sample.shard`. baseline: verdict on
-    the greedy response, if any. step: in which it was started. open: None if the group is complete. source: the name
-    of its dataset, in runs with several. data_source: of its row. prompt_id: of its prompt; empty if an older
-    checkpoint does not have it. number: by which the engines know it, and engine: which of them has begun it, while it
-    is open; UNKNOWN if none."""
+    """The samples of one prompt, from the moment that the cursor yields it until a step trains on them.
 
-    samples: Samples
-    shards: Sequence[Any]
-    baseline: Verdict | None
+    >>> group = Group(step=3, prompt_index=7, prompt_id="row:7")
+    >>> group.state, len(group.samples), group.is_complete
+    (<GroupState.QUEUED: 'queued'>, 0, False)
+    """
+
     step: int
-    open: PartialGroup | None = None
+    """Step for which the cursor yielded it: it fixes the seeds of its samples."""
+    prompt_index: int = UNKNOWN
+    """Row of its prompt in the dataset; UNKNOWN if it was complete in a checkpoint."""
+    first_sample: int = 0
+    """Offset of its samples' indexes in their seeds: not 0 if the step drew the prompt before."""
+    state: GroupState = GroupState.QUEUED
+    samples: Samples = NONE
+    """Its verified samples so far, ordered by `Sample.sample`."""
+    shards: Sequence[ShardRef] = ()
+    """References to their tokens, indexed by `Sample.shard` and `PartialRollout.shard`."""
+    partial: Sequence[PartialRollout] = ()
+    """Responses that were aborted and will be resumed; other missing ones were not started."""
+    baseline: Verdict | None = None
+    """Verdict on the greedy response, if there is one."""
     source: str = ""
+    """Name of its dataset, in runs with several."""
     data_source: str = ""
+    """`data_source` of its row."""
     prompt_id: str = ""
+    """Id of its prompt; empty in older checkpoints."""
     number: int = UNKNOWN
+    """Number by which the engines know it: its position in a round, or in a streaming run; UNKNOWN before the first."""
     engine: int = UNKNOWN
+    """Of a streaming run: index of the engine that generates it."""
 
     @property
-    def begun(self) -> list[int]:
-        """Samples that were aborted."""
-        return [one.sample for one in self.open.begun] if self.open else []
+    def is_complete(self) -> bool:
+        """Whether it waits for a step, with all its samples."""
+        return self.state is GroupState.COMPLETE
 
-    def grown(
-        self, samples: Samples, begun: Sequence[PartialRollout], shards: Sequence[Any], baseline: Verdict | None
-    ) -> Group:
-        """This open group plus what a round generated for it; still open. One of `shards`, as samples and begun index
-        them, holds all that is new: one worker generates a whole group."""
-        assert self.open is not None, "the group is complete"
-        places = {*samples.shard.tolist(), *(one.shard for one in begun)}
-        assert len(places) <= 1, "one worker generates a whole group"
-        new = {one.sample for one in begun} | set(samples.sample.tolist()) | ({GREEDY} if baseline else set())
-        at = len(self.shards)
-        kept = [one for one in self.open.begun if one.sample not in new] + [replace(one, shard=at) for one in begun]
-        joined = replace(samples, shard=samples.shard * 0 + at)
+    @property
+    def aborted(self) -> set[int]:
+        """Samples that were aborted."""
+        return {one.sample for one in self.partial}
+
+    def add(
+        self,
+        samples: Samples,
+        partial: Sequence[PartialRollout],
+        shards: Sequence[ShardRef],
+        baseline: Verdict | None,
+    ) -> None:
+        """Add what a round generated. One of `shards`, as samples and partial index them, holds all that is new: one
+        worker generates a whole group."""
+        used = {*samples.shard.tolist(), *(one.shard for one in partial)}
+        assert len(used) <= 1, "one worker generates a whole group"
+        new = {one.sample for one in partial} | set(samples.sample.tolist()) | ({GREEDY} if baseline else set())
+        last = len(self.shards)
+        kept = [one for one in self.partial if one.sample not in new] + [replace(one, shard=last) for one in partial]
+        joined = replace(samples, shard=samples.shard * 0 + last)
         if len(self.samples):
             joined = Samples.joined([self.samples, joined])
             joined = joined.take(joined.sample.argsort())  # not by prompt: each round renumbers prompts
-        all_shards = [*self.shards, *(shards[place] for place in places)]
-        used = sorted({*joined.shard.tolist(), *(one.shard for one in kept)})
-        place = {shard: number for number, shard in enumerate(used)}
-        return replace(
-            self,
-            samples=replace(joined, shard=_counted(joined.shard, place)),
-            shards=[all_shards[shard] for shard in used],
-            baseline=baseline or self.baseline,
-            open=replace(self.open, begun=[replace(one, shard=place[one.shard]) for one in kept]),
-        )
+        all_shards = [*self.shards, *(shards[shard] for shard in used)]
+        needed = sorted({*joined.shard.tolist(), *(one.shard for one in kept)})
+        renumbered = {shard: number for number, shard in enumerate(needed)}
+        self.samples = replace(joined, shard=_renumbered(joined.shard, renumbered))
+        self.shards = [all_shards[shard] for shard in needed]
+        self.baseline = baseline or self.baseline
+        self.partial = [replace(one, shard=renumbered[one.shard]) for one in kept]
 
 
-def task_of(group: Group, position: int, prompts: TokenizedPrompts, samples: int, greedy: bool) -> PromptTask:
-    """The missing part of an open group, to be generated as the prompt `position` of a round. samples: of a complete
-    group. greedy: whether it has a baseline."""
-    assert group.open is not None, "the group is complete"
+def task_of(group: Group, prompts: TokenizedPrompts, samples: int, greedy: bool) -> PromptTask:
+    """What is missing of a group, to be generated under the group's number. samples: of a complete group. greedy:
+    whether it has a baseline."""
     there = set(group.samples.sample.tolist())
     return PromptTask(
-        position,
-        prompts.tokens(group.open.index),
-        prompts.prompts[group.open.index],
+        group.number,
+        prompts.tokens(group.prompt_index),
+        prompts.prompts[group.prompt_index],
         samples,
-        group.open.first_sample,
+        group.first_sample,
         greedy and group.baseline is None,
         tuple(index for index in range(samples) if index not in there) if there else None,
         group.step,
-        {one.sample: one for one in group.open.begun},
+        {one.sample: one for one in group.partial},
         group.shards,
     )
 
 
-def batch_of(groups: Sequence[Group]) -> Collected:
+def batch_of(groups: Sequence[Group]) -> RolloutBatch:
     """The groups as one batch: prompts and shards renumbered, each shard's reference once."""
-    import numpy as np
-
-    shards, places = _places(groups)
+    shards, numbers = _joined_shards(groups)
     counts = [len(group.samples) for group in groups]
-    columns = [_counted(group.samples.shard, place) for group, place in zip(groups, places, strict=True)]
+    columns = [_renumbered(group.samples.shard, by_group) for group, by_group in zip(groups, numbers, strict=True)]
     samples = replace(
         Samples.joined([group.samples for group in groups]),
         prompt=np.repeat(np.arange(len(groups)), counts),
         shard=np.concatenate(columns) if columns else np.zeros(0, np.int64),
     )
-    baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
-    return Collected(
+    return RolloutBatch(
         samples,
         shards,
-        0.0,
-        0.0,
-        baselines=baselines,
+        baselines={position: group.baseline for position, group in enumerate(groups) if group.baseline is not None},
+        prompt_ids=[group.prompt_id for group in groups],
         sources=[group.source for group in groups],
         data_sources=[group.data_source for group in groups],
-        prompt_ids=[group.prompt_id for group in groups],
     )
 
 
 def by_prompt(samples: Samples) -> list[Samples]:
     """The samples of each prompt that has any. `samples` must be ordered by prompt."""
-    import numpy as np
-
     starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
     return [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
 
 
-def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Groups as JSON values with numbered shards, and the references to those shards."""
+def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[ShardRef]]:
+    """Groups as JSON values with numbered shards, and the references to those shards. `open` is what is known of a
+    group that is not complete."""
     batch = batch_of(groups)
-    shards, places = _places(groups)
-    plain = []
-    for position, (group, place) in enumerate(zip(groups, places, strict=True)):
-        open = group.open and asdict(group.open)
-        for one in open["begun"] if open else ():
-            one["shard"] = place[one["shard"]]
+    shards, renumbered = _joined_shards(groups)
+    plain: list[dict[str, Any]] = []
+    for position, (group, numbers) in enumerate(zip(groups, renumbered, strict=True)):
+        partial = [{**asdict(rollout), "shard": numbers[rollout.shard]} for rollout in group.partial]
+        known = {"index": group.prompt_index, "first_sample": group.first_sample, "begun": partial}
         plain.append(
             {
                 "step": group.step,
                 "baseline": group.baseline and asdict(group.baseline),
                 "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
-                "open": open,
+                "open": None if group.is_complete else known,
                 "source": group.source,
                 "data_source": group.data_source,
                 "prompt_id": group.prompt_id,
@@ -188,8 +206,8 @@ def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
     return plain, shards
 
 
-def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list[Group]:
-    """The inverse of `as_plain`."""
+def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[ShardRef]) -> list[Group]:
+    """The inverse of `as_plain`. Groups that are not complete are queued: no engine has them."""
 
     def verdict(fields: Mapping[str, Any]) -> Verdict:
         return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
@@ -202,18 +220,20 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
     groups = []
     for group in plain:
         samples = [sample(fields) for fields in group["samples"]]
-        baseline = verdict(group["baseline"]) if group["baseline"] else None
-        open = group.get("open")  # Older checkpoints lack it.
-        begun = [PartialRollout(**fields) for fields in open["begun"]] if open else []
-        used = sorted({*(s.shard for s in samples), *(one.shard for one in begun)})
+        known = group.get("open") or {}  # older checkpoints have complete groups alone
+        partial = [PartialRollout(**fields) for fields in known.get("begun", ())]
+        used = sorted({*(s.shard for s in samples), *(one.shard for one in partial)})
         place = {shard: number for number, shard in enumerate(used)}
         groups.append(
             Group(
+                group["step"],
+                known.get("index", UNKNOWN),
+                known.get("first_sample", 0),
+                GroupState.QUEUED if known else GroupState.COMPLETE,
                 Samples.of(replace(s, shard=place[s.shard]) for s in samples),
                 [shards[shard] for shard in used],
-                baseline,
-                group["step"],
-                open and PartialGroup(**{**open, "begun": [replace(one, shard=place[one.shard]) for one in begun]}),
+                [replace(one, shard=place[one.shard]) for one in partial],
+                verdict(group["baseline"]) if group["baseline"] else None,
                 group.get("source", ""),
                 group.get("data_source", ""),
                 group.get("prompt_id", ""),
@@ -224,26 +244,24 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
     return groups
 
 
-def _places(groups: Sequence[Group]) -> tuple[list[Any], list[dict[int, int]]]:
-    """The references of all groups, each once, and for each group: shard → its index among them."""
-    shards: list[Any] = []
-    found: dict[int, int] = {}
-    places = []
+def _joined_shards(groups: Sequence[Group]) -> tuple[list[ShardRef], list[dict[int, int]]]:
+    """The references of all groups, each once, and for each group: its number of a shard → the index among them."""
+    shards: list[ShardRef] = []
+    index_of: dict[int, int] = {}
+    renumbered = []
     for group in groups:
         for shard in group.shards:
-            if id(shard) not in found:
-                found[id(shard)] = len(shards)
+            if id(shard) not in index_of:
+                index_of[id(shard)] = len(shards)
                 shards.append(shard)
-        places.append({number: found[id(shard)] for number, shard in enumerate(group.shards)})
-    return shards, places
+        renumbered.append({number: index_of[id(shard)] for number, shard in enumerate(group.shards)})
+    return shards, renumbered
 
 
-def _counted(column: np.ndarray, place: Mapping[int, int]) -> np.ndarray:
-    """A column of shards, each replaced by its index."""
-    import numpy as np
-
-    if len(place) == 1:  # the usual case
-        counted: np.ndarray = np.full(len(column), next(iter(place.values())), np.int64)
+def _renumbered(column: np.ndarray, numbers: Mapping[int, int]) -> np.ndarray:
+    """A column of shards, each with its new number."""
+    if len(numbers) == 1:  # the usual case
+        renumbered: np.ndarray = np.full(len(column), next(iter(numbers.values())), np.int64)
     else:
-        counted = np.array([place[shard] for shard in column.tolist()], np.int64)
-    return counted
+        renumbered = np.array([numbers[shard] for shard in column.tolist()], np.int64)
+    return renumbered

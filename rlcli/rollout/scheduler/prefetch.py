@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.rollout.scheduler.groups import Source
 from rlcli.support.daemon_thread import in_background
 
@@ -40,7 +40,7 @@ class Prefetcher:
         self._running: Future[None] = Future()
         self._running.set_result(None)
 
-    def take(self, step: int) -> Collected:
+    def take(self, step: int) -> RolloutBatch:
         """The samples of step `step`; then generation goes on for the next ones. Raises what `Source.take` raises."""
         self.wait()
         batch = self.source.take(step)

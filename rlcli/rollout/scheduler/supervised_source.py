@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
 from rlcli.data.prompts.prompt_table import set_of
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
@@ -31,7 +31,7 @@ class SupervisedSource:
         self.cursor = cursor
         self.prompts_per_step = prompts_per_step
 
-    def take(self, step: int) -> Collected:
+    def take(self, step: int) -> RolloutBatch:
         """The samples of step `step`, determined by the cursor's order alone.
 
         Their tokens are in one shard in Ray's object store. No engine generated them, so the shard's log-probs are
@@ -60,15 +60,15 @@ class SupervisedSource:
                 )
             )
         shards = [ray.put(builder.build())]
-        return Collected(Samples.of(samples), shards, 0.0, 0.0, sources=sources, data_sources=data_sources)
+        return RolloutBatch(Samples.of(samples), shards, sources=sources, data_sources=data_sources)
 
     def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
         """Nothing is generated."""
 
-    def state(self) -> tuple[dict[str, Any], list[Any]]:
+    def state(self) -> tuple[dict[str, Any], list[ShardRef]]:
         return {"waiting": []}, []
 
-    def restore(self, state: Mapping[str, Any], shards: Sequence[Any]) -> None:
+    def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
         """There is no state besides the cursor."""
 
     def drop(self) -> None:

@@ -29,19 +29,26 @@ UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified
 
 @dataclass(frozen=True)
 class PendingSample:
-    """A sample that waits for its verdict, and without its signature. source: its prompt. log_probs: of its drawn
-    tokens. digest: of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept. checksum: of what
-    is verified, as in `Scored`. messages, copies: of a conversation. whole: its trajectory, if that is kept."""
+    """A sample that waits for its verdict."""
 
     source: Prompt
+    """Its prompt."""
     sample: Sample
+    """The sample with a placeholder as its verdict, and without its signature."""
     scored: Future[Scored]
+    """Its text and its verdict."""
     log_probs: LogProbSummary | None
+    """Summary of the log-probs of its response tokens; None if there are none."""
     digest: int
+    """Digest of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept."""
     checksum: int
+    """CRC-32 of what is verified, as in `Scored`."""
     messages: Sequence[Mapping[str, Any]] = ()
+    """Messages of a conversation."""
     whole: Trajectory | None = None
+    """Its trajectory, if that is kept."""
     copies: Mapping[str, bytes] = field(default_factory=dict)
+    """Digest → a small copy, of the pictures that a conversation showed."""
 
 
 def sent(trajectory: Trajectory) -> bytes:

@@ -14,7 +14,7 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
 from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
@@ -54,7 +54,7 @@ class SelectedSamples:
     """The shaped reward of each sample of the step, float64; NaN if it does not count."""
 
 
-def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int) -> SelectedSamples:
+def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, seed: int) -> SelectedSamples:
     """The samples to train on and their columns. seed: for random choices."""
     import numpy as np
     import torch

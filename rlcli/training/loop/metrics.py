@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.algorithms.correction.mismatch import mismatch_metrics
 from rlcli.data.columns import OUTCOMES, Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.data.packer import Plan
 from rlcli.rollout.scheduler.sample_filter import REASONS
 from rlcli.training.worker.rank_step_recorder import StepReport
@@ -204,26 +204,6 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return metrics
 
 
-def source_metrics(batch: Collected) -> dict[str, float]:
-    """How the step's samples were generated: relevant if groups are dropped and refilled. `reward/generated` is missing
-    if waiting groups filled the step."""
-    return {
-        "rollout/rounds": float(batch.rounds),
-        "rollout/generated": float(batch.generated),
-        "rollout/dropped_groups": float(batch.dropped),
-        "rollout/carried_over_groups": float(batch.carried_over),
-        "rollout/in_flight_groups": float(batch.in_flight),
-        "rollout/too_old_groups": float(batch.too_old),
-        "rollout/stale": float(batch.stale),
-        "rollout/aborted": float(batch.aborted),
-        "rollout/resumed": float(batch.carried),
-        "rollout/redrawn": float(batch.redrawn),
-        **({"rollout/drafted": float(batch.drafted)} if batch.drafted else {}),
-        **({"rollout/drafts_accepted": batch.accepted / batch.drafted} if batch.drafted else {}),
-        **({"reward/generated": batch.generated_score} if batch.generated else {}),
-    }
-
-
 def staleness_metrics(samples: Samples, version: int) -> dict[str, float]:
     """How old the samples were when training on them began, in updates. version: of the policy then."""
     import numpy as np
@@ -288,22 +268,18 @@ def critic_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return metrics | {"critic/grad_norm": sums["grad_norm"] / len(done)}
 
 
-def time_metrics(clock: Clock, collected: Collected, plan: Plan, beside_s: float = 0.0) -> dict[str, float]:
+def time_metrics(clock: Clock, batch: RolloutBatch, plan: Plan, beside_s: float = 0.0) -> dict[str, float]:
     """Seconds by phase and tokens per second. The phases and `bookkeeping`, the time outside all of them, add up to the
     step; the wait for verdicts is part of generation. beside_s: seconds of generation beside training."""
     seconds, whole = clock.seconds, time.perf_counter() - clock.began
-    tokens = int(collected.samples.tokens.sum())
+    tokens = int(batch.samples.tokens.sum())
     trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
-    rate = collected.generated_tokens / collected.generate_s if collected.generate_s else 0.0
     return {
         **seconds,
         "time/bookkeeping_s": whole - sum(seconds.values()),
-        "time/verify_wait_s": collected.verify_s,
-        "time/idle_s": collected.idle_s,
         "time/trainer_idle_s": seconds.get("time/generate_s", 0.0) + seconds.get("time/wait_for_rollout_s", 0.0),
         "time/engine_idle_s": max(0.0, whole - seconds.get("time/generate_s", 0.0) - beside_s),
         "time/step_s": whole,
-        **({"throughput/rollout_tokens_per_s": rate} if rate else {}),
         "throughput/update_tokens_per_s": trained / max(seconds.get("time/update_s", 0.0), 1e-9),
         "throughput/tokens_per_s": tokens / max(whole, 1e-9),
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.process.busy_lanes import SHORTEST_S
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.data.sample_files import write_table
 from rlcli.data.step_files import ADVANTAGES, RecordedSample, Recording, advantages_table, tokens_path
 from rlcli.rollout.scheduler.sample_filter import REASONS
@@ -70,7 +70,7 @@ class StepRecords:
             self._lanes.setdefault(CONTROLLER, []).append((last, since, now))
         self._phase = name, now
 
-    def recording(self, step: int, batch: Collected, chosen: SelectedSamples) -> Recording | None:
+    def recording(self, step: int, batch: RolloutBatch, chosen: SelectedSamples) -> Recording | None:
         """What the workers record of this step; None if nothing is."""
         if not self._saves:
             return None
@@ -88,7 +88,7 @@ class StepRecords:
         return Recording(step, tokens_path(self._samples, step), self._config.model.path, samples)
 
     def trained(
-        self, step: int, batch: Collected, chosen: SelectedSamples, reports: Mapping[str, Sequence[StepReport]]
+        self, step: int, batch: RolloutBatch, chosen: SelectedSamples, reports: Mapping[str, Sequence[StepReport]]
     ) -> None:
         """The step's updates are done. reports: of each group's ranks, by the name of their lanes."""
         self.add_spans({name: [report.spans for report in ranks] for name, ranks in reports.items()})
@@ -167,13 +167,13 @@ def lanes_since(start: float, lanes: Mapping[str, Lane]) -> list[dict[str, Any]]
     ]
 
 
-def _prompt_id(batch: Collected, group: int) -> str:
+def _prompt_id(batch: RolloutBatch, group: int) -> str:
     """Empty if a batch of an older checkpoint does not have it."""
     return batch.prompt_ids[group] if batch.prompt_ids else ""
 
 
 def _write_advantages(
-    path: Path, step: int, batch: Collected, chosen: SelectedSamples, means: Mapping[int, float]
+    path: Path, step: int, batch: RolloutBatch, chosen: SelectedSamples, means: Mapping[int, float]
 ) -> None:
     samples, trained = batch.samples, set(chosen.places.tolist())
     reasons = [

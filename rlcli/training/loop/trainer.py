@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.peak_memory import largest
 from rlcli.context import RunContext
-from rlcli.data.messages import Coefficients, Collected, step_seed
+from rlcli.data.messages import Coefficients, RolloutBatch, step_seed
 from rlcli.data.packer import Plan
 from rlcli.data.prompts.template_choice import BUILT_IN, template_text
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
@@ -46,7 +46,6 @@ from rlcli.training.loop.metrics import (
     reward_metrics,
     sample_metrics,
     set_metrics,
-    source_metrics,
     staleness_metrics,
     sync_metrics,
     time_metrics,
@@ -327,7 +326,7 @@ class Trainer:
                     self.invariants.check_update(plan, chosen, index, sums)
         return updates, rates
 
-    def measure(self, batch: Collected, chosen: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
+    def measure(self, batch: RolloutBatch, chosen: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
         """The step's metrics. Also adapts the KL and entropy coefficients to them."""
         counted = rewarded(batch.samples, self.config.train.truncated).take(chosen.left_out == 0)
         metrics = {
@@ -336,7 +335,7 @@ class Trainer:
             **set_metrics(batch.samples, counted, batch.sources),
             **left_out_metrics(chosen.left_out),
             "reward/shaped": chosen.reward,
-            **source_metrics(batch),
+            **batch.stats.metrics(),
             **batch.selection,
             **staleness_metrics(batch.samples, 0 if self.config.data.response else self.version - 1),
             **plan_metrics(plan),

@@ -16,7 +16,7 @@ from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import implements
 from rlcli.cluster.process import busy_lanes, peak_memory, startup_times, worker_profile
 from rlcli.cluster.rendezvous import meeting_place, store_at
-from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask
+from rlcli.data.messages import Coefficients, Progress, PromptTask, RolloutBatch
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.template_choice import choose_template
@@ -188,11 +188,11 @@ class Worker(WeightSync, WorkerCalls):
     @implements(WorkerCalls.rollout)
     def rollout(
         self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue | None = None
-    ) -> Iterator[Progress | Collected]:
+    ) -> Iterator[Progress | RolloutBatch]:
         yield from self._rollout.run(tasks, call, queue or NO_QUEUE)
 
     @implements(WorkerCalls.interrupted_rollout)
-    def interrupted_rollout(self, end: bool) -> Collected:
+    def interrupted_rollout(self, end: bool) -> RolloutBatch:
         return self._rollout.interrupted(end=end, keep=self.spec.context.keeps)
 
     @implements(WorkerCalls.take_shard)

@@ -25,10 +25,10 @@ from rlcli.data.step_images import read_pictures
 from rlcli.data.trajectories import Span, Trajectory
 from rlcli.model.packed_batch import pack
 from rlcli.rewards.service.scoring_client import Scored
-from rlcli.rollout.scheduler.groups import Group, PartialGroup, as_groups, as_plain
+from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
 from rlcli.rollout.worker.conversations import Held
 from rlcli.rollout.worker.pending_samples import Saver, pending
-from rlcli.rollout.worker.rollout_role import started
+from rlcli.rollout.worker.sample_request import started
 from rlcli.training.loop.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict, image_digest
 
@@ -138,10 +138,10 @@ def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
 def test_groups_of_older_checkpoints_load() -> None:
     one = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
     talk = Samples.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
-    rewarded, shards = as_plain([Group(talk, ["a"], None, 2)])
+    rewarded, shards = as_plain([Group(2, samples=talk, shards=["a"])])
     assert list(as_groups(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
     samples = Samples.of([one])
-    plain, shards = as_plain([Group(samples, ["a"], None, 2, PartialGroup(4))])
+    plain, shards = as_plain([Group(2, prompt_index=4, samples=samples, shards=["a"])])
     assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
     (older,) = plain[0]["samples"]
     for name in ("context_tokens", "turns", "newer_by", "turn_rewards", "turn_states"):

@@ -19,7 +19,7 @@ from rlcli.data.messages import PartialRollout
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
 from rlcli.launch.input_files import InputRecord, local_inputs
 from rlcli.launch.resume import Resumption, check_data, find_run, resumption, with_length_known
-from rlcli.rollout.scheduler.groups import Group, PartialGroup, as_groups, as_plain
+from rlcli.rollout.scheduler.groups import Group, GroupState, as_groups, as_plain
 from rlcli.runs.checkpoint import Checkpoints
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.record_files import (
@@ -349,17 +349,18 @@ def test_other_prompts_than_those_of_the_run_are_refused(run: Path) -> None:
 
 
 def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
-    def group(prompt: int, shards: list[str], baseline: Verdict | None, open: PartialGroup | None = None) -> Group:
+    def group(prompt: int, shards: list[str], baseline: Verdict | None, **known: Any) -> Group:
         verdict = Verdict(0.1 + 0.2, Outcome.WRONG, "7", {"math": 0.3}, "why", 0.25)
         samples = Samples.of(Sample(prompt, i, i % len(shards), i, 5, 6, "stop", verdict, 3) for i in range(2))
-        return Group(samples, shards, baseline, 7, open)
+        return Group(7, samples=samples, shards=shards, baseline=baseline, **known)
 
-    begun = PartialGroup(9, 4, [PartialRollout(3, 2, 0, 5, 17, 1), PartialRollout(3, 3, 1, 6, 18, 2)])
+    complete = {"state": GroupState.COMPLETE}
+    aborted = [PartialRollout(3, 2, 0, 5, 17, 1), PartialRollout(3, 3, 1, 6, 18, 2)]
     groups = [
-        group(3, ["a"], None),
-        group(5, ["b"], Verdict(1.0, Outcome.OK)),
-        group(6, ["c", "a"], None, begun),
-        Group(Samples.of([]), [], None, 7, PartialGroup(2)),
+        group(3, ["a"], None, **complete),
+        group(5, ["b"], Verdict(1.0, Outcome.OK), **complete),
+        group(6, ["c", "a"], None, prompt_index=9, first_sample=4, partial=aborted),
+        Group(7, prompt_index=2),
     ]
     plain, shards = as_plain(groups)
     assert shards == ["a", "b", "c"]
@@ -369,11 +370,7 @@ def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
 
     def told(group: Group) -> Any:
         samples = [(s.sample, group.shards[s.shard], s.row, s.version) for s in group.samples]
-        open = group.open
-        return samples, open and (
-            open.index,
-            open.first_sample,
-            [(one.sample, group.shards[one.shard], one.row, one.tokens, one.version) for one in open.begun],
-        )
+        partial = [(one.sample, group.shards[one.shard], one.row, one.tokens, one.version) for one in group.partial]
+        return samples, group.state, group.prompt_index, group.first_sample, partial
 
     assert [told(g) for g in back] == [told(g) for g in groups]

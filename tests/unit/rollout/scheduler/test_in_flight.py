@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.errors import CheckpointError
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
-from rlcli.rollout.scheduler import rollout_source
+from rlcli.rollout.scheduler import streaming_rollouts
 from rlcli.rollout.scheduler.prefetch import Prefetcher
-from rlcli.rollout.scheduler.rollout_source import RolloutSource
+from rlcli.rollout.scheduler.rollouts import Rollouts
+from rlcli.rollout.scheduler.streaming_rollouts import StreamingRollouts
 from tests.unit.rollout.worker import test_work_queue as harness
 from tests.unit.rollout.worker.test_work_queue import END, LIMIT, SAMPLES, whole_response
 
@@ -70,21 +71,19 @@ class Workers(harness.Workers):
             role.pause(keep=self.keep)
         super().load(version)
 
-    def interrupted_rollout(self, end: bool) -> list[Collected]:
+    def interrupted_rollout(self, end: bool) -> list[RolloutBatch]:
         self.interrupted.append(end)
         return [role.interrupted(end=end, keep=self.keep) for role in self.roles]
 
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_source, "SLICE_STEPS", 3)
-    monkeypatch.setattr(rollout_source, "SLICE_S", 0.0)
+    monkeypatch.setattr(streaming_rollouts, "SLICE_STEPS", 3)
+    monkeypatch.setattr(streaming_rollouts, "SLICE_S", 0.0)
 
 
-def source_of(
-    workers: Workers, staleness: int, engine_steps: int | None, apart: bool = True, **rules: Any
-) -> RolloutSource:
-    source = harness.source_of(workers, oversample=1.0, **rules)
+def source_of(workers: Workers, staleness: int, engine_steps: int | None, apart: bool = True, **rules: Any) -> Rollouts:
+    source = harness.source_of(workers, oversample=1.0, kind=StreamingRollouts, **rules)
     asked = {"staleness": staleness, "engine_steps": engine_steps}
     source.config = source.config.changed(
         async_=asked, rollout={"workers": len(workers) if apart else 0}, train={"steps": STEPS}
@@ -96,9 +95,9 @@ def source_of(
 class Run:
     """Trains nothing. batches: what each step was given. waiting: the most groups at any update."""
 
-    source: RolloutSource
+    source: Rollouts
     workers: Workers
-    batches: list[Collected] = field(default_factory=list)
+    batches: list[RolloutBatch] = field(default_factory=list)
     waiting: int = 0
 
     def until(self, last: int, *, first: int = 1, resumed: bool = False) -> Run:
@@ -108,7 +107,7 @@ class Run:
             self.batches.append(self.source.take(step))
             if self.source.config.rollout.workers and step < STEPS:
                 self.source.ahead(step, lambda: False)
-            self.waiting = max(self.waiting, len(self.source.waiting))
+            self.waiting = max(self.waiting, len(self.source.buffer.groups))
             if resumed:
                 self.resume(step)
         return self
@@ -118,7 +117,7 @@ class Run:
         plain, shards = self.source.state()
         config, cursor = self.source.config, self.source.cursor.state()
         self.workers = Workers([Engine(engine.slots) for engine in self.workers.engines], self.workers.keep)
-        other = harness.source_of(self.workers, oversample=1.0)
+        other = harness.source_of(self.workers, oversample=1.0, kind=StreamingRollouts)
         other.config, other.cursor = config, other.cursor.restored(cursor)
         other.restore(json.loads(json.dumps(plain)), shards)
         self.source = other
@@ -128,14 +127,15 @@ class Run:
         found = []
         for batch in self.batches:
             wholes = [(s, batch.shards[s.shard].row(s.row)) for s in batch.samples]
-            figures = [("figures", batch.in_flight, batch.carried_over, batch.rounds, batch.generated, batch.carried)]
-            figures += [("figures", batch.aborted, batch.stale, batch.dropped, batch.generated_score)]
+            stats = batch.stats
+            figures = [("figures", stats.in_flight, stats.carried_over, stats.rounds, stats.generated, stats.resumed)]
+            figures += [("figures", stats.aborted, stats.stale, stats.dropped, stats.mean_score)]
             rows = [(s.prompt, s.sample, w.tokens.tolist(), w.log_probs.tolist(), w.spans) for s, w in wholes]
             found.append([*figures, *rows])
         return found
 
 
-def check(batch: Collected, step: int, staleness: int) -> list[int]:
+def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
     """That no token is older than `staleness`, that each has the version that drew it, and that each response is the
     one that was begun. Returns the dataset's rows."""
     assert len(batch.samples) == BATCH * SAMPLES
@@ -180,7 +180,7 @@ def test_groups_are_taken_in_the_order_drawn_and_none_is_too_old(
     rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, staleness)]
     assert rows == list(range(BATCH * STEPS))
     assert run.waiting <= staleness * BATCH
-    assert run.source.waiting == [], "nothing is begun that no step trains on"
+    assert run.source.buffer.groups == [], "nothing is begun that no step trains on"
     assert run.source.cursor.position == BATCH * STEPS
     assert all(engine.unfinished == 0 for engine in workers.engines)
 
@@ -190,9 +190,9 @@ def test_responses_go_on_through_updates_and_the_first_ones_do_not_wait() -> Non
     run = Run(source_of(workers, 2, 5), workers).until(STEPS)
     versions = [batch.samples.newer_by for batch in run.batches]
     assert any(newer.any() for newer in versions)
-    assert any(batch.stale for batch in run.batches)
-    assert run.batches[0].stale == 0
-    drawn = sum(batch.generated_tokens for batch in run.batches)
+    assert any(batch.stats.stale for batch in run.batches)
+    assert run.batches[0].stats.stale == 0
+    drawn = sum(batch.stats.generated_tokens for batch in run.batches)
     assert drawn == sum(int(batch.samples.drawn_tokens.sum()) for batch in run.batches), "no token is drawn twice"
 
 
@@ -245,7 +245,7 @@ def test_dropped_groups_are_replaced_at_once_and_bounds_hold() -> None:
         rows = check(batch, step, 2)
         assert rows == sorted(rows)
         assert (batch.samples.score.reshape(BATCH, SAMPLES).mean(1) >= 4.0).all()
-    assert sum(batch.dropped for batch in run.batches) > 0
+    assert sum(batch.stats.dropped for batch in run.batches) > 0
     assert run.waiting <= 2 * BATCH
 
 
@@ -254,13 +254,13 @@ def test_groups_older_than_a_lowered_bound_are_dropped_or_kept_by_rule() -> None
         workers = Workers([Engine(32)])
         run = Run(source_of(workers, 4, 40), workers).until(2)
         run.resume(2)
-        old = [group for group in run.source.waiting if group.open is None and group.step < 3]
+        old = [group for group in run.source.buffer.groups if group.is_complete and group.step < 3]
         assert old
         run.source.config = run.source.config.changed(async_={"staleness": 1, "too_old": rule})
         run.workers.load(4)
         run.workers.load(5)
         batch = run.source.take(5)
-        assert (batch.too_old > 0) != taken
+        assert (batch.stats.too_old > 0) != taken
         assert (5 - int(batch.samples.version.min()) > 1) == taken
 
 
@@ -282,7 +282,7 @@ def test_what_is_dropped_is_forgotten_by_the_engines_too() -> None:
     source = source_of(workers, 2, 5)
     Run(source, workers).until(2)
     source.drop()
-    assert (source.waiting, source.begun, workers.engines[0].unfinished) == ([], False, 0)
+    assert (source.buffer.groups, source.begun, workers.engines[0].unfinished) == ([], False, 0)
     position = source.cursor.position
     workers.load(3)
     assert check(source.take(3), 3, 0)[0] == position

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
+from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import RunFailed
 from rlcli.launch.launch import build
 from rlcli.rollout.scheduler.prefetch import Prefetcher
@@ -29,9 +30,9 @@ class Source:
         self.calls: list[tuple[str, int, str]] = []
         self.dropped = 0
 
-    def take(self, step: int) -> Collected:
+    def take(self, step: int) -> RolloutBatch:
         self.calls.append(("take", step, threading.current_thread().name))
-        return Collected(Samples.of([]), [], 0.5, 0.25)
+        return RolloutBatch(Samples.of([]), stats=RolloutStats(generate_s=0.5, verify_s=0.25))
 
     def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
         self.calls.append(("ahead", step, threading.current_thread().name))

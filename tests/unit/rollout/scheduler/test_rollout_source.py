@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected, Progress, PromptTask, sample_seed
+from rlcli.data.messages import Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.dataset_mixture import MixedCursor, Unit, cursor_of
 from rlcli.data.prompts.prompt_table import JoinedPrompts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
+from rlcli.data.rollout_stats import RolloutStats
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.evaluation.evaluation_report import evaluate
@@ -34,7 +35,8 @@ from rlcli.rollout.rollout_call import RolloutCall
 from rlcli.rollout.scheduler.group_results import judged, judged_groups
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
 from rlcli.rollout.scheduler.prefetch import Prefetcher
-from rlcli.rollout.scheduler.rollout_source import RolloutSource, by_rank
+from rlcli.rollout.scheduler.rollout_source import by_rank
+from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
 from rlcli.rollout.worker.pending_samples import UNVERIFIED, PendingSample, Saver
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.verdicts import Verification
@@ -71,7 +73,7 @@ class Workers(CalledByName):
 
     def rollout(
         self, tasks: list[list[PromptTask]], call: RolloutCall, queue: Queue | None
-    ) -> Iterator[Progress | Collected]:
+    ) -> Iterator[Progress | RolloutBatch]:
         assert queue is None
         leaders = range(0, self.count, self.tensor_parallel)
         self.rounds.append(sorted((t for rank in leaders for t in tasks[rank]), key=lambda t: t.prompt))
@@ -81,7 +83,7 @@ class Workers(CalledByName):
             yield Progress(sum(t.responses for t in own))
             yield self.report(rank, own, call)
 
-    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
+    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
         shard, samples = Shard([]), []
         for task in tasks:
             for index in range(task.samples):
@@ -101,7 +103,8 @@ class Workers(CalledByName):
         self.taken[rank] = shard if samples else None
         tokens = sum(s.drawn_tokens for s in samples)
         made = Samples.of(samples[::-1])
-        return Collected(made, [], 1.0, 0.5, baselines, generated_tokens=tokens, version=self.version)
+        stats = RolloutStats(generated_tokens=tokens, version=self.version, generate_s=1.0, verify_s=0.5)
+        return RolloutBatch(made, stats=stats, baselines=baselines)
 
     def take_shard(self) -> list[list[Shard | None]]:
         taken, self.taken = self.taken, [None] * self.count
@@ -121,7 +124,7 @@ def source_of(
     prompts_per_step: int = 4,
     crashes: float = 0.1,
     **rules: Any,
-) -> RolloutSource:
+) -> SyncRollouts:
     config = RunConfig.model_validate(
         {
             "rollout": {
@@ -143,7 +146,7 @@ def source_of(
     flat: np.ndarray = np.arange(4 * rows, dtype=np.int32)
     prompts = TokenizedPrompts(tuple(prompt), 0, flat, np.arange(0, 4 * rows + 1, 4))
     cursor = PromptCursor(rows, seed=0, shuffle=False)
-    return RolloutSource(
+    return SyncRollouts(
         workers,  # type: ignore[arg-type]
         prompts,
         cursor,
@@ -163,7 +166,7 @@ def unequal_where(good: Callable[[int], bool]) -> Callable[[str, int], float]:
     return lambda prompt_id, sample: float(good(number(prompt_id)) and sample % 2 == 1)
 
 
-def rows_of(batch: Collected) -> list[int]:
+def rows_of(batch: RolloutBatch) -> list[int]:
     """The dataset's row of each group, read through the shards: what training would be given."""
     rows: dict[int, set[int]] = {}
     for s in batch.samples:
@@ -181,10 +184,11 @@ def test_every_group_is_kept_in_one_round_unless_told_otherwise() -> None:
     assert [rows_of(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [len(tasks) for tasks in workers.rounds] == [4, 4]
     for batch in batches:
-        assert (batch.rounds, batch.generated, batch.generated_tokens, batch.dropped) == (1, 8, 24, 0)
-        assert (batch.carried_over, batch.stale, batch.baselines) == (0, 0, {})
+        stats = batch.stats
+        assert (stats.rounds, stats.generated, stats.generated_tokens, stats.dropped) == (1, 8, 24, 0)
+        assert (stats.carried_over, stats.stale, batch.baselines) == (0, 0, {})
         assert [s.sample for s in batch.samples] == [0, 1] * 4
-        assert (batch.generate_s, batch.verify_s) == (1.0, 0.5)
+        assert (batch.stats.generate_s, batch.stats.verify_s) == (1.0, 0.5)
     assert workers.calls[0].sampling == Sampling(0.7, 16, 0.9)
     assert (workers.calls[1].seed, workers.calls[1].purpose, workers.calls[1].step) == (5, "train", 2)
 
@@ -194,10 +198,10 @@ def test_dropped_groups_are_refilled_with_as_many_as_are_missing() -> None:
     batch = source_of(workers, keep="unequal").take(1)
     assert [len(tasks) for tasks in workers.rounds] == [4, 2, 1]
     assert rows_of(batch) == [0, 2, 4, 6]
-    assert (batch.rounds, batch.generated, batch.dropped, batch.carried_over) == (3, 14, 3, 0)
-    assert (batch.generate_s, batch.verify_s) == (3.0, 1.5)
+    assert (batch.stats.rounds, batch.stats.generated, batch.stats.dropped, batch.stats.carried_over) == (3, 14, 3, 0)
+    assert (batch.stats.generate_s, batch.stats.verify_s) == (3.0, 1.5)
     # Of 7 groups 4 have one right sample of two; the batch itself is biased towards them.
-    assert batch.generated_score == pytest.approx(4 / 14)
+    assert batch.stats.mean_score == pytest.approx(4 / 14)
     assert sum(s.verdict.score for s in batch.samples) / len(batch.samples) == 0.5
 
 
@@ -213,12 +217,12 @@ def test_good_groups_beyond_the_step_wait_and_come_first_in_the_next() -> None:
     source = source_of(workers, keep="unequal", oversample=1.5)
     first = source.take(1)
     assert rows_of(first) == [0, 2, 3, 4]  # of six
-    assert (first.carried_over, first.stale) == (1, 0)
+    assert (first.stats.carried_over, first.stats.stale) == (1, 0)
     workers.version = 2
     second = source.take(2)
     assert rows_of(second) == [5, 6, 7, 8]
     assert [len(tasks) for tasks in workers.rounds] == [6, 5]  # ceil of 3 missing × 1.5
-    assert (second.carried_over, second.stale, second.dropped) == (1, SAMPLES, 1)
+    assert (second.stats.carried_over, second.stats.stale, second.stats.dropped) == (1, SAMPLES, 1)
     assert [s.version for s in second.samples] == [1, 1, 2, 2, 2, 2, 2, 2]
     assert rows_of(source.take(3))[0] == 10
 
@@ -227,10 +231,11 @@ def test_a_step_filled_by_waiting_groups_generates_nothing() -> None:
     workers = Workers(unequal_where(lambda row: True))
     source = source_of(workers, keep="unequal", oversample=3.0)
     batches = [source.take(step) for step in (1, 2, 3)]
-    assert [batch.rounds for batch in batches] == [1, 0, 1]
+    assert [batch.stats.rounds for batch in batches] == [1, 0, 1]
     assert [rows_of(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [12, 13, 14, 15]]
-    assert [(b.generated, b.generated_score, b.generate_s, b.stale) for b in batches[1:2]] == [(0, 0.0, 0.0, 8)]
-    assert batches[2].stale == 0
+    second = batches[1].stats
+    assert (second.generated, second.mean_score, second.generate_s, second.stale) == (0, 0.0, 0.0, 8)
+    assert batches[2].stats.stale == 0
 
 
 def test_ten_times_one_point_one_prompts_are_eleven() -> None:
@@ -245,11 +250,11 @@ def test_tokens_live_only_as_long_as_a_waiting_group_needs_them() -> None:
     batch = source.take(1)  # rows 0..5 on three workers, 4 dropped, 5 waits on worker 2
     assert (rows_of(batch), len(batch.shards), workers.living()) == ([0, 1, 2, 3], 3, 3)
     del batch
-    assert (len(source.waiting), workers.living()) == (1, 1)
+    assert (len(source.buffer.groups), workers.living()) == (1, 1)
     batch = source.take(2)
     assert rows_of(batch) == [5, 6, 7, 8]
     del batch
-    source.waiting.clear()
+    source.buffer.clear()
     assert workers.living() == 0
 
 
@@ -257,7 +262,7 @@ def test_where_the_rounds_run_out_the_good_groups_are_trained_on() -> None:
     workers = Workers(unequal_where(lambda row: row in (0, 5)))
     batch = source_of(workers, keep="unequal", max_batches=2).take(1)
     assert rows_of(batch) == [0, 5]
-    assert (batch.rounds, batch.dropped, [len(tasks) for tasks in workers.rounds]) == (2, 5, [4, 3])
+    assert (batch.stats.rounds, batch.stats.dropped, [len(tasks) for tasks in workers.rounds]) == (2, 5, [4, 3])
 
 
 def test_a_step_without_one_good_group_ends_the_run_with_its_figures() -> None:
@@ -273,7 +278,7 @@ def test_failed_verifications_end_the_run_before_they_count_as_too_hard() -> Non
     says = r"8 of 8 verifications crashed.*rate = 0\.1: row:0, gsm8k: «as told»; row:1, .*; row:2, gsm8k: [^;]*; fix"
     with pytest.raises(RunFailed, match=says):
         source_of(workers, keep="unequal").take(1)
-    assert source_of(workers, crashes=1.0).take(1).generated == 8
+    assert source_of(workers, crashes=1.0).take(1).stats.generated == 8
 
 
 def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
@@ -282,7 +287,7 @@ def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
 
         slow = 2
 
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
             report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
             killed = [
                 replace(s, verdict=replace(s.verdict, outcome=Outcome.TIMEOUT)) if row[s.prompt] < self.slow else s
@@ -291,7 +296,7 @@ def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
             return replace(report, samples=Samples.of(killed))
 
     workers = Killed(lambda prompt_id, sample: 0.0)
-    assert source_of(workers, crashes=0.0).take(1).generated == 8  # half of them
+    assert source_of(workers, crashes=0.0).take(1).stats.generated == 8  # half of them
     workers.slow = 3
     with pytest.raises(RunFailed, match=r"6 of 8 verifications were killed at the deadline: row:0, .*deadline_s"):
         source_of(workers, crashes=1.0).take(1)
@@ -301,7 +306,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
     """A failed verification is no zero beside a one: a group that is otherwise equal, or has one left, is no good."""
 
     class Failing(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
             report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
             failed = [
                 replace(s, verdict=Verdict(0.0, Outcome.TIMEOUT)) if row[s.prompt] == 1 and s.sample == 0 else s
@@ -312,7 +317,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
     workers = Failing(unequal_where(lambda row: row != 3))
     batch = source_of(workers, keep="unequal", prompts_per_step=2).take(1)
     assert rows_of(batch) == [0, 2]
-    assert batch.generated_score == pytest.approx(3 / 5)  # of six samples
+    assert batch.stats.mean_score == pytest.approx(3 / 5)  # of six samples
     accuracy = source_of(Failing(workers.score), keep="accuracy", low=0.4, high=1.0, prompts_per_step=2)
     assert rows_of(accuracy.take(1)) == [0, 2]
     kept = source_of(Failing(workers.score), prompts_per_step=2).take(1)
@@ -321,12 +326,12 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
 
 def test_few_failures_are_weighed_against_all_samples_of_the_step() -> None:
     class LateCrash(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
             self.outcome = Outcome.CRASH if len(self.rounds) == 2 else Outcome.OK
             return super().report(rank, tasks, call)
 
     workers = LateCrash(unequal_where(lambda row: row != 0))
-    assert source_of(workers, keep="unequal", crashes=0.2).take(1).rounds == 3  # 2 of 10, then 2 of 12
+    assert source_of(workers, keep="unequal", crashes=0.2).take(1).stats.rounds == 3  # 2 of 10, then 2 of 12
     with pytest.raises(RunFailed, match="2 of 10"):
         source_of(LateCrash(workers.score), keep="unequal", crashes=0.19).take(1)
 
@@ -363,7 +368,7 @@ def test_what_is_sampled_does_not_depend_on_the_layout_of_the_workers(
         return [
             (
                 [(s.prompt, s.sample, s.verdict, *b.shards[s.shard].rows[s.row]) for s in b.samples],
-                (b.rounds, b.generated, b.dropped, b.carried_over, b.stale, b.baselines),
+                (b.stats.rounds, b.stats.generated, b.stats.dropped, b.stats.carried_over, b.stats.stale, b.baselines),
             )
             for b in batches
         ]
@@ -410,7 +415,7 @@ def test_greedy_baselines_stay_with_their_group() -> None:
         2: 23.0,
         3: 25.0,
     }
-    assert (first.generated, len(first.samples)) == (16, 8)  # 6 and 2 prompts; greedy responses are not counted
+    assert (first.stats.generated, len(first.samples)) == (16, 8)  # 6 and 2 prompts; greedy responses are not counted
     assert heard[:4] == [(9, 18), (18, 18), (21, 24), (24, 24)]  # three responses a prompt, round after round
 
 
@@ -477,7 +482,7 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"), first_group=6)
     *progress, report = role.run(tasks, call)
     assert [request.greedy for request in engine.requests] == [False, False, True, False, False]
-    assert isinstance(report, Collected)
+    assert isinstance(report, RolloutBatch)
     assert sum(item.finished for item in progress if isinstance(item, Progress)) == 5
     assert report.baselines == {0: Verdict(0.0, Outcome.OK)}
     assert sorted((s.prompt, s.sample) for s in report.samples) == [(0, 0), (0, 1), (3, 0), (3, 1)]
@@ -513,7 +518,7 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
         role = RolloutRole(0, Cut(), Right(), thinking=True)  # type: ignore[arg-type]
         call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
         *_, report = role.run([task], call)
-        assert isinstance(report, Collected)
+        assert isinstance(report, RolloutBatch)
         assert report.baselines[0].score == score
 
 
@@ -570,7 +575,7 @@ def test_samples_verified_after_the_first_write_are_added_to_the_file(tmp_path: 
     assert len(saver.rows) == 3
 
 
-def mixture_of(workers: Workers, unit: Unit, **rules: Any) -> RolloutSource:
+def mixture_of(workers: Workers, unit: Unit, **rules: Any) -> SyncRollouts:
     """Rows 0 to 19 are the set a, 20 to 29 the set b, of which half as much is drawn."""
     source = source_of(workers, rows=30, **rules)
     rows = source.prompts.prompts
@@ -590,12 +595,12 @@ def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) 
         batch, again = whole.take(step), parts.take(step)
         assert rows_of(batch) == rows_of(again)
         assert batch.sources == again.sources == ["a" if row < 20 else "b" for row in rows_of(batch)]
-        waiting, shards = as_plain(parts.waiting)
+        waiting, shards = as_plain(parts.buffer.groups)
         waited |= bool(waiting)
         state = json.loads(json.dumps(parts.cursor.state()))
         parts = mixture_of(Workers(workers.score), unit, **rules)
         parts.cursor = parts.cursor.restored(state)
-        parts.waiting = as_groups(json.loads(json.dumps(waiting)), shards)
+        parts.buffer.restore(as_groups(json.loads(json.dumps(waiting)), shards))
     drawn.update("a" if number(task.source.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
     assert waited
     assert drawn["a"] == pytest.approx(2 * drawn["b"], abs=2)
@@ -632,14 +637,14 @@ def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
 class Judging(Workers):
     """Samples are right if their score is 1."""
 
-    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
+    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
         report = super().report(rank, tasks, call)
         outcome = {True: Outcome.OK, False: Outcome.WRONG}
         marked = [replace(s, verdict=replace(s.verdict, outcome=outcome[s.verdict.score == 1])) for s in report.samples]
         return replace(report, samples=Samples.of(marked))
 
 
-def selecting_source(workers: Workers, sampling: str) -> RolloutSource:
+def selecting_source(workers: Workers, sampling: str) -> SyncRollouts:
     """Rows 0 to 11; of its groups of two samples those of every third row are equal."""
     source = source_of(workers, rows=12, keep="unequal", max_batches=30, prompts_per_step=3)
     source.config = source.config.changed(data={"sampling": sampling, "retire": 2})
@@ -658,7 +663,7 @@ def test_prompts_drawn_by_their_pass_rates_resume_exactly(sampling: str) -> None
         batch, again = whole.take(step), parts.take(step)
         assert rows_of(batch) == rows_of(again)
         assert (batch.judged, batch.selection) == (again.judged, again.selection)
-        assert len(batch.judged) * SAMPLES == batch.generated
+        assert len(batch.judged) * SAMPLES == batch.stats.generated
         assert sum(kept for *_, kept in batch.judged) == len(rows_of(batch))
         assert {(number(name) % 3, right) for name, _, right, _, _ in batch.judged} <= {(0, 0), (1, 1), (2, 2)}
         state = json.loads(json.dumps(parts.cursor.state()))
@@ -699,6 +704,6 @@ def test_a_group_is_judged_by_the_samples_that_count() -> None:
     assert judged(some, config) == (1, 3), "the third has no verdict, and the fourth is cut off"
     assert judged(some, config.changed(train={"truncated": "mask"})) == (1, 2)
     assert judged(some, config.changed(train={"truncated": "keep"})) == (2, 3)
-    group = Group(some, (), None, 1, prompt_id="a:0")
+    group = Group(1, samples=some, prompt_id="a:0")
     twin = replace(group)
-    assert judged_groups([group, twin], [twin], config) == [["a:0", 3, 1, 12, False], ["a:0", 3, 1, 12, True]]
+    assert judged_groups([group, twin], [twin], config) == [("a:0", 3, 1, 12, False), ("a:0", 3, 1, 12, True)]

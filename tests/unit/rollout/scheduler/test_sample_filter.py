@@ -20,7 +20,7 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples, exclusion
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.rollout.scheduler.sample_filter import REASONS, left_out, rewarded
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch
@@ -45,7 +45,7 @@ def chosen_of(samples: Sequence[Sample], rule: str = "mask", **sections: dict[st
     sections["rollout"] = {"max_response_tokens": 8} | sections.get("rollout", {})
     config = RunConfig.model_validate(sections)
     baselines = {s.prompt: Verdict(0.25, Outcome.OK) for s in samples}
-    batch = Collected(Samples.of(samples), ["shard"], 0.0, 0.0, baselines)
+    batch = RolloutBatch(Samples.of(samples), ["shard"], baselines=baselines)
     return select_batch(batch, build_algorithm(**config.algorithm.model_dump(), tried=False), config, seed=3)
 
 
@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_plain_loops_over_what_is_left(aggregation: str, ran
         }
     )
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    chosen = select_batch(Collected(Samples.of(whole), [None], 0.0, 0.0), algorithm, config, seed=0)
+    chosen = select_batch(RolloutBatch(Samples.of(whole), [None]), algorithm, config, seed=0)
     (mini,) = plan_step(chosen, config, ranks).minibatches
     counts = Denominators(mini.tokens, mini.sequences, mini.max_length, mini.groups)
     total = sum(
@@ -173,7 +173,7 @@ def test_a_group_whose_baseline_could_not_be_verified_is_left_out() -> None:
     baselines = {0: Verdict(0.0, Outcome.OK), 1: Verdict(0.0, Outcome.TIMEOUT), 2: Verdict(0.0, Outcome.CRASH)}
     config = RunConfig.model_validate({"algorithm": {"advantage": "remax"}})
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    chosen = select_batch(Collected(samples, [None], 0.0, 0.0, baselines), algorithm, config, seed=0)
+    chosen = select_batch(RolloutBatch(samples, [None], baselines=baselines), algorithm, config, seed=0)
     assert [(s.prompt, s.sample) for s in chosen.samples] == [(0, 0), (0, 1)]
     assert left_out_metrics(chosen.left_out)["samples/left_out/baseline"] == 4
 

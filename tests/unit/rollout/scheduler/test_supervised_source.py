@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rlcli_data_prep.arithmetic import CONVERTER
 
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.data.packer import plan_batches
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
@@ -45,7 +45,7 @@ def source(prompts: TokenizedPrompts, per_step: int = 4, shuffle: bool = True) -
     return SupervisedSource(prompts, PromptCursor(len(prompts), seed=7, shuffle=shuffle), per_step)
 
 
-def rows_of(batch: Collected, stored: list[SampleShard]) -> list[tuple[list[int], list[int]]]:
+def rows_of(batch: RolloutBatch, stored: list[SampleShard]) -> list[tuple[list[int], list[int]]]:
     """Prompt and response tokens of each sample, found the way that workers find them."""
     found = []
     for sample in batch.samples:
@@ -76,7 +76,7 @@ def test_each_sample_is_a_group_of_its_own_and_right(prompts: TokenizedPrompts, 
         assert (sample.prompt, sample.sample, sample.shard, sample.row, sample.version) == (i, 0, 0, i, 0)
         assert (sample.prompt_tokens, sample.drawn_tokens) == (len(prompt), len(response))
         assert (sample.verdict.score, sample.verdict.outcome, sample.stop_reason) == (1.0, Outcome.OK, "stop")
-    assert (batch.generate_s, batch.verify_s) == (0.0, 0.0)
+    assert (batch.stats.generate_s, batch.stats.verify_s) == (0.0, 0.0)
     assert reward_metrics(batch.samples)["reward/mean"] == 1.0
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Collected, PromptTask
+from rlcli.data.messages import PromptTask, RolloutBatch
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.tokenized_prompts import load_tokenizer
 from rlcli.data.trajectories import Trajectory
@@ -125,7 +125,7 @@ def held(
     *,
     ordered: bool = False,
     **row: str,
-) -> tuple[Collected, list[Trajectory], Scorer]:
+) -> tuple[RolloutBatch, list[Trajectory], Scorer]:
     """The samples of one prompt each, their trajectories and what was verified."""
     scorer, prompt = Scorer(), np.arange(3, dtype=np.int32)
     tasks = [PromptTask(n, prompt, prompt_of(i, **row), samples) for n, i in enumerate(ids)]
@@ -135,7 +135,7 @@ def held(
             0, engine, scorer, stop_token_ids=stops, environments=agents, conversing=True, ordered=ordered
         )  # type: ignore[arg-type]
         *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
-    assert isinstance(report, Collected)
+    assert isinstance(report, RolloutBatch)
     shard = role.take_shard()
     assert shard is not None
     found = report.samples.sorted()

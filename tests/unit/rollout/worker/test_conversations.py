@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Collected, PromptTask
+from rlcli.data.messages import PromptTask, RolloutBatch
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.tokenized_prompts import load_tokenizer
 from rlcli.data.trajectories import Trajectory
@@ -142,7 +142,7 @@ def held(
     ordered: bool = False,
     verifier: str = "",
     grouped: tuple[str, ...] = (),
-) -> tuple[Collected, list[Trajectory], Scorer]:
+) -> tuple[RolloutBatch, list[Trajectory], Scorer]:
     """The samples of one prompt each, their trajectories and what was verified."""
     tokenizer, scorer = load_tokenizer(config.model.path), Scorer()
     prompts = [Prompt(i, ({"role": "user", "content": "x"},), "", "", verifier, "") for i in ids]
@@ -162,7 +162,7 @@ def held(
             grouped=grouped,
         )
         *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
-    assert isinstance(report, Collected)
+    assert isinstance(report, RolloutBatch)
     shard = role.take_shard()
     assert shard is not None
     samples_found = report.samples.sorted()

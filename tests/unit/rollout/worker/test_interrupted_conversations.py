@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Collected, PartialRollout, PromptTask
+from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.tokenized_prompts import load_tokenizer
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
@@ -78,12 +78,12 @@ def task(name: str, place: int, samples: int = SAMPLES) -> PromptTask:
 
 def round_of(
     engine: TransformersEngine, model: Path, gate: Path, tasks: Sequence[PromptTask], step: int, **how: object
-) -> tuple[Collected, SampleShard]:
+) -> tuple[RolloutBatch, SampleShard]:
     queue = Queue(f"round {step}", (), int(str(how["until"]))) if "until" in how else NO_QUEUE
     with role_of(engine, model, gate, **how) as role:
         role.version = step
         *_, report = role.run(list(tasks), RolloutCall(Sampling(1.0, 64), 7, "train", step), queue)
-    assert isinstance(report, Collected)
+    assert isinstance(report, RolloutBatch)
     shard = role.take_shard()
     assert shard is not None
     return report, shard
@@ -118,7 +118,7 @@ def role_of(engine: TransformersEngine, model: Path, gate: Path, **how: object) 
         )
 
 
-def rows_of(report: Collected, shard: SampleShard) -> dict[int, Trajectory]:
+def rows_of(report: RolloutBatch, shard: SampleShard) -> dict[int, Trajectory]:
     return {sample.sample: shard.row(sample.row) for sample in report.samples}
 
 
@@ -129,12 +129,12 @@ def whole(engine: TransformersEngine, model: Path, tmp_path: Path, **how: object
 
 def interrupted(
     engine: TransformersEngine, model: Path, tmp_path: Path, **how: object
-) -> tuple[Collected, SampleShard, Collected, SampleShard]:
+) -> tuple[RolloutBatch, SampleShard, RolloutBatch, SampleShard]:
     """The round that ends when the group "soon" is done, and the one that goes on with "late"."""
     gate = tmp_path / "gate"
     report, shard = round_of(engine, model, gate, [task("soon", 0), task("late", 1)], 1, until=1, **how)
     gate.touch()
-    begun = {one.sample: replace(one, shard=0) for one in report.begun if one.prompt == 1}
+    begun = {one.sample: replace(one, shard=0) for one in report.partial if one.prompt == 1}
     late = replace(task("late", 0), begun=begun, shards=[shard])
     done = {sample.sample for sample in report.samples if sample.prompt == 1}
     late = replace(late, wanted=tuple(sorted(set(range(SAMPLES)) - done)))
@@ -145,9 +145,9 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
     engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
     first, shard, second, rest = interrupted(engine, model, tmp_path)
-    begun = {one.sample: shard.row(one.row) for one in first.begun}
+    begun = {one.sample: shard.row(one.row) for one in first.partial}
     assert any(row.turns > 1 for row in begun.values())
-    assert second.redrawn == 0
+    assert second.stats.redrawn == 0
     expected, found = whole(engine, model, tmp_path), rows_of(second, rest)
     assert found.keys() | {s.sample for s in first.samples if s.prompt == 1} == expected.keys()
     for sample, row in found.items():
@@ -188,7 +188,7 @@ def test_wherever_it_was_broken_off_the_rest_is_the_same(
         begun[sample] = PartialRollout(0, sample, 0, builder.add(said), said.drawn_tokens, 1)
     late = replace(task("late", 0), begun=begun, shards=[builder.build()], wanted=tuple(begun))
     report, shard = round_of(engine, model, tmp_path / "open", [late], 2, past=past)
-    assert report.redrawn == 0
+    assert report.stats.redrawn == 0
     found = rows_of(report, shard)
     assert found.keys() == expected.keys()
     for sample, row in found.items():
@@ -201,11 +201,11 @@ def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
     engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
     first, _, second, rest = interrupted(engine, model, tmp_path, moody=True)
-    heard = [one for one in first.begun if one.prompt == 1]
-    assert 0 < second.redrawn <= len(heard)
+    heard = [one for one in first.partial if one.prompt == 1]
+    assert 0 < second.stats.redrawn <= len(heard)
     found = rows_of(second, rest)
     assert all(sample.verdict.outcome is Outcome.OK for sample in second.samples)
-    assert sum(set(row.versions) == {2} for row in found.values()) >= second.redrawn
+    assert sum(set(row.versions) == {2} for row in found.values()) >= second.stats.redrawn
     expected = whole(engine, model, tmp_path, moody=True)
     assert all(row.tokens.tolist() == expected[sample].tokens.tolist() for sample, row in found.items())
 
@@ -226,15 +226,15 @@ def test_conversations_and_their_environments_go_on_through_updates(
             role.version = version
             call = RolloutCall(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
             *_, report = role.run(tasks, call)
-            assert isinstance(report, Collected)
+            assert isinstance(report, RolloutBatch)
             shard, tasks = role.take_shard(), []
             for sample in report.samples:
                 assert shard is not None
                 found[sample.sample] = shard.row(sample.row)
                 assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
-                assert (sample.verdict.outcome, report.redrawn) == (Outcome.OK, 0)
+                assert (sample.verdict.outcome, report.stats.redrawn) == (Outcome.OK, 0)
             if version == 3:  # a checkpoint, which interrupts nothing
-                begun = [one.tokens for one in role.interrupted(end=False, keep=keep).begun]
+                begun = [one.tokens for one in role.interrupted(end=False, keep=keep).partial]
             if len(found) == SAMPLES:
                 break
         role.forget()
@@ -264,7 +264,7 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
             role.pause()
             role.version = version
             *_, report = role.run(tasks, call)
-            assert isinstance(report, Collected)
+            assert isinstance(report, RolloutBatch)
             shard, tasks = role.take_shard(), []
             found |= {one.sample: shard.row(one.row) for one in report.samples if shard is not None}
             if not role.engine.unfinished and not report.samples and found:
@@ -278,12 +278,12 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
             role.pause()
             role.version = version
             *_, report = role.run(tasks, call)
-            assert isinstance(report, Collected)
+            assert isinstance(report, RolloutBatch)
             tasks, done = [], done | {one.sample for one in report.samples}
             role.take_shard()
         snapshot, shard = role.interrupted(end=False), role.take_shard()
         assert shard is not None
-        begun = {one.sample: replace(one, shard=0) for one in snapshot.begun}
+        begun = {one.sample: replace(one, shard=0) for one in snapshot.partial}
         assert any(shard.row(one.row).turns > 1 for one in begun.values())
         went_on = rest(role, [], 4)
     with role_of(engine, model, gate, ordered=True) as other:

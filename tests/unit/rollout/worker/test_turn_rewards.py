@@ -16,7 +16,7 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients, Collected
+from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
@@ -86,7 +86,7 @@ def trajectory(index: int, talk: Talk) -> Trajectory:
     return whole
 
 
-def collected(talks: Sequence[Talk] = TALKS) -> Collected:
+def collected(talks: Sequence[Talk] = TALKS) -> RolloutBatch:
     builder, samples = ShardBuilder(), []
     for index, talk in enumerate(talks):
         whole = trajectory(index, talk)
@@ -103,7 +103,7 @@ def collected(talks: Sequence[Talk] = TALKS) -> Collected:
                 turn_states=tuple(talk.states),
             )
         )
-    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+    return RolloutBatch(Samples.of(samples), [builder.build()])
 
 
 def configured(budget: int = 20, truncated: str = "keep", **algorithm: Any) -> RunConfig:
@@ -117,7 +117,7 @@ def configured(budget: int = 20, truncated: str = "keep", **algorithm: Any) -> R
     )
 
 
-def selected(of: Collected, config: RunConfig) -> SelectedSamples:
+def selected(of: RolloutBatch, config: RunConfig) -> SelectedSamples:
     return select_batch(of, build_algorithm(**config.algorithm.model_dump()), config, seed=3)
 
 
@@ -137,7 +137,7 @@ def on_ranks(world: int) -> list[Ranks]:
     return [of(rank) for rank in range(world)]
 
 
-def filled(name: str, of: Collected, world: int, config: RunConfig) -> dict[int, list[float]]:
+def filled(name: str, of: RolloutBatch, world: int, config: RunConfig) -> dict[int, list[float]]:
     """Row → what is filled in under `name` for its drawn tokens."""
     algorithm, chosen = build_algorithm(**config.algorithm.model_dump()), selected(of, config)
     plan = plan_step(chosen, config, world)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask, sample_seed
+from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.sample_shard import SampleShard
@@ -25,7 +25,8 @@ from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.rollout.rollout_call import RolloutCall
 from rlcli.rollout.scheduler.dispatcher import assign, gather
 from rlcli.rollout.scheduler.groups import as_groups, as_plain
-from rlcli.rollout.scheduler.rollout_source import RolloutSource
+from rlcli.rollout.scheduler.rollouts import Rollouts
+from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue
 from rlcli.types import Outcome, Prompt, Verdict
@@ -169,10 +170,10 @@ class Workers(CalledByName):
 
     def rollout(
         self, tasks: list[list[PromptTask]], call: RolloutCall, queue: Queue | None
-    ) -> Iterator[Progress | Collected]:
+    ) -> Iterator[Progress | RolloutBatch]:
         self.dealt, self.queue = tasks, queue
 
-        def run(rank: int) -> list[Progress | Collected]:
+        def run(rank: int) -> list[Progress | RolloutBatch]:
             return list(self.roles[rank].run(tasks[rank], call, self.queue or NO_QUEUE))
 
         with ThreadPoolExecutor(len(self)) as pool:
@@ -214,7 +215,13 @@ def test_where_every_run_is_to_give_the_same_bits_shares_are_fixed() -> None:
     assert len(unequal.queue.tasks) == 9
 
 
-def source_of(workers: Workers, greedy: bool = False, oversample: float = 1.5, **rules: Any) -> RolloutSource:
+def source_of(
+    workers: Workers,
+    greedy: bool = False,
+    oversample: float = 1.5,
+    kind: type[Rollouts] = SyncRollouts,
+    **rules: Any,
+) -> Rollouts:
     config = RunConfig.model_validate(
         {
             "rollout": {
@@ -233,7 +240,7 @@ def source_of(workers: Workers, greedy: bool = False, oversample: float = 1.5, *
     prompt = [Prompt(f"row:{i}", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3") for i in range(rows)]
     flat: np.ndarray = np.repeat(np.arange(rows, dtype=np.int32), 4)
     prompts = TokenizedPrompts(tuple(prompt), 0, flat, np.arange(0, 4 * rows + 1, 4))
-    return RolloutSource(
+    return kind(
         workers,  # type: ignore[arg-type]
         prompts,
         PromptCursor(rows, seed=0, shuffle=False),
@@ -252,7 +259,7 @@ def whole_response(row: int, sample: int, step: int) -> list[int]:
     return tokens
 
 
-def check(batch: Collected, step: int) -> list[int]:
+def check(batch: RolloutBatch, step: int) -> list[int]:
     """That each response is the one that was begun, each token with the log-prob of who drew it. Returns the rows."""
     assert len(batch.samples) == 4 * SAMPLES
     assert [(s.prompt, s.sample) for s in batch.samples] == [(p, i) for p in range(4) for i in range(SAMPLES)]
@@ -291,33 +298,32 @@ def test_what_a_step_breaks_off_goes_on_in_the_next_from_where_it_was(
     for step in range(1, 7):
         workers.load(step)
         begun = {
-            (group.open.index, one.sample)
-            for group in source.waiting
-            if group.open
-            for one in group.open.begun
+            (group.prompt_index, one.sample)
+            for group in source.buffer.groups
+            for one in group.partial
             if one.tokens  # one without is drawn by this step's weights alone
         }
         batch = source.take(step)
         rows = check(batch, step)
         stale = {(rows[s.prompt], s.sample) for s in batch.samples if s.version < step}
-        assert batch.stale == len(stale)
+        assert batch.stats.stale == len(stale)
         assert stale >= begun & {(rows[s.prompt], s.sample) for s in batch.samples}
         assert len(batch.baselines) == (4 if greedy else 0)
         assert len(rows) == len(set(rows))
         assert not set(seen) & set(rows)
         seen += rows
-        waiting = [group for group in source.waiting if group.open]
-        assert batch.aborted == (sum(len(group.begun) for group in waiting) if batch.rounds else 0)
-        assert len(source.waiting) <= np.ceil(4 * oversample) - 4
+        waiting = source.buffer.queued
+        assert batch.stats.aborted == (sum(len(group.partial) for group in waiting) if batch.stats.rounds else 0)
+        assert len(source.buffer.groups) <= np.ceil(4 * oversample) - 4
         if resumed:
-            plain, shards = as_plain(source.waiting)
-            source.waiting = as_groups(json.loads(json.dumps(plain)), shards)
+            plain, shards = as_plain(source.buffer.groups)
+            source.buffer.restore(as_groups(json.loads(json.dumps(plain)), shards))
     # Nothing that was drawn from the data is lost: it was trained on, or it waits.
     waiting_rows = [
-        group.open.index
-        if group.open
+        group.prompt_index
+        if not group.is_complete
         else int(group.shards[int(group.samples.shard[0])].row(int(group.samples.row[0])).tokens[0])
-        for group in source.waiting
+        for group in source.buffer.groups
     ]
     assert sorted(seen + waiting_rows) == list(range(source.cursor.position))
 
@@ -339,7 +345,8 @@ def test_without_oversampling_a_round_finishes_all_and_counts_nothing() -> None:
     workers.load(1)
     batch = source.take(1)
     assert check(batch, 1) == [0, 1, 2, 3]
-    assert (workers.queue, batch.aborted, batch.carried, batch.stale, source.waiting) == (None, 0, 0, 0, [])
+    assert (workers.queue, source.buffer.groups) == (None, [])
+    assert (batch.stats.aborted, batch.stats.resumed, batch.stats.stale) == (0, 0, 0)
 
 
 def test_tokens_that_were_drawn_before_are_not_counted_again() -> None:
@@ -349,10 +356,10 @@ def test_tokens_that_were_drawn_before_are_not_counted_again() -> None:
     for step in (1, 2, 3, 4):
         workers.load(step)
         batch = source.take(step)
-        drawn += batch.generated_tokens
+        drawn += batch.stats.generated_tokens
         trained += int(batch.samples.drawn_tokens.sum())
-    waiting = sum(int(group.samples.drawn_tokens.sum()) for group in source.waiting)
-    waiting += sum(one.tokens for group in source.waiting if group.open for one in group.open.begun)
+    waiting = sum(int(group.samples.drawn_tokens.sum()) for group in source.buffer.groups)
+    waiting += sum(one.tokens for group in source.buffer.groups for one in group.partial)
     assert drawn == trained + waiting
 
 
@@ -361,7 +368,7 @@ def test_groups_that_none_has_begun_are_no_part_of_what_was_broken_off() -> None
     source = source_of(workers, oversample=4.0)
     workers.load(1)
     source.take(1)
-    untouched = [group for group in source.waiting if group.open and not len(group.samples) and not group.begun]
+    untouched = [group for group in source.buffer.queued if not len(group.samples) and not group.partial]
     assert untouched
     assert all(group.shards == [] or group.shards == () for group in untouched)
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from rlcli.cluster.process.peak_memory import PHASES
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients, Collected
+from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.prompts.prompt_selection import SelectingCursor
+from rlcli.data.rollout_stats import RolloutStats
 from rlcli.evaluation.evaluation_report import report_of
 from rlcli.evaluation.responses import Responses
 from rlcli.runs.metric_names import METRIC_NAMES
@@ -90,9 +91,9 @@ def written(advantage: str, folder: Path) -> set[str]:
     )
     trainer.invariants = MagicMock()  # the sums of `Workers` are no sums of these samples
     facts = SelectingCursor(4, 0, True, rule="thompson", decay=0.5, retire=1, rest=1).facts()
-    made = {"generated": 2, "generated_tokens": 8, "drafted": 4, "accepted": 1, "sources": ["SET"], "selection": facts}
-    collected = Collected(samples, [None], 1.0, 0.0, **made)
-    trainer.source.take = MagicMock(return_value=collected)  # type: ignore[method-assign]
+    stats = RolloutStats(generated=2, generated_tokens=8, drafted=4, accepted=1, generate_s=1.0)
+    batch = RolloutBatch(samples, [None], stats, sources=["SET"], selection=facts)
+    trainer.source.take = MagicMock(return_value=batch)  # type: ignore[method-assign]
     report = report_of(Responses.of_samples(samples), [PROMPT])
     evaluation = {f"eval/{name}" for name in replace(report, sets={"SET": report}).metrics()}
     hung_on_it = {"time/checkpoint_s", "time/evaluate_s"}  # what `Trainer.advance` adds

@@ -15,7 +15,7 @@ import pytest
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.record_files import judged_of, timeline_of
 from rlcli.training.loop.batch_selection import SelectedSamples, select_batch
@@ -27,7 +27,7 @@ SCORES = ((1.0, 1.0), (0.0, 1.0), (0.5, None), (0.0, 1.0))
 """Of the two samples of each group; None: its verification crashed, so that the other one is alone."""
 
 
-def batch_of(scores: Sequence[Sequence[float | None]] = SCORES, saved_step: int = 3) -> Collected:
+def batch_of(scores: Sequence[Sequence[float | None]] = SCORES, saved_step: int = 3) -> RolloutBatch:
     """The groups were saved as those from the tenth on, in the files of `saved_step`."""
     samples = [
         Sample(
@@ -46,10 +46,10 @@ def batch_of(scores: Sequence[Sequence[float | None]] = SCORES, saved_step: int 
         for group, of_group in enumerate(scores)
         for sample, score in enumerate(of_group)
     ]
-    return Collected(Samples.of(samples), [], 0.0, 0.0, prompt_ids=[f"row:{group}" for group in range(len(scores))])
+    return RolloutBatch(Samples.of(samples), [], prompt_ids=[f"row:{group}" for group in range(len(scores))])
 
 
-def chosen_of(batch: Collected, **sections: Any) -> tuple[SelectedSamples, RunConfig]:
+def chosen_of(batch: RolloutBatch, **sections: Any) -> tuple[SelectedSamples, RunConfig]:
     config = RunConfig.model_validate(sections)
     return select_batch(batch, build_algorithm(**config.algorithm.model_dump()), config, 0), config
 

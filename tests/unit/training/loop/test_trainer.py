@@ -15,8 +15,9 @@ from rlcli.algorithms import selection
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected, Progress, PromptTask
+from rlcli.data.messages import Progress, PromptTask, RolloutBatch
 from rlcli.data.packer import Plan, plan_batches
+from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.launch.launch import check_shared
 from rlcli.launch.preflight import _roles, prepare
@@ -137,13 +138,12 @@ def test_the_clock_adds_up_phases_and_reports_them(samples: Sequence[Sample], mo
         pass
     metrics = time_metrics(
         clock,
-        Collected(Samples.of(samples), [], 2.0, 0.5, generated_tokens=20),
+        RolloutBatch(Samples.of(samples)),
         planned(samples, [0.5, -0.5, 0.0, 0.0]),
         beside_s=0.75,
     )
     assert (metrics["time/trainer_idle_s"], metrics["time/engine_idle_s"]) == (1.0, 3.25)
     assert heard == ["generate", "update"]
-    assert metrics["throughput/rollout_tokens_per_s"] == 10.0
     # Only the two samples that carry a gradient are forwarded: 9 and 13 tokens.
     assert metrics["throughput/update_tokens_per_s"] == 44.0
     phases = [metrics[f"time/{name}_s"] for name in ("generate", "update", "bookkeeping", "step")]
@@ -155,7 +155,7 @@ def chosen_of(
 ) -> tuple[SelectedSamples, RunConfig]:
     config = RunConfig.model_validate(sections)
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    batch = Collected(Samples.of(samples), ["first", "second"], 0.0, 0.0)
+    batch = RolloutBatch(Samples.of(samples), ["first", "second"])
     return select_batch(batch, algorithm, config, seed), config
 
 
@@ -227,7 +227,7 @@ def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
     algorithm = build_algorithm(**config.algorithm.model_dump())
 
     def advantages(weights: dict[str, float]) -> list[float]:
-        batch = Collected(Samples.of(judged), ["first", "second"], 0.0, 0.0, part_weights=weights)
+        batch = RolloutBatch(Samples.of(judged), ["first", "second"], part_weights=weights)
         chosen = select_batch(batch, algorithm, config, seed=0)
         assert chosen.columns.parts.tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
         values: list[float] = chosen.columns.advantages.tolist()
@@ -286,12 +286,14 @@ class OneWorkerAPrompt(CalledByName):
     def __len__(self) -> int:
         return 2
 
-    def rollout(self, tasks: list[list[PromptTask]], call: RolloutCall, queue: None) -> Iterator[Progress | Collected]:
+    def rollout(
+        self, tasks: list[list[PromptTask]], call: RolloutCall, queue: None
+    ) -> Iterator[Progress | RolloutBatch]:
         self.tasks = tasks
         for rank, own in reversed(list(enumerate(tasks))):
             made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
             yield from (Progress(len(made) - 1), Progress(1))
-            yield Collected(Samples.of(made[::-1]), [], 1.0 + rank, 0.0)
+            yield RolloutBatch(Samples.of(made[::-1]), stats=RolloutStats(generate_s=1.0 + rank))
 
     def take_shard(self) -> list[list[str]]:
         return [["shard 0"], ["shard 1"]]
@@ -311,7 +313,7 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
     assert [[task.prompt for task in own] for own in workers.tasks] == [[0, 2], [1, 3]]
     assert [(s.prompt, s.sample) for s in collected.samples] == [(p, i) for p in range(4) for i in range(2)]
     assert collected.shards == ["shard 0", "shard 1"]
-    assert collected.generate_s == 2.0
+    assert collected.stats.generate_s == 2.0
     assert heard == [(3, 8), (4, 8), (7, 8), (8, 8)]
 
 
@@ -356,7 +358,7 @@ def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence
         trainer = trainer_of(tmp_path / str(behind), MagicMock())
         trainer.warnings = Warnings(0.2, 1.0, heard.append, MagicMock(), prompts=1, samples=4, lr=1e-6)
         trainer.version = 2 + behind  # the samples are of version 1, and the sync after the step has counted on
-        batch = Collected(Samples.of(samples), [], 0.0, 0.0)
+        batch = RolloutBatch(Samples.of(samples), [])
         for _ in range(2):
             metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
             assert metrics["mismatch/kl"] == 0.3

@@ -13,14 +13,14 @@ import torch
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.dataset_mixture import MixedCursor
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
-from rlcli.rollout.scheduler.rollout_source import DrawCheck
+from rlcli.rollout.scheduler.round_totals import DrawCheck
 from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.training.loop.checks.invariants import Invariants
 from rlcli.training.worker.plan_integrity import SURE, StepCheck, watch_pull, weight_of
@@ -44,7 +44,7 @@ def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.get", lambda reference, *, timeout: reference)
 
 
-def collected() -> Collected:
+def collected() -> RolloutBatch:
     """Signed samples of ragged lengths; one is empty."""
     random, builder, samples = np.random.default_rng(0), ShardBuilder(), []
     for index in range(GROUPS * GROUP):
@@ -57,7 +57,7 @@ def collected() -> Collected:
         samples.append(
             Sample(group, index % GROUP, 0, row, 3, length, "stop", verdict, 1, seed=index + 1, signature=signed)
         )
-    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+    return RolloutBatch(Samples.of(samples), [builder.build()])
 
 
 def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
@@ -66,7 +66,7 @@ def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
     return [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
 
 
-def chosen_of(batch: Collected) -> SelectedSamples:
+def chosen_of(batch: RolloutBatch) -> SelectedSamples:
     return select_batch(batch, build_algorithm(), CONFIG, seed=0)
 
 
@@ -84,20 +84,20 @@ def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
     TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
 
 
-def _other_scores(batch: Collected) -> Collected:
+def _other_scores(batch: RolloutBatch) -> RolloutBatch:
     return replace(batch, samples=replace(batch.samples, score=np.roll(batch.samples.score, 1)))
 
 
-def _other_rows(batch: Collected) -> Collected:
+def _other_rows(batch: RolloutBatch) -> RolloutBatch:
     return replace(batch, samples=replace(batch.samples, row=np.roll(batch.samples.row, 1)))
 
 
-def _other_groups(batch: Collected) -> Collected:
+def _other_groups(batch: RolloutBatch) -> RolloutBatch:
     return replace(batch, samples=replace(batch.samples, prompt=np.roll(batch.samples.prompt, 1)))
 
 
 def _shard(change: Any) -> Any:
-    def harm(batch: Collected) -> Collected:
+    def harm(batch: RolloutBatch) -> RolloutBatch:
         (shard,) = batch.shards
         return replace(batch, shards=[change(shard)])
 

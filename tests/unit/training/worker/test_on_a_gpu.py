@@ -16,7 +16,7 @@ from torch import Tensor
 import rlcli.model.io.loading as loading
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients, Collected
+from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
@@ -84,7 +84,7 @@ def configured(path: str, tokens: int, **sections: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in given | sections})
 
 
-def collected() -> Collected:
+def collected() -> RolloutBatch:
     """Signed samples of ragged lengths; of each prompt's samples every other one is right."""
     random, builder, samples = np.random.default_rng(1), ShardBuilder(), []
     for index in range(PROMPTS * SAMPLES):
@@ -98,7 +98,7 @@ def collected() -> Collected:
         samples.append(
             Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1, signature=signed)
         )
-    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+    return RolloutBatch(Samples.of(samples), [builder.build()])
 
 
 def role_of(config: RunConfig, device: torch.device) -> PolicyRole:

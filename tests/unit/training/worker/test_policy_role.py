@@ -11,7 +11,7 @@ import torch
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients, Collected
+from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.parallel.parallel_dims import ParallelDims
@@ -44,7 +44,7 @@ def configured(path: str, **sections: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in given | sections})
 
 
-def collected() -> Collected:
+def collected() -> RolloutBatch:
     """Of the three prompts one is always right, so that its samples have no advantage."""
     random, builder, samples = np.random.default_rng(1), ShardBuilder(), []
     for index in range(PROMPTS * SAMPLES):
@@ -55,7 +55,7 @@ def collected() -> Collected:
         right = prompt == 0 or index % 2 == 0
         verdict = Verdict(float(right), Outcome.OK if right else Outcome.WRONG)
         samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))
-    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+    return RolloutBatch(Samples.of(samples), [builder.build()])
 
 
 def role_of(config: RunConfig, mesh: Any, dtype: torch.dtype = torch.float32) -> PolicyRole:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.step_files import RecordedSample, Recording
 from rlcli.data.trajectories import Trajectory
@@ -49,7 +49,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def collected() -> Collected:
+def collected() -> RolloutBatch:
     builder, samples = ShardBuilder(), []
     for index, score in enumerate(SCORES):
         length = 2 + index
@@ -57,7 +57,7 @@ def collected() -> Collected:
         row = builder.add(Trajectory.single(np.array([1, 2], np.int32), drawn, np.full(length, -0.5, np.float32)))
         verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
         samples.append(Sample(index // 2, index % 2, 0, row, 2, length, "stop", verdict, 1))
-    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+    return RolloutBatch(Samples.of(samples), [builder.build()])
 
 
 class Step:

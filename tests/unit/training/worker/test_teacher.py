@@ -11,7 +11,7 @@ import torch
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients, Collected
+from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.parallel.parallel_dims import ParallelDims
@@ -62,7 +62,7 @@ def configured(base: str, teacher: Any, algorithm: dict[str, Any], tokens: int =
     )
 
 
-def collected() -> Collected:
+def collected() -> RolloutBatch:
     """Ragged responses, one of them empty, to prompts of three data sources."""
     random, builder, samples = np.random.default_rng(1), ShardBuilder(), []
     for index in range(PROMPTS * SAMPLES):
@@ -72,7 +72,7 @@ def collected() -> Collected:
         row = builder.add(Trajectory.single(asked, tokens, np.full(length, -4.6, np.float32)))
         verdict = Verdict(0.0, Outcome.WRONG)
         samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))
-    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0, data_sources=SOURCES)
+    return RolloutBatch(Samples.of(samples), [builder.build()], data_sources=SOURCES)
 
 
 def taught(config: RunConfig, mesh: Any, ranks: int = 1) -> tuple[PolicyRole, TrainBatch]:

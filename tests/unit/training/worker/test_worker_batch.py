@@ -15,7 +15,7 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Collected
+from rlcli.data.messages import RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.train_rows import SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
@@ -41,7 +41,7 @@ def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.get", get)
 
 
-def collected(context: int = 0) -> Collected:
+def collected(context: int = 0) -> RolloutBatch:
     """context: tokens of an environment after the second and after the last token that the policy drew."""
     builder, samples = ShardBuilder(), []
     for index, (length, score) in enumerate(zip(LENGTHS, SCORES, strict=True)):
@@ -55,7 +55,7 @@ def collected(context: int = 0) -> Collected:
         verdict, turns = Verdict(score, Outcome.OK if score else Outcome.WRONG), 2 if context else 1
         more = {"context_tokens": 2 * context, "turns": turns}
         samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), 2, length, "stop", verdict, 1, **more))
-    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+    return RolloutBatch(Samples.of(samples), [builder.build()])
 
 
 class Together:
@@ -74,7 +74,7 @@ class Together:
         return Ranks(lambda tensor: torch.stack(all_of(tensor)).sum(0), lambda tensor: torch.cat(all_of(tensor)))
 
 
-def worked_out(world: int, name: str, of: Collected | None = None, **changes: Any) -> dict[int, list[float]]:
+def worked_out(world: int, name: str, of: RolloutBatch | None = None, **changes: Any) -> dict[int, list[float]]:
     """Row → what is filled in under `name`, on `world` ranks. of: the step's samples; None: all of `collected`."""
     train = {"minibatches": 1, "truncated": "keep"}
     config = RunConfig.model_validate(

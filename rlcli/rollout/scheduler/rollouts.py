@@ -1,0 +1,199 @@
+"""What synchronous and streaming rollouts have in common: drawing prompts, totals of a step, and checkpoints."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import PromptTask, RolloutBatch, ShardRef
+from rlcli.data.prompts.dataset_mixture import Cursor
+from rlcli.data.prompts.prompt_table import set_of, verifiers_of
+from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
+from rlcli.errors import CheckpointError, RunFailed
+from rlcli.rollout.engine import Sampling
+from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.scheduler.dispatcher import OnProgress
+from rlcli.rollout.scheduler.group_buffer import GroupBuffer
+from rlcli.rollout.scheduler.group_results import judged, judged_groups, kept_groups
+from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain, batch_of, task_of
+from rlcli.rollout.scheduler.round_totals import DrawCheck, StepTotals
+from rlcli.rollout.scheduler.verifier_failures import part_weights
+from rlcli.rollout.worker_calls import RolloutWorkers
+
+
+class Rollouts(ABC):
+    """Draws prompts from the cursor, has the engines generate and verify groups, and gives each step its groups.
+
+    `SyncRollouts` and `StreamingRollouts` decide when the engines generate and which groups a step takes; `GroupBuffer`
+    holds the groups. With the cursor, `state` is all state between two steps.
+
+    What is sampled is a function of (seed, step, prompt, sample), whatever the layout of the workers: if a step draws
+    a prompt again, in another round too, its sample numbers continue (`Group.first_sample`).
+    """
+
+    def __init__(
+        self,
+        workers: RolloutWorkers,
+        prompts: TokenizedPrompts,
+        cursor: Cursor,
+        config: RunConfig,
+        *,
+        save_as: Callable[[int], str],
+        greedy: bool,
+        on_progress: OnProgress,
+    ) -> None:
+        self.workers, self.prompts, self.cursor, self.config = workers, prompts, cursor, config
+        self.save_as = save_as
+        """Step → file for each worker's samples, with `{rank}` for it to fill in; empty: samples are not saved."""
+        self.greedy = greedy
+        """Whether to generate greedy baselines."""
+        self.on_progress = on_progress
+        self.buffer = GroupBuffer(
+            config.rollout.samples_per_prompt, greedy, lambda groups: kept_groups(groups, self.config)
+        )
+        self.totals = StepTotals()
+        self.part_weights = part_weights(config.algorithm.advantage, verifiers_of(prompts.prompts))
+        self._numbered = 0
+        """Groups that streaming rollouts have numbered."""
+        self._draw_check = DrawCheck(cursor.smallest)
+
+    @abstractmethod
+    def take(self, step: int) -> RolloutBatch:
+        """The samples of step `step`: of `rollout.prompts_per_step` groups, or fewer if dynamic sampling keeps fewer in
+        `max_batches` rounds. Raises RunFailed if it keeps none, or if too many verifications fail."""
+
+    @abstractmethod
+    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+        """While step `step` is trained on, generate for the steps after it. is_over: whether the engines are needed."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether samples of the next step have been generated already."""
+        return self.totals.stats.rounds > 0
+
+    def state(self) -> tuple[dict[str, Any], list[ShardRef]]:
+        """All state between two steps besides the cursor, as plain values, and references to the tokens that it
+        names."""
+        groups, shards = as_plain(self._snapshot())
+        return {"waiting": groups, "rounds": self.totals.state(), "groups": self._numbered}, shards
+
+    def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
+        """Restore the result of `state`. Older checkpoints have groups alone."""
+        if state.get("ahead"):
+            raise CheckpointError(
+                "the checkpoint has samples that were generated ahead in the form of an earlier version",
+                "resume from one without: any of a run with async.staleness = 0",
+            )
+        self._stop_engines()
+        self.buffer.restore(as_groups(state["waiting"], shards))
+        self.totals = StepTotals.restored(state["rounds"]) if "rounds" in state else StepTotals()
+        self._numbered = state.get("groups", 0)
+
+    def drop(self) -> None:
+        """Discard what was generated for later steps."""
+        self._stop_engines()
+        if self.config.async_.staleness:
+            self.buffer.clear()
+            self.totals = StepTotals()
+
+    @abstractmethod
+    def _snapshot(self) -> list[Group]:
+        """The groups of a checkpoint, with what the engines have generated of running ones."""
+
+    @abstractmethod
+    def _stop_engines(self) -> None:
+        """Have the engines discard what they generate."""
+
+    @property
+    def _batch_size(self) -> int:
+        """P, groups of a step."""
+        return self.config.rollout.prompts_per_step
+
+    @property
+    def _engines(self) -> int:
+        return len(self.workers) // self.config.rollout.tensor_parallel
+
+    def _steps_ahead(self, step: int) -> int:
+        """Later steps for which groups may be generated before step `step` ends."""
+        return min(self.config.async_.staleness, self.config.train.steps - step)
+
+    def _begin(self, step: int, max_age: int) -> None:
+        """Generation for `step` begins, or continues after a weight update. max_age: complete groups that were drawn
+        for a step longer ago are dropped, unless `async.too_old` keeps them."""
+        rule = self.config.async_.too_old
+        if rule == "drop" or (rule is None and self.config.rollout.oversample <= 1):
+            expired = self.buffer.expire(step - max_age)
+            self.totals.stats = replace(self.totals.stats, too_old=self.totals.stats.too_old + expired)
+        self.totals.phase += 1
+
+    def _fill(self, count: int, step: int) -> None:
+        """Draw `count` prompts from the cursor and queue their groups."""
+        indexes = self.cursor.take(count)
+        self._draw_check.check(indexes)
+        self.buffer.fill([self._drawn(index, step) for index in indexes])
+
+    def _drawn(self, index: int, step: int) -> Group:
+        """A new group of the prompt in row `index`."""
+        rows, draws = self.prompts.prompts, self.totals.draws
+        first_sample = draws[index] * self.config.rollout.samples_per_prompt
+        draws[index] += 1
+        row = rows[index]
+        return Group(
+            step, index, first_sample, source=set_of(rows, index), data_source=row.data_source, prompt_id=row.id
+        )
+
+    def _task(self, group: Group) -> PromptTask:
+        return task_of(group, self.prompts, self.config.rollout.samples_per_prompt, self.greedy)
+
+    def _call(self, step: int) -> RolloutCall:
+        """The arguments of a round for `step`, for all workers."""
+        rollout, train = self.config.rollout, self.config.train
+        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
+        return RolloutCall(sampling, train.seed, "train", step, truncated=train.truncated)
+
+    def _finish(self, report: RolloutBatch, sent: int) -> None:
+        """Add a round to the totals and to its groups. sent: groups that it was to generate."""
+        prompts = {group.number: self.prompts.prompts[group.prompt_index] for group in self.buffer.running}
+        self.totals.add(report, prompts, sent, self.config.train.truncated)
+        finished = self.buffer.finish(report)
+        for group in finished:
+            tokens = int(group.samples.tokens.sum())
+            self.cursor.account(group.prompt_index, tokens, *judged(group.samples, self.config))
+        kept = [group for group in finished if group.is_complete]
+        self.totals.judged += judged_groups(finished, kept, self.config)
+        dropped = self.totals.stats.dropped + len(finished) - len(kept)
+        self.totals.stats = replace(self.totals.stats, dropped=dropped)
+
+    def _check_failures(self) -> None:
+        """Raises RunFailed if too many verifications of the step failed."""
+        config = self.config
+        self.totals.failures.check(config.verifier.max_crash_rate, config.environment.max_failure_rate)
+
+    def _batch(self, step: int, groups: Sequence[Group]) -> RolloutBatch:
+        """Take complete groups as the batch of a step, and begin new totals. Raises RunFailed if there are none."""
+        stats, rules = self.totals.stats, self.config.dynamic_sampling
+        if not groups:
+            raise RunFailed(
+                f"dynamic_sampling.keep = {rules.keep} kept none of the {stats.dropped} groups of step {step}, in "
+                f"{stats.rounds} rounds; the mean score of their {stats.generated} samples is {stats.mean_score:.3g}",
+                "a low score means that the data are too hard for the model, a high one too easy: use other data, more "
+                "rollout.samples_per_prompt, or dynamic_sampling.keep = all",
+            )
+        batch = batch_of(self.buffer.take(groups))
+        samples = batch.samples
+        stats = replace(
+            stats,
+            carried_over=len(self.buffer.complete),
+            stale=int((samples.version < stats.version).sum()) if stats.rounds else len(samples),
+        )
+        judged, self.totals = self.totals.judged, StepTotals()
+        return replace(
+            batch,
+            stats=stats,
+            part_weights=self.part_weights,
+            judged=judged,
+            selection=self.cursor.facts(),
+        )
