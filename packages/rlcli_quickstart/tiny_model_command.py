@@ -64,15 +64,17 @@ def tiny_model(
     """
     if warm and tools:
         raise ConfigError("--tools: the solutions of --warm call none", "leave one of the two out")
-    if warm and kind:
-        raise ConfigError("--kind: --warm trains Qwen2 and Qwen3-MoE alone", "leave one of the two out")
+    if warm and kind == "gpt_oss":
+        raise ConfigError(
+            "--kind gpt_oss: the lessons of --warm are not in its chat format", "leave one of the two out"
+        )
     from rlcli.model.io.tiny_model import make_tiny_model
 
     sizes: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"experts": experts, "kind": kind}
     facts: dict[str, Any] = {}
     trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
-    made = make_tiny_model(out, **sizes, kind=kind, seed=seed, force=force, trained=trained, tools=tools)
+    made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
     how = f"warmed up on {warm} in {facts['seconds']:.0f} s" if warm else "random weights"
     if as_json:
         console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})

@@ -96,7 +96,7 @@ def test_a_truncated_weight_file_is_refused(model: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen3_next"}, "'qwen3_next' is not supported"),
+        ({"model_type": "lfm2"}, "'lfm2' is not supported"),
         ({"model_type": "never_heard_of"}, "does not load"),
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "not full in every layer"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),

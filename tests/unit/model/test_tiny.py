@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from rlcli.errors import ConfigError, ModelError
 from rlcli.model.io.model_checks import check_model
-from rlcli.model.io.tiny_model import EXPERTS, HYBRID, WITH_EXPERTS, make_tiny_model, tiny_tokenizer
+from rlcli.model.io.tiny_families import DENSE, EXPERTS, MODEL_TYPES
+from rlcli.model.io.tiny_model import make_tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 
@@ -148,15 +149,15 @@ def test_the_command_makes_the_model_it_was_asked_for(tmp_path: Path) -> None:
     assert (config["hidden_size"], config["num_hidden_layers"]) == (256, 3)
 
 
-@pytest.mark.parametrize("kind", HYBRID)
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 def test_a_tiny_hybrid_is_made(kind: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / kind, kind=kind, hidden=64, heads=2, kv_heads=1, layers=5)
     check_model(str(folder))
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == HYBRID[kind]
+    assert config["model_type"] == MODEL_TYPES.get(kind, kind)
     linear, full = "linear_attention", "full_attention"
     assert config["layer_types"] == [linear, linear, linear, full, full]
-    assert config.get("num_experts", 0) == (EXPERTS if kind in WITH_EXPERTS else 0)
+    assert config.get("num_experts", 0) == (0 if kind in DENSE else EXPERTS)
     tokenizer, text = AutoTokenizer.from_pretrained(folder), "<|user|>Tom's 3 cats cost £5?<|assistant|>"
     assert tokenizer(text)["input_ids"] == TOKENIZER(text)["input_ids"]
     steps = torch.nn.functional.softplus(load_file(folder / "model.safetensors")["model.layers.0.linear_attn.dt_bias"])
@@ -167,9 +168,9 @@ def test_a_tiny_hybrid_is_made(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        ({"kind": "qwen"}, "--kind = qwen: no such kind; give qwen2, qwen3_moe"),
+        ({"kind": "qwen"}, "--kind = qwen: no tiny model of this kind is made"),
         ({"kind": "qwen3_5", "experts": 4}, "--experts = 4: a qwen3_5 has none"),
-        ({"kind": "qwen3_5", "layers": 1}, "--layers = 1: a qwen3_5 has layers of two kinds"),
+        ({"kind": "qwen3_5", "layers": 1}, "--layers = 1: such a model has layers of two kinds"),
     ],
 )
 def test_kinds_that_do_not_fit_are_refused(tmp_path: Path, how: dict[str, Any], named: str) -> None:
