@@ -134,8 +134,10 @@ def test_measures_are_those_of_plain_loops_in_any_order_of_the_rows(table: Table
     shuffled = list(table)
     rng.shuffle(shuffled)
     again = report(shuffled)
-    assert {name: one.mean for name, one in again.measures.items()} == pytest.approx(
-        {name: one.mean for name, one in found.measures.items()}
+    assert again.sampled_k == found.sampled_k
+    drawn = {f"maj@{k}" for k in found.sampled_k}  # over random subsets of the samples, which the order changes
+    assert {name: one.mean for name, one in again.measures.items() if name not in drawn} == pytest.approx(
+        {name: one.mean for name, one in found.measures.items() if name not in drawn}
     )
 
 
