@@ -399,8 +399,6 @@ class Worker(WeightSync, WorkerCalls):
     def close(self) -> None:
         """Close what this process holds, in order: files, engine, scoring processes, process group, watchdog. Each is
         closed whatever becomes of the others; then raises RunFailed with what failed and what that means."""
-        import torch.distributed as dist
-
         failures: list[str] = []
         for what, close in (
             ("the tokens that steps recorded for viewers may be incomplete", self._finish_recording),
@@ -408,11 +406,10 @@ class Worker(WeightSync, WorkerCalls):
             ("the engine may leave memory and servers behind", self._close_engine),
             ("environments and the connection to the verifiers end with this process", self._close_rollout),
             ("this worker stays registered on its machine", lambda: forget_worker(self.spec, self.rank)),
-            ("the other ranks may wait for this one", dist.destroy_process_group if dist.is_initialized() else None),
+            ("the other ranks may wait for this one", _leave_group),
         ):
             try:
-                if close is not None:
-                    close()
+                close()
             except Exception as error:
                 traceback.print_exc()  # to the rank's log
                 failures.append(f"{what}: {type(error).__name__}: {error}")
@@ -511,6 +508,14 @@ class Worker(WeightSync, WorkerCalls):
             role.scorer.close()
         if role is not None and role.environments is not None:
             role.environments.close()
+
+
+def _leave_group() -> None:
+    """Leave the process group, unless vLLM's engine has done so when it closed."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _engine_step() -> None:
