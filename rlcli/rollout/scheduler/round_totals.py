@@ -49,7 +49,12 @@ class StepTotals:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint, without the failures, which only end the run."""
-        return {"drawn": list(self.draws.items()), "judged": self.judged, **self.stats.state(), "phase": self.phase}
+        return {
+            "drawn": list(self.draws.items()),
+            "judged": list(self.judged),
+            **self.stats.state(),
+            "phase": self.phase,
+        }
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> StepTotals:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import pytest
 
 from rlcli.data.columns import Samples
-from rlcli.data.messages import PartialRollout, RolloutBatch
+from rlcli.data.messages import JudgedGroup, PartialRollout, RolloutBatch
 from rlcli.rollout.scheduler.group_buffer import GroupBuffer
 from rlcli.rollout.scheduler.groups import Group, GroupState
+from rlcli.rollout.scheduler.round_totals import StepTotals
 from rlcli.types import Outcome, Sample, Verdict
 
 QUEUED, RUNNING, COMPLETE = GroupState.QUEUED, GroupState.RUNNING, GroupState.COMPLETE
@@ -110,3 +112,12 @@ def test_a_roll_back_drops_groups_in_every_state() -> None:
     buffer.clear()
     assert states(groups) == [DROPPED] * 3
     assert buffer.groups == []
+
+
+def test_a_checkpoint_is_no_view_of_totals_that_go_on() -> None:
+    totals = StepTotals(judged=[JudgedGroup("row:1", 4, 3, 96, True)])
+    state = totals.state()  # written to disk while the next step adds to the totals
+    before = json.dumps(state)
+    totals.judged += [JudgedGroup("row:2", 4, 2, 89, True)]
+    totals.draws[7] += 1
+    assert json.dumps(state) == before
