@@ -95,7 +95,17 @@ KNOWN = {
 
 LIBRARIES = {"ParquetFile", "read_table", "safe_open", "ZipFile"}
 LOADERS = {"json", "np", "numpy", "pickle", "tomllib", "torch", "yaml"}
-OTHER_OPENS = {"os", "wheel", "webbrowser", "Image", "EvalStore", "round", "self.conversations", "self._gateway"}
+OTHER_OPENS = {
+    "os",
+    "wheel",
+    "webbrowser",
+    "Image",
+    "EvalStore",
+    "round",
+    "self.source",
+    "self._conversations",
+    "self._gateway",
+}
 """What has a method `open` that opens no file for reading, or not by its path."""
 
 
