@@ -96,15 +96,8 @@ KNOWN = {
 LIBRARIES = {"ParquetFile", "read_table", "safe_open", "ZipFile"}
 LOADERS = {"json", "np", "numpy", "pickle", "tomllib", "torch", "yaml"}
 OTHER_OPENS = {
-    "os",
-    "wheel",
-    "webbrowser",
-    "Image",
-    "EvalStore",
-    "round",
-    "self.source",
-    "self._conversations",
-    "self._gateway",
+    *("os", "wheel", "webbrowser", "Image", "EvalStore", "round", "self.source"),
+    *("self.conversations", "self._conversations", "self._gateway", "self._agents"),
 }
 """What has a method `open` that opens no file for reading, or not by its path."""
 
