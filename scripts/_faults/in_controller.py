@@ -27,7 +27,14 @@ def learning_rate_of_zero(trainer: Any) -> None:
 
 def rows_of_rank_0(trainer: Any) -> None:
     """The last rank trains on the first one's rows."""
-    original = patch(trainer.workers, "load", lambda work, step: original([*work[:-1], work[0]], step))
+
+    def call(method: Any, *args: Any, **kwargs: Any) -> Any:
+        if method.__name__ == "load":
+            work, step = args
+            args = ([*work[:-1], work[0]], step)
+        return original(method, *args, **kwargs)
+
+    original = patch(trainer.workers, "call", call)
 
 
 def _samples(trainer: Any, **columns: Any) -> None:
