@@ -139,9 +139,9 @@ def test_the_engine_computes_what_transformers_does(
     kind: str, dtype: str, head: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16 by vLLM's kernels, which take no smaller heads."""
-    from rlcli.model.io import tiny_model
+    from rlcli.model.io import tiny_families, tiny_model
 
-    monkeypatch.setattr(tiny_model, "LINEAR_HEAD", head)
+    monkeypatch.setattr(tiny_families, "LINEAR_HEAD", head)
     model = tiny_model.make_tiny_model(tmp_path / "model", kind=kind, hidden=64, heads=2, kv_heads=1, layers=3)
     found = spawned(__file__, model, tmp_path / "found.json", dtype)
     for sync in found["syncs"]:
