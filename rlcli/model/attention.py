@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -71,12 +71,7 @@ class Segments:
 
     def moved(self, move: Move) -> Segments:
         """See `Movable`. What has been computed already goes with it."""
-        found = replace(self, boundaries=move(self.boundaries), _derived=self._derived.moved(move))
-        computed: dict[str, Layout | Padded] = {
-            name: value.moved(move) for name, value in vars(self).items() if isinstance(value, (Layout, Padded))
-        }
-        vars(found).update(computed)
-        return found
+        return replace(self, boundaries=move(self.boundaries), _derived=self._derived.moved(move))
 
     def derived(self, make: Callable[[Segments], M]) -> M:
         """What `make` computes of these sequences, computed once and used by every layer that asks for it."""
@@ -85,15 +80,21 @@ class Segments:
         found: M = self._derived.values[make]
         return found
 
-    @cached_property
+    @property
     def end_to_end(self) -> Layout:
-        """The sequences, concatenated without padding."""
+        """The sequences, concatenated without padding, computed once and used by every layer."""
+        return self.derived(Segments._lay_end_to_end)
+
+    @property
+    def padded(self) -> Padded:
+        """The sequences in groups of similar length, computed once and used by every layer."""
+        return self.derived(Segments._lay_padded)
+
+    def _lay_end_to_end(self) -> Layout:
         source = self._source
         return Layout.of(source, np.ones(len(source), bool), self.boundaries.device)
 
-    @cached_property
-    def padded(self) -> Padded:
-        """The sequences in groups of similar length, computed once and used by every layer."""
+    def _lay_padded(self) -> Padded:
         lengths = np.array(self.lengths)
         starts = np.cumsum(lengths) - lengths
         attending = self._attending(lengths, starts)

@@ -166,6 +166,17 @@ def test_groups_cover_each_token_once_and_waste_little(lengths: list[int]) -> No
     assert not len(layout.copies)
 
 
+def test_layers_share_what_one_of_them_has_laid_out() -> None:
+    """FSDP2 gives each layer a copy, by dataclass field, of what it gets in 16 bits."""
+    segments = Segments.of([3, 2], CPU)
+    first, second = replace(segments), replace(segments)
+    assert first.padded is second.padded
+    assert first.end_to_end is second.end_to_end
+    moved = segments.moved(lambda tensor: tensor.clone())
+    assert moved.padded is not segments.padded
+    assert moved.padded.keys.source.tolist() == segments.padded.keys.source.tolist()
+
+
 @given(st.data())
 @settings(deadline=None)
 def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObject) -> None:
