@@ -8,7 +8,6 @@ the first one in its low half, and `…_scales` [E, outputs, inputs / 32], expon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
@@ -64,8 +63,3 @@ def read_shapes(path: str, shapes: Mapping[str, list[int]]) -> dict[str, list[in
             del found[name]
             found[own] = [blocks[0], blocks[2] * BLOCK, blocks[1]]
     return found
-
-
-def has_mxfp4(folder: Path) -> bool:
-    """Whether the weights of the model in `folder` are in MXFP4."""
-    return bool(quantization(str(folder)))
