@@ -68,7 +68,7 @@ def _forward(
         )
     assert attention_mask is None, "boundaries replace the mask"
     sizes = Sizes.of(layer)
-    mixed, z, b, a = _projected(layer, hidden_states, sizes)
+    mixed, z, b, a = _projected(layer, hidden_states)
     kernels = _has_kernels(mixed.device, mixed.dtype)
     core = partial(_concatenated if kernels else _padded, sizes, segments)
     weights = layer.conv1d.weight, layer.A_log, layer.dt_bias, layer.norm.weight
@@ -108,7 +108,7 @@ class Sizes:
         return q, k, v.unflatten(-1, (self.values, self.value))
 
 
-def _projected(layer: Any, hidden_states: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _projected(layer: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of [1, T, D]: what the convolution reads, queries, keys and values of all heads, [T, 2 · keys · K + values · V];
     the gate z [T, values · V]; and what β and the decay are computed from, b and a, [T, values]."""
     if hasattr(layer, "in_proj_qkvz"):  # Qwen3-Next, whose projections are ordered by key head

@@ -71,7 +71,7 @@ def _gpt_oss(common: Values, experts: int) -> dict[str, Any]:
     }
 
 
-def _linear(common: Values, experts: int) -> dict[str, Any]:
+def _linear(common: Values) -> dict[str, Any]:
     """Layers of gated DeltaNet, and of attention to all tokens."""
     layers = common["num_hidden_layers"]
     if layers < 2:
@@ -88,7 +88,7 @@ def _linear(common: Values, experts: int) -> dict[str, Any]:
 
 
 def _qwen3_5(common: Values, experts: int) -> dict[str, Any]:
-    return {**_linear(common, experts), "tie_word_embeddings": True}
+    return {**_linear(common), "tie_word_embeddings": True}
 
 
 def _qwen3_5_moe(common: Values, experts: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _qwen3_5_moe(common: Values, experts: int) -> dict[str, Any]:
 def _qwen3_next(common: Values, experts: int) -> dict[str, Any]:
     """With a shared expert."""
     return {
-        **_linear(common, experts),
+        **_linear(common),
         "num_experts": experts,
         "num_experts_per_tok": CHOSEN,
         "moe_intermediate_size": common["hidden_size"],
