@@ -16,7 +16,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 @pytest.fixture(autouse=True, scope="module")
 def _restored_environment() -> Iterator[None]:
-    """Undo what a file's tests changed in the environment: a command that runs in this process sets `PYTHONSAFEPATH`."""
+    """Undo what a file's tests changed in the environment: a command run in this process sets `PYTHONSAFEPATH`."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
