@@ -78,10 +78,6 @@ ALLOWED = {
         "multiprocessing.get_context": "its own processes",
         ".recv()": "its own processes",
     },
-    "scripts/bench/checkpoint_metadata.py": {
-        "torch.distributed.checkpoint.FileSystemReader": "measures it, on a checkpoint of its own",
-        "torch.distributed.checkpoint.load": "measures it, on a checkpoint of its own",
-    },
     "scripts/bench/loading.py": {
         ".all_gather_object": "its own processes",
         ".broadcast_object_list": "its own processes",
@@ -147,6 +143,7 @@ def uses(tree: ast.AST) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_every_reader_of_objects_has_a_reason() -> None:
     found = {file: used for file, tree in modules() if (used := uses(tree))}
     assert found == {file: set(reasons) for file, reasons in ALLOWED.items()}
@@ -186,6 +183,7 @@ def test_the_page_names_every_file_of_the_program_that_has_one() -> None:
     assert [file for file in ALLOWED if not file.startswith("scripts/") and f"`{file}`" not in page] == []
 
 
+@pytest.mark.long
 def test_tensors_and_arrays_are_read_without_pickles() -> None:
     wrong = []
     for file, tree in modules():
@@ -198,6 +196,7 @@ def test_tensors_and_arrays_are_read_without_pickles() -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 def test_no_model_may_bring_code() -> None:
     """Without the argument, transformers asks on the terminal whether to run the code of a model's folder."""
     wrong, seen = [], 0
@@ -229,6 +228,7 @@ def starts(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
             yield node.lineno, words
 
 
+@pytest.mark.long
 def test_no_python_is_started_that_looks_into_the_current_folder_first() -> None:
     lines = defaultdict(list)
     for file, tree in modules():

@@ -38,6 +38,7 @@ def imported(path: Path) -> Iterator[str]:
                 yield name
 
 
+@pytest.mark.long
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
     try:
@@ -57,6 +58,7 @@ def test_a_folder_states_its_job(folder: Path) -> None:
     assert job, "the docstring of __init__.py states the package's one job"
 
 
+@pytest.mark.long
 def test_no_test_has_a_long_name() -> None:
     long = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {len(node.name)} characters"

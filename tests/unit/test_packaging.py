@@ -66,6 +66,7 @@ def test_the_wheel_holds_the_types_of_the_python_functions(wheel: Path) -> None:
     assert "rlcli/__init__.pyi" in zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.long
 def test_the_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (

@@ -207,6 +207,7 @@ LOOKED_AT = {
 """Every file of the packages that names a place which all users share → why that is safe there."""
 
 
+@pytest.mark.long
 def test_every_file_that_names_a_shared_place_is_known() -> None:
     root = Path(rlcli.__file__).parents[1]
     found = set()

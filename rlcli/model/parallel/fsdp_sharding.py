@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WHOLE_BYTES = 24 << 20
 """Up to this size, in compute dtype, a model is gathered whole, once per micro-batch: one message per layer, with ranks
 waiting for each other in each, would cost more than the memory is worth. Above it, the gathering takes as long as it
-saves (`scripts/bench/sharding.py`)."""
+saves."""
 
 
 def shard(model: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -> None:

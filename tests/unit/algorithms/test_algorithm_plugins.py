@@ -232,6 +232,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*said, "--out", str(folder / "run"), "--dry-run"]
 
 
+@pytest.mark.long
 def test_the_documented_command_accepts_the_documented_file(
     words: list[str], mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -203,6 +203,7 @@ def test_log_probs_that_are_no_numbers_fail() -> None:
         assert np.isfinite(table[:, :-1]).all(), "the sums of later steps stay finite"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPE_NOISE)
 def test_rounding_alone_never_fails(dtype: str, known: dict[str, Moments]) -> None:
     """100 steps of 32 samples, each with the sums of the steps before it."""
@@ -216,6 +217,7 @@ def test_rounding_alone_never_fails(dtype: str, known: dict[str, Moments]) -> No
     assert wrong == []
 
 
+@pytest.mark.long
 def test_standardised_estimates_have_the_errors_that_they_state() -> None:
     """Over many steps of noise alone, estimate ÷ error has mean 0 and variance 1: so the bound's rate is that of
     Student's distribution, beyond 6 standard deviations of a normal variable."""
@@ -229,6 +231,7 @@ def test_standardised_estimates_have_the_errors_that_they_state() -> None:
     assert np.abs(ratios).max() < 4.5
 
 
+@pytest.mark.long
 def test_drawn_tokens_have_no_bias_where_plain_differences_have() -> None:
     """E[Δ] is −KL of what was drawn from; d has mean 0."""
     moments = [Moments.of(Simulated(seed, 0.3, samples=128).table()) for seed in range(10)]
@@ -269,6 +272,7 @@ def planted(fault: str, seed: int) -> np.ndarray:
     return simulated.table(logits + 6.0 * other * simulated.scale * random.standard_normal(logits.shape))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_within_three_steps(fault: str, known: dict[str, Moments]) -> None:
     """In bfloat16, 128 samples of 32 tokens a step, by the statistic that is meant for it."""

@@ -98,6 +98,7 @@ CHANCES = [  # rewards of a group, chances under best_random, chances under best
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("group", "random", "worst"), CHANCES)
 def test_draws_have_the_chances_of_the_paper(group: list[float], random: list[float], worst: list[float]) -> None:
     """Over 4,000 copies of the group; 0.02 is more than four standard deviations."""

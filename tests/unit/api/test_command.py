@@ -72,6 +72,7 @@ def test_a_command_gives_its_result() -> None:
     assert found["values"]["train.steps"] == 7
 
 
+@pytest.mark.long
 def test_the_error_of_a_command_is_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         call("eval", ["--model=x"])
@@ -82,6 +83,7 @@ def test_the_error_of_a_command_is_raised(tmp_path: Path, capsys: pytest.Capture
     assert "error" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_on_a_terminal_a_command_draws_its_own_view(silent: tuple[str, socket.socket], rows: Path) -> None:
     url, server = silent
     code = f"from rlcli.api.command import call; call('eval', ['--endpoint={url}', '--data={rows}'])"
@@ -102,6 +104,7 @@ def test_on_a_terminal_a_command_draws_its_own_view(silent: tuple[str, socket.so
     assert b"EndpointError" in shown
 
 
+@pytest.mark.long
 def test_an_interrupt_stops_the_command_and_is_raised(
     silent: tuple[str, socket.socket], rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +129,7 @@ def test_a_command_ends_with_its_program(silent: tuple[str, socket.socket], rows
     assert gone == [command]
 
 
+@pytest.mark.long
 def test_a_command_that_is_killed_is_named(silent: tuple[str, socket.socket], rows: Path) -> None:
     url, server = silent
 

@@ -138,6 +138,7 @@ def test_a_resumed_run_has_its_verifier() -> None:
         rlcli.train(resume="runs/x", verifier=digits)
 
 
+@pytest.mark.long
 def test_the_error_of_a_command_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="no such file or folder: nowhere"):

@@ -321,6 +321,7 @@ def test_an_output_never_replaces_its_input(rows: Path, capsys: pytest.CaptureFi
     assert rows.read_text() == before
 
 
+@pytest.mark.long
 def test_a_file_of_which_no_row_is_verified_fails(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verifier, scored = rows.parent / "mine.py", rows.parent / "scored.jsonl"
     verifier.write_text("def verify(request):\n    raise ValueError('boom')\n")
@@ -339,6 +340,7 @@ def rlcli(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", check=False)
 
 
+@pytest.mark.long
 def test_the_c_locale_is_no_obstacle(rows: Path) -> None:
     rows.write_text(json.dumps({"completion": "#### é", "ground_truth": "×"}, ensure_ascii=False), encoding="utf-8")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -350,6 +352,7 @@ def test_the_c_locale_is_no_obstacle(rows: Path) -> None:
     assert "no verifier is called" in done.stderr
 
 
+@pytest.mark.long
 def test_the_c_locale_reads_and_writes_every_character(tmp_path: Path, model: Path) -> None:
     """In data, in a path and in a configuration: one process for each."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -52,6 +52,7 @@ def sums(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_pages_example_is_played_as_written(rlcli: Any, here: Path) -> None:
     guesses = "".join(f"{n}\n" for n in range(1, 10))
     shown = rlcli("try", "guess.py:Guess", typed=guesses)
@@ -78,6 +79,7 @@ def test_the_pages_tools_are_shown_and_called(rlcli: Any, here: Path) -> None:
     assert lines[-1] == "ended: done; 4 turns, reward 0"
 
 
+@pytest.mark.long
 def test_the_agents_pages_program_is_answered_by_a_model(
     rlcli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_person_plays_from_a_pipe(sums: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_input_may_end_early_and_a_seed_chooses_the_task(rlcli: Any) -> None:
     assert rlcli("try", "guess_number").endswith("ended: the input ended; 0 turns, reward 0\n")
     tasks = {rlcli("try", "guess_number", "--seed", str(seed), typed="50\n25\n75\n") for seed in range(8)}
@@ -164,6 +167,7 @@ def test_a_call_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.Monke
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
 
 
+@pytest.mark.long
 def test_a_model_plays_within_the_limits(rlcli: Any, tmp_path: Path) -> None:
     from rlcli.model.io.tiny_model import make_tiny_model
 

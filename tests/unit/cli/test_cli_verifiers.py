@@ -85,6 +85,7 @@ def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], name
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_broken_plugin_is_named_and_hides_no_other(tmp_path: Path) -> None:
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()
@@ -146,6 +147,7 @@ def test_run_gives_parts_of_a_sum_and_a_summary_as_json(tmp_path: Path, capsys: 
     assert read(output)[0]["parts"] == {"gsm8k": 1.0, "format": 0.0}
 
 
+@pytest.mark.long
 def test_run_reads_standard_input_and_writes_standard_output() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rlcli.cli.main", "verifiers", "run", "gsm8k", "--input", "-", "--output", "-"],
@@ -188,6 +190,7 @@ def test_a_malformed_line_stops_before_anything_is_written(
     assert len(read(output)) == 1
 
 
+@pytest.mark.long
 def test_run_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = lines(tmp_path / "in.jsonl", [RIGHT])
     empty = lines(tmp_path / "empty.jsonl", [])
@@ -207,6 +210,7 @@ def test_run_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert said in rlcli(capsys, "run", *words, expect=2)[1]
 
 
+@pytest.mark.long
 def test_a_verifier_that_hangs_or_crashes_costs_its_rows_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +239,7 @@ def test_a_file_is_verified_though_its_first_prompt_cannot_be(
     assert [row["outcome"] for row in read(out)] == ["crash"] * 4 + ["ok"] * 5
 
 
+@pytest.mark.long
 def test_audit_ends_with_a_verdict_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "train.parquet"
     told = [("12", "\\boxed{12}"), ("345", "\\boxed{345}")]

@@ -107,6 +107,7 @@ def test_candidates_begin_with_what_was_typed(
     assert complete(incomplete) == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [

@@ -102,6 +102,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return line
 
 
+@pytest.mark.long
 def test_samples_do_not_depend_on_the_servers_own_defaults(sampler: Sampler, data: Path, tmp_path: Path) -> None:
     words = ["eval", "--endpoint", sampler.url, "--data", data, "--samples", "8", "--top-p", "0.95"]
     words += ["--temperature", "0.6", "--out", tmp_path / "out"]
@@ -113,6 +114,7 @@ def test_samples_do_not_depend_on_the_servers_own_defaults(sampler: Sampler, dat
     assert (settings["temperature"], settings["top_p"]) == (0.6, 0.95)
 
 
+@pytest.mark.long
 def test_a_folder_of_samples_is_not_continued_with_other_sampling(
     sampler: Sampler, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_folder_of_samples_is_not_continued_with_other_sampling(
     assert "temperature = 1.0, now 0.5" in refusal(capsys, *words, "--set", "evaluation.temperature=0.5")
 
 
+@pytest.mark.long
 def test_a_refused_value_is_named_and_can_be_left_out(
     sampler: Sampler, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +188,7 @@ def test_an_unknown_sampling_value_is_refused(data: Path, capsys: pytest.Capture
     )
 
 
+@pytest.mark.long
 def test_a_lower_limit_of_the_server_is_noted(sampler: Sampler, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sampler.finish_reason = "length"
     words = ("eval", "--endpoint", sampler.url, "--data", str(data), "--max-tokens")
@@ -194,6 +198,7 @@ def test_a_lower_limit_of_the_server_is_noted(sampler: Sampler, data: Path, caps
     assert "the server cut" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_equal_samples_of_every_prompt_are_noted(
     sampler: Sampler, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

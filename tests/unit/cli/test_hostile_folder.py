@@ -37,6 +37,7 @@ def test_the_files_would_run(tmp_path: Path) -> None:
     assert (done.returncode, marks(folder)) == (1, ["json"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [
@@ -54,6 +55,7 @@ def test_cheap_commands(folder: Path, words: tuple[str, ...]) -> None:
     assert called(folder, RLCLI, *words) or words == ("runs", "list")
 
 
+@pytest.mark.long
 def test_data_plan_and_dry_run(folder: Path) -> None:
     """They start processes for the conversion of rows, the import of plug-ins, verifiers and rates of this machine."""
     called(folder, RLCLI, "prep", "arithmetic", "--out", "data", "--count", "8", "--test-count", "4")

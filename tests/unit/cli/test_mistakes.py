@@ -76,6 +76,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [f"model.path={folder / 'model'}", f"data.path={folder}", "cluster.device=cpu"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recipe", "sets", "what", "says"),
     [
@@ -137,6 +138,7 @@ def programs(paths: list[str], folder: Path) -> list[str]:
     return [*paths, f"data.path={folder / 't.parquet'}"]
 
 
+@pytest.mark.long
 def test_the_plan_tells_where_programs_run(paths: list[str], tmp_path: Path) -> None:
     sizes = ["rollout.prompts_per_step=1", "rollout.max_response_tokens=16", "data.max_prompt_tokens=16"]
     sets = [*programs(paths, tmp_path), *sizes, "verifier.sandbox=unsafe"]
@@ -145,6 +147,7 @@ def test_the_plan_tells_where_programs_run(paths: list[str], tmp_path: Path) -> 
     )
 
 
+@pytest.mark.long
 def test_workers_receive_the_sandbox_that_the_driver_found(
     paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

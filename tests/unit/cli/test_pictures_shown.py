@@ -76,6 +76,7 @@ def test_a_prepared_file_shows_sizes_of_pictures(run: Path, capsys: pytest.Captu
     assert first["images"] == [{**described([drawing(0)])[0], "bytes": len(drawing(0))}]
 
 
+@pytest.mark.long
 def test_prep_shows_an_example_with_its_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def gold(request):
 """
 
 
+@pytest.mark.long
 def test_an_audit_shows_the_pictures_of_unexpected_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("all.py").write_text(ACCEPTS_ALL)
     words = ("verifiers", "audit", "all.py:verify", "--data", "data", "--mutations", "3")
@@ -110,6 +112,7 @@ def test_an_audit_shows_the_pictures_of_unexpected_rows(run: Path, capsys: pytes
     assert next(one for one in surprises if one["row"] == 0)["images"] == described([drawing(0)])
 
 
+@pytest.mark.long
 def test_an_audit_names_broken_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(Path("data"), [(b"<script>window.broken = 1</script>",)])
     Path("all.py").write_text(ACCEPTS_ALL)

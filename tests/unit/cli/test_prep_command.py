@@ -82,6 +82,7 @@ def test_gsm8k_rows_hold_question_instruction_and_number(source: Path, tmp_path:
     assert len(read_prompts(tmp_path / "out", "test")) == 1
 
 
+@pytest.mark.long
 def test_gsm8k_as_published_gives_7473_and_1319_rows() -> None:
     splits = prepare(gsm8k.CONVERTER, ConvertOptions(source=str(shared_data("gsm8k"))), Plan()).splits
     assert {split: len(prompts) for split, prompts in splits.items()} == {"train": 7473, "test": 1319}
@@ -166,6 +167,7 @@ def test_counts_out_of_bounds_are_refused(options: ConvertOptions, named: str) -
         splits_of(options)
 
 
+@pytest.mark.long
 def test_a_second_run_replaces_its_own_files_and_says_what_it_left(tmp_path: Path) -> None:
     out = tmp_path / "sums"
     run("arithmetic", "--out", out, "--count", "9", "--test-count", "2")
@@ -223,6 +225,7 @@ def test_what_prep_cannot_do_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
@@ -244,12 +247,14 @@ def test_the_hub_is_asked_only_where_rows_may_be_from_it(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot write .*file/train\.parquet"):
         run("arithmetic", "--out", tmp_path / "file")
 
 
+@pytest.mark.long
 def test_the_steps_come_in_order_and_are_in_the_file(source: Path, tmp_path: Path) -> None:
     lines = [{"question": f"How much is {n} and {n}?", "answer": f"#### {2 * n}"} for n in (1, 2, 3, 4, 4, 20000)]
     (source / "train.jsonl.gz").unlink()
@@ -278,6 +283,7 @@ def test_the_steps_come_in_order_and_are_in_the_file(source: Path, tmp_path: Pat
     assert origin["sha256"] == hashed
 
 
+@pytest.mark.long
 def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer, prompt_lengths
     from rlcli.model.io.tiny_model import make_tiny_model
@@ -294,6 +300,7 @@ def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
     assert done["steps"][1]["removed"] == ({"longer": 50 - len(fitting)} if len(fitting) < 50 else {})
 
 
+@pytest.mark.long
 def test_tokens_of_pictures_are_counted_as_the_model_sees_them(tmp_path: Path) -> None:
     from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts, load_tokenizer
     from rlcli.model.io.model_checks import image_rule
@@ -351,6 +358,7 @@ def test_show_reads_any_parquet_file_and_says_what_is_none(tmp_path: Path) -> No
             run("show", tmp_path / path)
 
 
+@pytest.mark.long
 def test_prep_imports_no_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from rlcli.cli.main import main; "

@@ -80,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_no_reader_of_runs_prints_what_a_terminal_acts_on(folder: Path) -> None:
     results = results_of(
         [
@@ -114,6 +115,7 @@ def test_no_reader_of_runs_prints_what_a_terminal_acts_on(folder: Path) -> None:
     assert json.loads(shown[f"runs samples runs/{NAME} --json"].out)[0]["prompt"] == HOSTILE
 
 
+@pytest.mark.long
 def test_no_command_prints_what_a_row_or_a_recipe_holds_to_act_on(folder: Path) -> None:
     results = results_of(
         [
@@ -141,6 +143,7 @@ def test_no_command_prints_what_a_row_or_a_recipe_holds_to_act_on(folder: Path) 
     assert "[red]bold[/]" in results[2].out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_verifier_command_prints_what_a_row_holds_to_act_on(folder: Path) -> None:
     clean(

@@ -81,6 +81,7 @@ def test_old_and_new_scores_by_step(run: Path, capsys: pytest.CaptureFixture[str
     assert rows[0]["parts"] == {"exact": 1.0, "length": 0.0}
 
 
+@pytest.mark.long
 def test_a_step_a_limit_and_what_each_row_names(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = rescored(capsys, run, "--verifier", "auto", "--step", "2", "--limit", "3", "--json")
     assert (found["samples"], list(found["steps"]), found["agreement"]) == (3, ["2"], 1.0)
@@ -88,6 +89,7 @@ def test_a_step_a_limit_and_what_each_row_names(run: Path, capsys: pytest.Captur
     assert "correlation" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_without_the_data_the_samples_are_enough(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = run.parent / "data"
     data.rename(tmp_path / "elsewhere")

@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,14 @@ NO_FILE: dict[str, Callable[[Path], object]] = {
     "nowhere": lambda path: path.symlink_to("nowhere"),
 }
 SECRET = '{"step": 1, "event": "started", "reward/mean": 0.123456}\n'
+
+
+def first(number: int, values: Iterable[str]) -> list[Any]:
+    """The first `number` of `values` as parameters, and the others marked `exhaustive`: the same code refuses them."""
+    return [
+        value if index < number else pytest.param(value, marks=pytest.mark.exhaustive)
+        for index, value in enumerate(values)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +92,9 @@ def refused(result: Result, name: str) -> None:
     assert "0.123" not in result.out + result.err
 
 
-@pytest.mark.parametrize("kind", NO_FILE)
+@pytest.mark.parametrize("kind", first(2, ["pipe", "secret", "zero", "socket", "folder", "random", "nowhere"]))
 def test_a_record_that_is_no_file_is_refused_by_every_reader(kind: str, folder: Path) -> None:
-    names = TOP if kind == "pipe" else ("config.toml", "metrics.jsonl")  # what refuses them is the same for all
+    names = ("config.toml", "metrics.jsonl") if kind == "pipe" else ("metrics.jsonl",)  # the same code refuses all
     for name in names:
         before = (folder / "runs" / "odd" / name).read_bytes()
         replaced(folder / "runs" / "odd", name, NO_FILE[kind])
@@ -103,7 +112,7 @@ def test_a_record_that_is_no_file_is_refused_by_every_reader(kind: str, folder: 
 
 
 @pytest.mark.parametrize("name", [EVALUATION, SAMPLES])
-@pytest.mark.parametrize("kind", ["pipe", "zero", "secret", "socket"])
+@pytest.mark.parametrize("kind", first(1, ["secret", "pipe", "zero", "socket"]))
 def test_a_file_of_a_step_that_is_none_is_refused_by_what_reads_it(kind: str, name: str, folder: Path) -> None:
     run = folder / "runs" / "odd"
     replaced(run, name, NO_FILE[kind] if kind != "secret" else lambda path: path.symlink_to(folder / "secret"))
@@ -116,7 +125,7 @@ def test_a_file_of_a_step_that_is_none_is_refused_by_what_reads_it(kind: str, na
         refused(result, f"odd/{name}")
 
 
-@pytest.mark.parametrize("room", ["samples", "evaluations", "samples/step-000001", "logs"])
+@pytest.mark.parametrize("room", first(1, ["samples/step-000001", "samples", "evaluations", "logs"]))
 def test_a_folder_of_a_run_that_is_a_link_is_refused(room: str, folder: Path) -> None:
     run = folder / "runs" / "odd"
     (run / room).rename(folder / "moved")
@@ -134,7 +143,9 @@ def test_a_lock_that_is_no_file_blocks_nobody(folder: Path) -> None:
     assert (folder / "secret").read_text() == SECRET
 
 
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "events.jsonl", "environment.json", EVALUATION])
+@pytest.mark.parametrize(
+    "name", first(1, ["metrics.jsonl", "config.toml", "events.jsonl", "environment.json", EVALUATION])
+)
 def test_a_file_of_10_gib_without_content_is_refused(name: str, folder: Path) -> None:
     replaced(folder / "runs" / "odd", name, make_sparse)
     reads = readers()[7:9] if name == "environment.json" else [*readers()[:2], *readers()[7:9]]
@@ -145,7 +156,7 @@ def test_a_file_of_10_gib_without_content_is_refused(name: str, folder: Path) ->
         refused(result, f"odd/{name} has ")
 
 
-@pytest.mark.parametrize("name", ["timeline.jsonl", "metrics.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("name", first(1, ["metrics.jsonl", "timeline.jsonl", "events.jsonl"]))
 def test_a_line_of_100_mib_is_refused(name: str, folder: Path) -> None:
     with (folder / "runs" / "odd" / name).open("ab") as file:
         file.truncate(file.tell() + (100 << 20))
@@ -163,7 +174,7 @@ def test_samples_of_10_gib_without_content_are_left_out_with_a_note(folder: Path
     assert (shown.code, report.code) == (0, 0)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "lists", "objects"])
+@pytest.mark.parametrize("kind", first(1, ["bytes", "lists", "objects"]))
 def test_text_that_breaks_a_reader_is_left_out_with_a_note(kind: str, folder: Path) -> None:
     nested = b"[" * 1000 + b"]" * 1000, b'{"a":' * 1000 + b"1" + b"}" * 1000
     text = dict(zip(("bytes", "lists", "objects"), (b"\xff\xfe\x00" * 99, *nested), strict=True))[kind]
@@ -197,14 +208,14 @@ def test_an_evaluation_from_elsewhere_is_compared_without_waiting(folder: Path) 
     assert fine.code == 0, fine.err
 
 
-@pytest.mark.parametrize("kind", ["pipe", "zero", "folder"])
+@pytest.mark.parametrize("kind", first(1, ["pipe", "zero", "folder"]))
 def test_a_recipe_that_is_no_file_is_refused(kind: str, folder: Path) -> None:
     NO_FILE[kind](folder / "odd.toml")
     for result in results_of([["recipes", "diff", "grpo", "odd.toml"], ["recipes", "show", "odd.toml"]], folder):
         refused(result, "odd.toml is ")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "zero", "sparse"])
+@pytest.mark.parametrize("kind", first(1, ["pipe", "zero", "sparse"]))
 def test_a_checkpoint_with_a_file_that_is_none_is_not_loaded(kind: str, folder: Path) -> None:
     checkpoint = folder / "runs" / "odd" / "checkpoints" / "step-000002"
     for name in ("manifest.json", "state.json") if kind != "sparse" else ("manifest.json",):
@@ -229,7 +240,7 @@ def test_a_model_folder_with_a_pipe_is_refused_before_it_is_loaded(folder: Path)
     rows = [row(data_source="sums", messages=asked, verifier="exact", ground_truth="2")] * 4
     write_rows(folder / "data" / "train.parquet", rows)
     trains = ["train", "grpo", "--model", "tiny", "--data", "data", "--dry-run"]
-    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
+    for name in ("tokenizer.json", "chat_template.jinja"):
         (folder / "tiny" / name).unlink(missing_ok=True)
         os.mkfifo(folder / "tiny" / name)
         for result in results_of([["chat", "tiny", "--prompt", "1+1"], trains], folder):

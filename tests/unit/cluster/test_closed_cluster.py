@@ -48,6 +48,7 @@ def test_a_token_is_never_written_to_a_file_that_is_there(tmp_path: Path) -> Non
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.long
 def test_ray_reads_the_settings_of_a_second_session(tmp_path: Path) -> None:
     """A process that has imported Ray before: it has read them then."""
     code = """

@@ -57,6 +57,7 @@ class Some:
         take(size)
 
 
+@pytest.mark.long
 def test_a_phases_peak_counts_memory_freed_before_its_end(measuring: None) -> None:
     some = Some()
     list(some.rollout(64 * MIB))

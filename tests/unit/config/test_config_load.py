@@ -158,6 +158,7 @@ VALUES = {
 }
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(flags=st.fixed_dictionaries({}, optional=VALUES))
 def test_the_dump_read_back_as_a_recipe_gives_the_same_configuration(

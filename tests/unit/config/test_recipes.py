@@ -198,6 +198,7 @@ def test_bases_chain_and_the_nearest_wins(tmp_path: Path) -> None:
     assert recipe.origins["rollout.samples_per_prompt"] == "grpo"
 
 
+@pytest.mark.long
 def test_the_bases_of_the_catalog_lead_to_grpo() -> None:
     for name in PACKAGED:
         chain = [name]

@@ -200,6 +200,7 @@ def test_variables_are_read_back_from_the_file_of_a_run(tmp_path: Path) -> None:
     assert resolve(str(tmp_path / "config.toml")).config == run.config
 
 
+@pytest.mark.long
 def test_a_run_with_a_dated_template_goes_on_on_another_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def allocated(file: Path) -> tuple[PromptTable, int]:
     return rows, pa.total_allocated_bytes() - before
 
 
+@pytest.mark.long
 def test_pictures_are_mapped_from_a_file_that_leaves_nothing(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

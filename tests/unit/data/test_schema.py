@@ -38,6 +38,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(infos=st.lists(st.dictionaries(st.sampled_from(["a", "b", "rlcli_json"]), json_values, max_size=3), min_size=1))
 @example(infos=[{"a": 1}, {"a": 1.0}])

@@ -92,6 +92,7 @@ def test_each_verifier_is_told_with_the_first_row_that_names_it(tmp_path: Path) 
     assert one.verifiers() == {"gsm8k + 0.1 * format": "toy0:train:0"}
 
 
+@pytest.mark.long
 def test_a_row_holds_less_than_200_bytes_beyond_its_text(tmp_path: Path) -> None:
     count = 30_000
     write_rows(tmp_path / "a.parquet", rows(count))

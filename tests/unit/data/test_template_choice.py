@@ -87,6 +87,7 @@ def test_a_template_that_is_none_is_refused(content: bytes | None, says: str, tm
     assert f"model.chat_template = '{file}' {says}" in str(refused.value)
 
 
+@pytest.mark.long
 def test_a_base_model_is_trained_on_with_a_template_and_refused_without(base_model: Path, tmp_path: Path) -> None:
     rows = [row(data_source="toy", messages=list(MESSAGES), verifier="gsm8k", ground_truth="4")]
     write_rows(tmp_path / "data" / "train.parquet", rows)

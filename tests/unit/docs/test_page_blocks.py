@@ -41,6 +41,7 @@ def test_every_block_has_a_language(page: Path) -> None:
     assert not re.search(r"^(rlcli|scripts/)", "\n".join(blocks_of(page, "text")), re.MULTILINE), "it is a bash block"
 
 
+@pytest.mark.long
 @pages_with("python")
 @pytest.mark.usefixtures("forget_algorithms")
 def test_the_code_of_a_page_runs(page: Path, here: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ def run(environment: Python, code: str) -> str:
     return str(message["content"])
 
 
+@pytest.mark.long
 def test_each_name_starts_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": 1, "text": "a"}\n')
     truths = {
@@ -203,6 +204,7 @@ def test_only_tests_that_the_prompt_shows_are_public() -> None:
     assert of(scripts | {"ground_truth": json.dumps({"kind": "stdio", "cases": cases})})["cases"] == cases[:1]
 
 
+@pytest.mark.long
 def test_cells_have_the_state_of_a_notebook() -> None:
     environment = begun(Python())
     assert run(environment, "import numpy as np\nx = [1]\ndef add(n): x.append(n); return x") == "(no output)"
@@ -231,6 +233,7 @@ def test_programs_run_in_the_sandbox_that_the_configuration_names() -> None:
     assert spec_of(resolve("tools-python").config, "python").sandbox == ""
 
 
+@pytest.mark.long
 def test_a_call_beyond_a_limit_is_left_out_and_told_so() -> None:
     environment = begun(Python(timeout_s=1.0, memory_mb=200, output_chars=20))
     assert run(environment, "x = 1") == "(no output)"

@@ -290,6 +290,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_program_that_cheats_earns_and_learns_nothing(cheat: str) -> None:
     environment = begun(CodeRepair(attempts=2, timeout_s=0.5), CODE)

@@ -73,6 +73,7 @@ def call_and_answer(session: GatewaySession, messages: list[Any], **more: Any) -
     return [*messages, echoed(answer.choices[0].message)]
 
 
+@pytest.mark.long
 def test_a_conversation_with_tools_is_one_trajectory_of_the_engines_ids(engine: Any, gateway: Gateway) -> None:
     """Although the client sends the turns back with other white space."""
     session = gateway.open(version=4)

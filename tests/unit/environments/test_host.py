@@ -232,6 +232,7 @@ def test_ten_megabytes_of_text_are_a_failure_of_their_kind(host: EnvironmentHost
     assert not session.step(said("0")).result(20).done
 
 
+@pytest.mark.long
 def test_what_it_prints_is_shown_in_plain_text_and_not_without_end(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def test_copies_give_pass_at_k_over_all_of_them() -> None:
     assert found.measures["maj@3"].mean == pytest.approx(0.5)  # the majority of the second problem's three is right
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(

@@ -227,6 +227,7 @@ def test_many_differences_give_the_p_value_of_a_sign_test() -> None:
     assert sign_flip(np.ones(200)) == pytest.approx(1 / (statistics.PERMUTATIONS + 1))
 
 
+@pytest.mark.long
 def test_without_a_difference_the_p_value_is_even() -> None:
     generator = np.random.default_rng(9)
     found = [sign_flip(generator.integers(-4, 5, size=60) / 4) for _ in range(200)]

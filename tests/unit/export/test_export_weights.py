@@ -27,6 +27,7 @@ from tests.export_fixtures import LORA, PROBE, export, log_probs, nothing_beside
 from tests.model_fixtures import save_tiny
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["full", "untied"])
 def test_transformers_reads_the_trained_model(
     saved_runs: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

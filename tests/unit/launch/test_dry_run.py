@@ -112,6 +112,7 @@ def test_empty_answers_are_noted(tmp_path: Path) -> None:
     assert notes == ["2 rows have an empty ground truth, toy:train:1 the first"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verifier", ["gsm8k", "math", "exact", "multiple_choice", "code", "countdown"])
 def test_an_empty_answer_is_refused_where_the_verifier_needs_one(verifier: str, tmp_path: Path) -> None:
     file = data(tmp_path, *[""] * 2, verifier=verifier)
@@ -215,6 +216,7 @@ def test_weights_of_a_hub_id_are_looked_at_in_its_cache(model: Path, hub_cache: 
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["model", "critic"])
 def test_a_dry_run_looks_at_the_weights_of_policy_and_critic(
     key: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -256,6 +258,7 @@ def test_keys_without_effect_are_named() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_dry_run_tries_them_all(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["data.max_prompt_tokens=16", "rollout.max_response_tokens=16", "cluster.device=cpu", "evaluation.every=5"]
     (tmp_path / "mine.py").write_text(MINE)

@@ -130,6 +130,7 @@ def test_nothing_is_the_best_without_evaluations(model: Path, tmp_path: Path) ->
     ]
 
 
+@pytest.mark.long
 def test_the_best_is_by_a_measure_that_the_evaluations_have(model: Path, tmp_path: Path) -> None:
     sampled = ["evaluation.samples=2", "evaluation.temperature=1"]
     with pytest.raises(

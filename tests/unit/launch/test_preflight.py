@@ -40,6 +40,7 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sets", "says"),
     [

@@ -72,6 +72,7 @@ def test_a_deadline_that_cuts_a_verifiers_own_short_is_refused(verifier: str, de
         check_verifiers(rows(verifier), VerifierSection(deadline_s=deadline_s))
 
 
+@pytest.mark.long
 def test_a_wait_by_the_clock_has_ten_times_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text("def f(request, *, timeout_s: float = 35.0): ...\n")
     check_verifiers(rows(f"{tmp_path}/judge.py:f"), VerifierSection(deadline_s=5.0))
@@ -79,6 +80,7 @@ def test_a_wait_by_the_clock_has_ten_times_the_deadline(tmp_path: Path) -> None:
         check_verifiers(rows(f"{tmp_path}/judge.py:f"), VerifierSection(deadline_s=3.0))
 
 
+@pytest.mark.long
 def test_the_sandbox_is_opened_for_verifiers_that_run_programs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLCLI_SANDBOX", raising=False)
     assert check_verifiers(rows("gsm8k", "code + 0.1 * format"), VerifierSection())[1] == backend
@@ -87,6 +89,7 @@ def test_the_sandbox_is_opened_for_verifiers_that_run_programs(backend: str, mon
     assert check_verifiers(rows("code"), VerifierSection(sandbox=backend))[1] == backend
 
 
+@pytest.mark.long
 def test_a_sandbox_that_cannot_be_had_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SetupError, match=r"127\.0\.0\.1:9"):
         check_verifiers(rows("code"), VerifierSection(sandbox="http://127.0.0.1:9"))
@@ -178,6 +181,7 @@ def test_a_verifier_that_compares_needs_whole_groups(count: int, oversample: flo
         check_rivals(["math", compares], "evaluation.samples", count, oversample)
 
 
+@pytest.mark.long
 def test_it_is_said_once_which_key_goes_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", KEY)
     monkeypatch.setenv("OTHER_KEY", "another-secret")
@@ -221,6 +225,7 @@ def tried(verifier: str, rows: list[Prompt], *, converses: bool = False) -> list
     return notes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -248,5 +253,6 @@ def test_a_verifier_that_skips_all_rows_is_noted(tmp_path: Path) -> None:
     assert "returned None for the first 2 rows" in note
 
 
+@pytest.mark.long
 def test_given_rows_that_score_leave_nothing_to_note() -> None:
     assert tried("auto", rows("gsm8k", "math + 0.1 * format", "length(target=8)")) == []

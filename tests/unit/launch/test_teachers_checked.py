@@ -41,6 +41,7 @@ def prepared(places: Path, teacher: str, *sets: str) -> Prepared:
     return prepare(resolve("opd", flags, [*small, f"teacher.path={teacher.format(at=places)}", *sets]).config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("teacher", "error", "says"),
     [
@@ -75,6 +76,7 @@ def test_a_token_that_the_teacher_lacks_is_named(places: Path, tmp_path: Path) -
         prepared(places, str(tmp_path / "more"))
 
 
+@pytest.mark.long
 def test_the_plan_names_the_teachers_and_who_is_taught(places: Path) -> None:
     two = '[{{path = "{at}/teacher", sources = ["sums"]}}, "{at}/student"]'
     ready = prepared(places, two)

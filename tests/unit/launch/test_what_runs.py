@@ -126,6 +126,7 @@ def recipe(here: Path, listener: Listener) -> Callable[[str], str]:
     return write
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_commands_that_look_run_nothing_of_a_recipes_file(
     kind: str, recipe: Callable[[str], str], model: Path, here: Path, capsys: pytest.CaptureFixture[str]
@@ -150,6 +151,7 @@ def test_commands_that_look_run_nothing_of_a_recipes_file(
     assert not (here / "ran").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["verifier.name", "a judge", "an agent's command", "algorithm.code"])
 def test_a_plan_runs_nothing_of_a_recipes_file(
     kind: str, recipe: Callable[[str], str], model: Path, here: Path, capsys: pytest.CaptureFixture[str]
@@ -174,6 +176,7 @@ def test_a_dry_run_that_resumes_takes_config_toml_as_a_recipes_file(
     assert not (here / "ran").exists()
 
 
+@pytest.mark.long
 def test_commands_about_a_run_run_nothing_of_its_configuration(
     saved_runs: Path, recipe: Callable[[str], str], here: Path, listener: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +236,7 @@ def test_what_the_command_line_names_and_what_harms_nobody_is_let_through(here: 
     assert resolve("mine.toml").config.verifier.name == "anything.py:verify"
 
 
+@pytest.mark.long
 def test_a_dry_run_runs_what_the_command_line_names(
     recipe: Callable[[str], str], model: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from rlcli.model.parallel import buckets as module
 
+pytestmark = pytest.mark.long
 SHAPES = [(8, 3), (7, 5), (1,), (2, 2, 2), (5,), (3, 4), (2,), (16, 16), (1, 9)]
 """Some divide by no number of ranks, and of some there are fewer rows than ranks."""
 WORLD = 2

@@ -54,6 +54,7 @@ def backward(policy: Any, batch: PackedBatch) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_frozen_has_no_gradient_and_the_rest_the_same(

@@ -60,6 +60,7 @@ def score(verify: Any, prompt: Prompt, response: str) -> float:
     return float(verify(prompt.request(response)).score)
 
 
+@pytest.mark.long
 def test_geometry3k_is_read_as_verl_reads_it(tmp_path: Path) -> None:
     two = GEOMETRY | {"images": [stored(A), stored(B)], "problem": "<image> or <image>?"}
     first, second = made(tmp_path, geometry3k.CONVERTER, [GEOMETRY, two])
@@ -69,6 +70,7 @@ def test_geometry3k_is_read_as_verl_reads_it(tmp_path: Path) -> None:
     assert score(math.verify, first, r"<think>so</think> \boxed{4}") == 0.0
 
 
+@pytest.mark.long
 def test_clevr_holds_the_first_rows_out(tmp_path: Path) -> None:
     rows = [CLEVR | {"solution": f"<answer> {n} </answer>"} for n in range(5)]
     test, train = [], []
@@ -195,6 +197,7 @@ def test_equal_text_about_other_pictures_is_no_duplicate(tmp_path: Path) -> None
     assert [one.images for one in prepare(clevr_count.CONVERTER, options, against).splits["train"]] == [(A,), (A,)]
 
 
+@pytest.mark.long
 def test_files_for_trl_hold_parts_and_pictures_that_datasets_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_no_split_and_no_rows_are_refused() -> None:
         prepare(of(train=[]), ConvertOptions())
 
 
+@pytest.mark.long
 def test_equal_prompts_are_kept_once_and_rather_in_test() -> None:
     train = [("Two  plus two?", "4"), ("two plus TWO?", "5"), ("three?", "3"), ("asked?", "1")]
     converter = of(train=train, test=[("asked?", "1"), ("asked? ", "1")])
@@ -90,6 +91,7 @@ def test_a_column_named_split_does_not_assign_equal_prompts_to_splits() -> None:
     assert last_step(named, dedup=True, check=False).removed == {"repeated": 1}
 
 
+@pytest.mark.long
 def test_a_shuffle_depends_on_the_seed_alone_and_a_limit_counts_rows() -> None:
     converter = of(train=[(f"{n}?", str(n)) for n in range(20)])
     assert questions(converter, shuffle=1) == questions(converter, shuffle=1)
@@ -99,6 +101,7 @@ def test_a_shuffle_depends_on_the_seed_alone_and_a_limit_counts_rows() -> None:
     assert last_step(converter, limit=3, check=False).removed == {"over the limit": 17}
 
 
+@pytest.mark.long
 def test_an_answer_that_its_verifier_cannot_read_stops_or_is_left_out() -> None:
     converter = of(train=[("one?", "1"), ("two?", "two apples"), ("three?", "")])
     with pytest.raises(
@@ -111,6 +114,7 @@ def test_an_answer_that_its_verifier_cannot_read_stops_or_is_left_out() -> None:
     assert len(questions(converter, check=False)) == 3
 
 
+@pytest.mark.long
 def test_an_answer_that_takes_for_ever_to_write_holds_up_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +154,7 @@ def test_tests_of_code_are_read_though_there_is_no_program_to_try() -> None:
     assert questions(converter, skip_bad=True) == ["one?"]
 
 
+@pytest.mark.long
 def test_an_answer_is_checked_with_the_options_of_its_verifier() -> None:
     some = '{"numbers": [1, 1, 100], "target": 2}'
     right = {"multiple_choice(truth=index0)": "1", "exact(extract=tag)": "Paris", "countdown(use_all=false)": some}

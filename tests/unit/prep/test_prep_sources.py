@@ -194,6 +194,7 @@ def test_parts_of_a_hub_dataset_are_joined_only_for_converters_that_do(hub_folde
     assert [row["type"] for row in values(one["train"])] == ["algebra train"]
 
 
+@pytest.mark.long
 def test_without_a_network_the_message_says_how_to_get_the_data() -> None:
     program = (
         "from rlcli_data_prep import gsm8k; from rlcli.types import ConvertOptions\n"

@@ -201,6 +201,7 @@ def test_answers_of_a_list_count_as_often_as_they_are_there() -> None:
     assert scores == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.long
 def test_the_command_reports_rows_with_several_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = [["1/2", "0.5"], ["42", "42"], 42, [[2, -2]]]
     rows = [{"prompt": f"{number}?", "answer": answer} for number, answer in enumerate(answers)]
@@ -549,6 +550,7 @@ VALUES = st.recursive(
 NAMED = (None, "math", "gsm8k", "exact", "multiple_choice", "code", "countdown")
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(VALUES, VALUES, VALUES, st.sampled_from(NAMED))
 def test_any_value_gives_a_prompt_or_an_error_with_a_fix(

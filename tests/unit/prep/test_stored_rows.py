@@ -79,6 +79,7 @@ def peak_of(count: int, out: Path) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     peak_of(200, tmp_path / "first")  # what is imported and cached once
     few, more = peak_of(500, tmp_path / "few"), peak_of(4500, tmp_path / "more")

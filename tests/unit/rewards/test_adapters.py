@@ -184,6 +184,7 @@ def test_options_reach_the_verifier_as_it_annotates_them(pool: ScoringPool) -> N
     assert ask(pool, "native_with_defaults(need=b, times=2)").answer == "bb"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -184,6 +184,7 @@ def test_a_long_response_keeps_both_ends() -> None:
     assert without_response(detail) == "ValueError: no number"
 
 
+@pytest.mark.long
 def test_debug_prints_the_traceback_of_the_users_code_once(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

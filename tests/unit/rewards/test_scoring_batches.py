@@ -194,6 +194,7 @@ def test_a_call_holds_whole_groups(pool: ScoringPool) -> None:
     assert f"{NAME}awaited" not in pool.grouped
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("bad", "crashes"), [("raise", [True] * 3), ("nan among", [True, False, False])])
 def test_a_group_that_fails_is_tried_again_as_a_whole(pool: ScoringPool, bad: str, crashes: list[bool]) -> None:
     before, failing, after = (group(pool, [first, "b", "c"]) for first in ("a", bad, "d"))

@@ -159,6 +159,7 @@ def test_a_storm_of_failures_spares_the_rest() -> None:
         assert ask(small, "right").result().score == 1.0
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_replaced_by_a_fork_that_need_not_import_again() -> None:
     with ScoringPool(1, 5.0, ["math", "misbehave"]) as one:
         crashes = [ask(one, "exit") for _ in range(10)]
@@ -234,6 +235,7 @@ def test_a_verifier_that_does_not_load_is_an_error_not_a_score(scoring: ScoringP
     assert ask(scoring, "right").result().score == 1.0
 
 
+@pytest.mark.long
 def test_a_verifier_not_named_at_the_start_is_loaded_outside_the_deadline() -> None:
     with ScoringPool(2, 0.2) as late:
         verdicts = [late.submit("math", VerifyRequest(r"\boxed{\frac{1}{2}x}", "0.5x")).result() for _ in range(4)]
@@ -541,6 +543,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_owner_only(
     assert all(alive(pid) for pid in [fork_server, *pids, process.pid])
 
 
+@pytest.mark.long
 def test_workers_die_with_a_nursery_killed_by_sigkill(
     owner: tuple[subprocess.Popen[str], dict[str, object], list[int]],
 ) -> None:

@@ -79,6 +79,7 @@ def services(folder: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long
 def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: Path, tokenizer: Any) -> None:
     clients = [ScoringService(settings(), folder, tokenizer) for _ in range(2)]
     for client in clients:
@@ -156,6 +157,7 @@ def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path
     folder.rmdir()
 
 
+@pytest.mark.long
 def test_what_waits_is_cancelled_where_the_client_hangs_up(folder: Path, tokenizer: Any) -> None:
     client = ScoringService(settings(), folder, tokenizer)
     client.wait_ready()
@@ -165,6 +167,7 @@ def test_what_waits_is_cancelled_where_the_client_hangs_up(folder: Path, tokeniz
         asked[-1].result(1.0)
 
 
+@pytest.mark.long
 def test_a_source_that_was_evicted_is_sent_again(folder: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
     monkeypatch.setattr(scoring_service, "SOURCES_BYTES", 3000)
     folder.mkdir(mode=0o700)
@@ -215,6 +218,7 @@ def test_workers_of_a_machine_are_counted_and_leave_nothing() -> None:
     assert not worker_scoring._noted(spec).exists()
 
 
+@pytest.mark.long
 def test_a_group_is_one_call_of_its_verifier(folder: Path, tokenizer: Any) -> None:
     verifier = "foreign_rewards:unique_in_group"
     client = ScoringService(

@@ -54,6 +54,7 @@ def test_draws_follow_the_distribution(draw: Draw, seeds: Numbers, positions: Nu
     assert chi_square(counts, LOGITS.double().softmax(0) * DRAWS) < 5
 
 
+@pytest.mark.long
 def test_draws_of_neighbouring_positions_and_seeds_are_independent(draw: Draw) -> None:
     p = LOGITS.double().softmax(0)
     joint = (p[:, None] * p).flatten() * DRAWS

@@ -79,6 +79,7 @@ def test_experts_that_are_not_quantized_are_computed_as_they_are_sent() -> None:
     assert "moe_backend" not in vllm_arguments.engine_arguments(spec("cpu"))
 
 
+@pytest.mark.long
 def test_experts_beside_an_adapter_are_computed_as_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers.fused_moe.oracle import unquantized
 

@@ -62,6 +62,7 @@ def test_metrics_are_always_in_the_run_folder(folder: RunFolder, warnings: list[
     assert warnings == []
 
 
+@pytest.mark.long
 def test_tensorboard_reads_back_the_log_and_a_resume_replaces_steps(folder: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -78,6 +79,7 @@ def test_tensorboard_reads_back_the_log_and_a_resume_replaces_steps(folder: RunF
     assert rewards() == [(0, 0.125)]
 
 
+@pytest.mark.long
 def test_tensorboard_shows_samples_as_text_and_the_curve_as_an_image(folder: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.text.text_plugin import text_array_to_html
@@ -165,6 +167,7 @@ def running(name: str) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 def test_wandb_whose_service_is_killed_costs_the_run_nothing(
     folder: RunFolder, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +372,7 @@ def test_a_tracker_that_raises_is_reported_once_and_called_again(
     assert "Traceback" in (folder.logs / "tracker-first.log").read_text()
 
 
+@pytest.mark.long
 def test_samples_come_with_the_first_step_every_tenth_and_evaluations(
     folder: RunFolder, warnings: list[str], tracker: Made
 ) -> None:
@@ -393,6 +397,7 @@ def test_samples_come_with_the_first_step_every_tenth_and_evaluations(
     ]
 
 
+@pytest.mark.long
 def test_a_tracker_that_fails_on_samples_keeps_its_metrics(
     folder: RunFolder, warnings: list[str], tracker: Made
 ) -> None:
@@ -547,6 +552,7 @@ def test_a_full_disk_fails_the_run_naming_the_file_and_leaves_whole_lines(folder
     assert len(metrics_lines(folder)) == 2
 
 
+@pytest.mark.long
 def test_a_plugins_tracker_is_found_and_conforms(
     folder: RunFolder, tracker: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from scripts._docs.staging import DOCS, ROOT, SiteError, adapted, check_navigati
 from scripts._docs.text import prose, table
 from tests.browser import LAPTOP, PHONE, Visitor, chromium, url_of
 
+pytestmark = pytest.mark.long
 PAGE = "<html><body><h1 id='top'>Top</h1>{}</body></html>"
 
 

@@ -131,6 +131,7 @@ print(len(open('../log').read()))
     assert judge(fenced(stubborn), {"kind": "stdio", "cases": cases}).outcome is Outcome.OK
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "unit",
     [
@@ -171,6 +172,7 @@ def test_no_program_is_no_answer() -> None:
     assert judge("I do not know.", CHECK).outcome is Outcome.NO_ANSWER
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "says"),
     [
@@ -473,6 +475,7 @@ def test_integers_may_have_any_length() -> None:
         assert judge(fenced(power.replace("- 1", "- 2")), truth).outcome is Outcome.WRONG
 
 
+@pytest.mark.long
 def test_verls_assert_case_is_read_or_refused() -> None:
     asserts = ["assert f(1,2)==3", "assert f(2,2)==4"]
     for beside in ({}, {"inputs": ["", ""], "outputs": ["", ""]}, {"inputs": [], "outputs": []}):

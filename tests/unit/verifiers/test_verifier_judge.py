@@ -350,6 +350,7 @@ def refused(server: Judge, **options: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.long
 def test_a_run_does_not_start_with_an_endpoint_that_cannot_work(server: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RlcliError, match=r"^the verifier 'judge': the endpoint .* serves no model 'judge-2'; did"):
         ScoringPool(1, 5.0, [expression(server, model="judge-2")])

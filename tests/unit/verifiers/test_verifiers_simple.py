@@ -261,6 +261,7 @@ def test_format_takes_a_regex_of_the_row() -> None:
         form("x", format="(")
 
 
+@pytest.mark.long
 def test_a_catastrophic_regex_is_killed() -> None:
     with ScoringPool(1, 0.2, ["format"]) as pool:
         request = VerifyRequest("a" * 50, "", extra_info={"format": "(a+)+b"})

@@ -55,6 +55,7 @@ def tried(report: Report) -> set[str]:
     return {tally.kind for tally in report.tallies}
 
 
+@pytest.mark.long
 def test_a_built_in_passes_on_good_data(tmp_path: Path) -> None:
     report = audit("auto", sums(tmp_path), ALL)
     assert report.passed, report.surprises
@@ -76,6 +77,7 @@ def test_a_verifier_without_gold_is_asked_in_a_form_that_it_reads(tmp_path: Path
     assert "1 of" not in report.faults
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "group", "kinds"),
     [
@@ -91,6 +93,7 @@ def test_a_fault_fails_the_audit_and_is_named(tmp_path: Path, name: str, group: 
     assert kinds <= {one.kind for one in report.surprises}
 
 
+@pytest.mark.long
 def test_a_gold_answer_that_is_refused_fails_and_its_row_is_named(tmp_path: Path) -> None:
     report = audit("gsm8k", sums(tmp_path, response="So it is {}, I say"), ALL)
     assert report.faults == ["3 of 6 gold answers not accepted"]
@@ -102,6 +105,7 @@ def test_a_gold_answer_that_is_refused_fails_and_its_row_is_named(tmp_path: Path
     assert report.verifications == 3
 
 
+@pytest.mark.long
 def test_verdicts_that_change_when_asked_again_fail_it(tmp_path: Path) -> None:
     report = faulty("unstable", boxed(tmp_path))
     assert report.determinism.differing
@@ -118,6 +122,7 @@ def test_a_kind_that_times_out_over_and_over_is_given_up(tmp_path: Path) -> None
     assert not report.passed
 
 
+@pytest.mark.long
 def test_warnings_fail_a_strict_audit_only(tmp_path: Path) -> None:
     data = sums(tmp_path)
     lenient = audit("gsm8k", data, ALL)
@@ -127,6 +132,7 @@ def test_warnings_fail_a_strict_audit_only(tmp_path: Path) -> None:
     assert strict.faults == lenient.warnings
 
 
+@pytest.mark.long
 def test_a_ground_truth_that_cannot_be_read_is_an_error_that_names_the_row(tmp_path: Path) -> None:
     data = sums(tmp_path, ["12", "many", "3"])
     with pytest.raises(DataError, match=r"row 1 \(the first is 0\).*'many'"):
@@ -135,11 +141,13 @@ def test_a_ground_truth_that_cannot_be_read_is_an_error_that_names_the_row(tmp_p
         faulty("needs_a_number", boxed(tmp_path, ["12", "many", "3"]))
 
 
+@pytest.mark.long
 def test_a_verifier_that_fails_on_every_row_is_to_blame_itself(tmp_path: Path) -> None:
     with pytest.raises(VerifierError, match="fails on every row"):
         faulty("needs_a_number", boxed(tmp_path, ["one", "one"]))
 
 
+@pytest.mark.long
 def test_a_verifier_that_always_crashes_is_reported_by_its_crash(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def verify(request):\n    return [][1]\n")
     data = boxed(tmp_path, ["1", "2", "3", "4", "5", "6"])
@@ -157,12 +165,14 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         audit("auto", sums(tmp_path, style="gsm9k"), ALL)
 
 
+@pytest.mark.long
 def test_a_sum_is_audited_by_its_first_term(tmp_path: Path) -> None:
     report = audit("auto + 0.1 * format", sums(tmp_path), ALL)
     assert report.passed, report.surprises
     assert list(report.forms) == ["gsm8k + 0.1 * format"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["length(unit=words)", "overlong(unit=words)", "repetition"])
 def test_verifiers_that_look_at_no_answer_are_asked_their_gold_only(tmp_path: Path, name: str) -> None:
     report = audit(name, sums(tmp_path, response=""), ALL)
@@ -171,12 +181,14 @@ def test_verifiers_that_look_at_no_answer_are_asked_their_gold_only(tmp_path: Pa
     assert any("reads no answer" in note for note in report.notes)
 
 
+@pytest.mark.long
 def test_gold_gets_the_options_that_it_takes(tmp_path: Path) -> None:
     report = audit("exact(extract=box)", sums(tmp_path, ["Paris", "Rome"], response=""), ALL)
     assert report.passed, report.surprises
     assert list(report.forms.values()) == ["the verifier's own gold"]
 
 
+@pytest.mark.long
 def test_options_that_the_gold_does_not_know_of_get_another_form(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         'ANSWER_KIND = "text"\n'
@@ -192,11 +204,13 @@ def test_options_that_the_gold_does_not_know_of_get_another_form(tmp_path: Path)
     assert list(report.forms.values()) == ["\\boxed{X}"]
 
 
+@pytest.mark.long
 def test_the_limit_and_the_number_of_mutations_are_kept(tmp_path: Path) -> None:
     report = audit("auto", sums(tmp_path), dataclasses.replace(ALL, limit=2, mutations=5))
     assert (report.rows, report.rows_in_file, report.verifications) == (2, 3, 2 * (2 + 5))
 
 
+@pytest.mark.long
 def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     options = dataclasses.replace(ALL, mutations=5, seed=3)
     first, second = (audit("auto", sums(tmp_path), options) for _ in range(2))
@@ -204,6 +218,7 @@ def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     assert first.tallies != audit("auto", sums(tmp_path), dataclasses.replace(options, seed=4)).tallies
 
 
+@pytest.mark.long
 def test_the_page_shows_what_a_model_says_as_text(tmp_path: Path) -> None:
     attack = '<script>alert("x")</script><img src=x onerror=alert(1)>\u202e$style\0'
     report = audit("gsm8k", sums(tmp_path, response=attack + "{}"), ALL)
@@ -220,6 +235,7 @@ def test_the_page_shows_what_a_model_says_as_text(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "audit.html").read_text() == page(report)
 
 
+@pytest.mark.long
 def test_the_report_is_json_with_every_surprise(tmp_path: Path) -> None:
     report = faulty("credulous", boxed(tmp_path))
     read = json.loads(json.dumps(report.as_dict()))
@@ -247,6 +263,7 @@ def own_gold(folder: Path, body: str) -> str:
     return f"{file}:verify"
 
 
+@pytest.mark.long
 def test_gold_runs_where_verifiers_run_and_its_text_arrives_whole(tmp_path: Path) -> None:
     called = tmp_path / "called"
     body = f"open({str(called)!r}, 'a').write(f'{{os.getpid()}}\\n'); return 'word ' * 2000 + request.ground_truth"
@@ -259,6 +276,7 @@ def test_gold_runs_where_verifiers_run_and_its_text_arrives_whole(tmp_path: Path
         assert str(os.getpid()) not in file.read_text().split()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -21,6 +21,7 @@ from rlcli.runs.run_data import RunData
 from tests.browser import PHONE, url_of
 from tests.report_runs import Settings, write_run, write_step
 
+pytestmark = pytest.mark.long
 PAGES = {
     "overview": "Reward",
     "samples": "plus",

@@ -174,6 +174,7 @@ def test_rescored_lines_are_read_from_the_newest_file(tmp_path: Path) -> None:
     assert list(rescored_rows(tmp_path)) == [{"step": 1}, {"step": 3}]
 
 
+@pytest.mark.long
 def test_random_text_does_no_harm(tmp_path: Path, quick: None) -> None:
     rng = random.Random(0)
     with RunFolder.create(tmp_path / "run") as folder:

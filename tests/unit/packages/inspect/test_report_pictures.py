@@ -196,6 +196,7 @@ def test_no_original_bytes_are_in_a_report(tmp_path: Path) -> None:
     assert b"none of PNG, JPEG" in html
 
 
+@pytest.mark.long
 def test_pictures_leave_room_for_samples_and_stop_at_the_limit(tmp_path: Path) -> None:
     rows = [(noise(number, (256, 256)),) for number in range(90)]
     run = write_picture_run(tmp_path / "run", write_data(tmp_path / "data", rows), steps=1)

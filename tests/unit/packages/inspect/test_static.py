@@ -46,6 +46,7 @@ def test_a_larger_run_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert 'data-name="0/samples/2"' not in (tmp_path / "out" / "index.html").read_text()
 
 
+@pytest.mark.long
 def test_samples_are_kept_by_rule_until_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "run", steps=20, texts=LONG)
     whole = write_report([RunData(folder)], tmp_path / "whole")

@@ -279,6 +279,7 @@ def test_workers_that_divide_experts_stay_together() -> None:
     assert {(one.train, one.generate) for one in found.options} == {(8, 0), (4, 4)}
 
 
+@pytest.mark.long
 def test_the_plan_of_a_run_says_whether_asynchrony_pays() -> None:
     sets = ("rollout.max_response_tokens=8192", "train.offload=all", "model.gradient_checkpointing=true")
     known = setting(qwen_7b(), "h100:8", *sets, "train.tokens_per_microbatch=16384")
@@ -315,6 +316,7 @@ def test_a_run_measures_its_pace_and_what_other_layouts_would_make_of_it(stalene
         assert pace.told.startswith(f"a step takes {whole.step_s:.3g} s; responses measured: mean ")
 
 
+@pytest.mark.long
 def test_plan_takes_the_lengths_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, model = tmp_path / "run", tmp_path / "model"
     run.mkdir()

@@ -89,6 +89,7 @@ def test_a_time_of_a_busy_machine_says_so(places: Path, monkeypatch: pytest.Monk
     assert "e+" not in time, "whole seconds where there are many"
 
 
+@pytest.mark.long
 def test_given_responses_count_at_their_own_lengths(places: Path) -> None:
     """A response of the data has two tokens where the configuration allows 16."""
     setting = setting_of_run(prepared_for("sft", places))
@@ -107,6 +108,7 @@ def test_the_engine_s_cache_is_as_large_as_the_prompts_ask_for(places: Path) -> 
     assert longest_of(prepared.config, prepared.prompts, prepared.held_out) == longest + 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("free", "verdict"), [(0.5, "does not fit: "), (1.9, "may not fit"), (40.0, "at most ")])
 def test_sizes_of_a_run_follow_the_memory_of_the_machine(
     places: Path, monkeypatch: pytest.MonkeyPatch, free: float, verdict: str

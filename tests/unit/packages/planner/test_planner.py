@@ -377,6 +377,7 @@ def test_a_cpu_s_phases_hold_the_engine_throughout(shape: ModelShape) -> None:
     assert run.bytes_each == 4
 
 
+@pytest.mark.long
 def test_plan_answers_in_json_without_weights_or_a_gpu(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "grpo", "--model", str(qwen), "--gpus", "h100:8", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -389,6 +390,7 @@ def test_plan_answers_in_json_without_weights_or_a_gpu(qwen: Path, capsys: pytes
     assert "prompts" not in said["plan"]
 
 
+@pytest.mark.long
 def test_plan_shows_a_bar_for_each_phase(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "grpo", "--model", str(qwen), "--gpus", "h100:8"]) == 0
     shown = capsys.readouterr().out
@@ -524,6 +526,7 @@ def test_sizes_read_without_transformers_are_the_same(change: dict[str, Any], pl
         assert shape_of(found) == shape_of(AutoConfig.from_pretrained(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["grpo", "ppo", "dapo"])
 def test_a_plan_imports_nothing_heavy(qwen: Path, recipe: str) -> None:
     program = (
@@ -537,6 +540,7 @@ def test_a_plan_imports_nothing_heavy(qwen: Path, recipe: str) -> None:
     assert not imported & {"torch", "ray", "transformers", "vllm", "peft", "datasets", "pyarrow"}
 
 
+@pytest.mark.long
 def test_a_plan_tries_functions_of_ones_own(qwen: Path, tmp_path: Path) -> None:
     code = tmp_path / "own.py"
     code.write_text(
@@ -578,6 +582,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*words, "--set", "cluster.device=cpu", "--set", "data.max_prompt_tokens=32"]
 
 
+@pytest.mark.long
 def test_memory_auto_chooses_what_is_not_set_and_says_so(
     tiny_run: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def different_prompts() -> PackedBatch:
     return pack(rows, torch.device("cpu"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)

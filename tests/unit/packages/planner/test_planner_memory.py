@@ -99,6 +99,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("vocabulary", "samples", "dtype", "checkpointing", "rank", "whole"), CASES)
 def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
     vocabulary: int,
@@ -113,6 +114,7 @@ def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
     assert_predicted(config_of(vocabulary), samples, dtype, checkpointing, rank, whole, monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "checkpointing", "rank"),
     [

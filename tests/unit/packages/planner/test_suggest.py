@@ -25,6 +25,7 @@ def seven(gpus: str, *sets: str) -> Setting:
     return setting(qwen_7b(), gpus, *LONG, *sets)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpus", ["h100:2", "h100:8", "a100:16"])
 def test_what_is_proposed_fits_and_is_in_order(gpus: str) -> None:
     found = suggested(seven(gpus)).layouts
@@ -37,6 +38,7 @@ def test_what_is_proposed_fits_and_is_in_order(gpus: str) -> None:
             assert suggest._value(one.setting, key) == value
 
 
+@pytest.mark.long
 def test_no_layout_that_fits_is_faster() -> None:
     asked = seven("h100:4")
     fitting = [solved(suggest._with(asked, keys)) for keys in suggest._candidates(asked)]
@@ -44,6 +46,7 @@ def test_no_layout_that_fits_is_faster() -> None:
     assert suggested(asked).layouts[0].seconds == pytest.approx(best, rel=2 * suggest.ALIKE)
 
 
+@pytest.mark.long
 def test_layouts_that_are_not_much_faster_are_left_out() -> None:
     layouts = suggested(seven("h100:8")).layouts
     divisions = [tuple(suggest._value(one.setting, key) for key in suggest.DIVIDING) for one in layouts]
@@ -78,6 +81,7 @@ def test_a_node_has_eight_devices() -> None:
     assert parse_gpus("cpu")[0].rate_among(16)[1] == "links inside a node"
 
 
+@pytest.mark.long
 def test_the_command_proposes_layouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
     words = ["plan", "grpo", "--model", str(tmp_path), "--gpus", "h100:8", "--suggest"]

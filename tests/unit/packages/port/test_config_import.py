@@ -391,6 +391,7 @@ algorithm: {adv_estimator: grpo}
     assert sources(found, "unresolved") == {"actor_rollout_ref.rollout.temperature"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

@@ -185,6 +185,7 @@ def test_reasoning_gym_gives_feedback_until_it_is_right() -> None:
             play(host, {"extra_info": {"task": "countdown"}}, 0)
 
 
+@pytest.mark.long
 def test_reasoning_gym_evaluates_neither_the_rows_entry_nor_a_turn(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     code = f"[open({str(marker)!r}, 'w')]"
@@ -204,6 +205,7 @@ def test_reasoning_gym_evaluates_neither_the_rows_entry_nor_a_turn(tmp_path: Pat
     assert not marker.exists()
 
 
+@pytest.mark.long
 def test_a_turn_of_gems_tasks_of_reasoning_gym_is_not_evaluated(tmp_path: Path) -> None:
     package, marker = tmp_path / "gem", tmp_path / "ran"
     package.mkdir()
@@ -237,6 +239,7 @@ def test_the_proof_plays_a_case_that_needs_no_package(tmp_path: Path) -> None:
     assert (found.turns, found.reward, found.wrong) == (3, 0.0, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gem", "openenv", "reasoning_gym", "skyrl_gym", "trl", "verl_tools"])
 def test_an_adapter_is_a_file_for_an_interpreter_without_rlcli(name: str) -> None:
     place, _, attribute = EnvironmentSpec(name, python=sys.executable).target.rpartition(":")

@@ -301,6 +301,7 @@ def test_without_a_sandbox_a_script_is_read_with_a_warning(tmp_path: Path, monke
     assert found.warnings[0].startswith("programs cannot be isolated here: it was read as text, not run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "says"),
     [

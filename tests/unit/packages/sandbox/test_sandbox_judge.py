@@ -342,6 +342,7 @@ def test_large_inputs_and_outputs_pass_through(sandbox: Sandbox) -> None:
     assert scripts(sandbox, "import sys\nsys.stdout.write(sys.stdin.read())", (text, text)).right
 
 
+@pytest.mark.long
 def test_no_descriptor_and_no_thread_is_left(sandbox: Sandbox) -> None:
     judge(sandbox, "def f(x): return 2", check("assert candidate(1) == 2"))
     files, threads = open_fds(), threading.active_count()

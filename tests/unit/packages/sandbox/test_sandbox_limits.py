@@ -199,6 +199,7 @@ def test_kill_ends_it_at_once_and_may_be_repeated(sandbox: Sandbox) -> None:
     assert child.wait() == ended
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_many_programs(sandbox: Sandbox, folders: Path) -> None:
     run(sandbox, "")
     gc.collect()

@@ -351,6 +351,7 @@ def test_a_prompt_repeated_in_a_step_gets_new_samples_in_any_round() -> None:
     assert min(t.first_sample for t in workers.rounds[0]) == 0  # the step is part of the seed
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     good=st.lists(st.booleans(), min_size=7, max_size=7).filter(any),

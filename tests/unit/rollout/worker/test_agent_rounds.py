@@ -142,6 +142,7 @@ def held(
     return report, [shard.row(row) for row in found.row.tolist()], scorer
 
 
+@pytest.mark.long
 def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: TransformersEngine, model: Path) -> None:
     report, rows, scorer = held(engine, config_of(model, processes=3), ["a", "b"], samples=3)
     tokenizer, samples = load_tokenizer(str(model)), report.samples.sorted()
@@ -168,12 +169,14 @@ def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: Transform
     assert len(set(states)) < len(states)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_samples(engine: TransformersEngine, model: Path) -> None:
     _, first, _ = held(engine, config_of(model, processes=1), ["a", "b"])
     _, again, _ = held(engine, config_of(model, processes=4), ["b", "a"])
     assert [row.tokens.tolist() for row in first] == [row.tokens.tolist() for row in again[2:] + again[:2]]
 
 
+@pytest.mark.long
 def test_in_order_no_bit_depends_on_how_long_agents_take(engine: TransformersEngine, model: Path) -> None:
     config = config_of(model, "slow", processes=3)
     (_, first, _), (_, again, _) = (held(engine, config, ["a", "b"], ordered=True) for _ in range(2))

@@ -268,6 +268,7 @@ def test_a_verifier_that_reads_responses_together_gets_whole_groups(engine: Tran
     assert all("step" not in fields for _, _, fields in scorer.asked)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["raise", "hang", "die", "protocol"])
 def test_a_failed_environment_is_tried_again_and_then_no_reward(
     how: str, engine: TransformersEngine, model: Path, tmp_path: Path
@@ -285,6 +286,7 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     assert report.samples.sorted().excluded("keep").tolist()[1] == 0 < report.samples.sorted().excluded("keep")[0]
 
 
+@pytest.mark.long
 def test_a_crash_costs_others_of_its_process_no_try(engine: TransformersEngine, model: Path, tmp_path: Path) -> None:
     """Eight rows end the process, twice each or more; the row "once" has used one of its two tries by itself."""
     ids = [*(f"die{number}" for number in range(8)), "large", "once", *(f"good{number}" for number in range(6))]

@@ -141,6 +141,7 @@ def interrupted(
     return report, shard, *round_of(engine, model, gate, [late], 2, **how)
 
 
+@pytest.mark.long
 def test_a_conversation_goes_on_where_it_was_broken_off(
     engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
         assert len(one.turn_states) == one.turns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("past", ["keep", "per_cycle"])
 @pytest.mark.parametrize("where", ["its environment has the turn", "before a turn", "within a turn"])
 def test_wherever_it_was_broken_off_the_rest_is_the_same(
@@ -197,6 +199,7 @@ def test_wherever_it_was_broken_off_the_rest_is_the_same(
         assert row.versions[0] == 1
 
 
+@pytest.mark.long
 def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
     engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
@@ -210,6 +213,7 @@ def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
     assert all(row.tokens.tolist() == expected[sample].tokens.tolist() for sample, row in found.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", [False, True])
 def test_conversations_and_their_environments_go_on_through_updates(
     engine: TransformersEngine, model: Path, tmp_path: Path, keep: bool
@@ -250,6 +254,7 @@ def test_conversations_and_their_environments_go_on_through_updates(
     assert (tmp_path / "gate.resets").read_text().split() == ["late"] * SAMPLES, "no environment begins anew"
 
 
+@pytest.mark.long
 def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
     engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:

@@ -178,6 +178,7 @@ def test_token_advantage_equals_the_reference(name: str, found: list[Response], 
         torch.testing.assert_close(got.returns, float64(returns), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @relaxed
 @given(found=responses, data=st.data())
@@ -216,6 +217,7 @@ def on_ranks(count: int, work: Callable[[int, Ranks], Any]) -> list[Any]:
         return list(pool.map(lambda rank: work(rank, of(rank)), range(count)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=40)
 @given(found=responses, data=st.data())
