@@ -34,7 +34,7 @@ HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail",
 that gives those that were cut off no reward."""
 FEW = ["grpo", "ppo", "grpo:nan", "grpo:skip"]
 """Those that run where no test marked `long` does."""
-KEPT = ["grpo", "ppo", "prime", "dpo", "opd", "dapo", "remax", "rft", "sft", *ADAPTED]
+KEPT = ["grpo", "ppo", "prime", "dpo", "opd", "dapo", "sft", *ADAPTED]
 """Those that differ in what a step does, not in a formula of tests/unit/algorithms; the others are `exhaustive`."""
 COPIES = "ppo:copies"
 """Each of two workers has a whole copy of policy and critic."""

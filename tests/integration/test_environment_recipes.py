@@ -26,7 +26,7 @@ NAMES = [
     if "environment.name" in recipes.load(name).values and not name.startswith("quickstart")
 ]
 """Those of the quickstart have a test of their own."""
-FEW = ["code-repair", "guess-number", "tools-calculator"]
+FEW = ["code-repair", "tools-calculator"]
 TRUTHS = {
     "countdown-feedback": json.dumps({"numbers": [3, 5, 7], "target": 36}),
     "code-repair": json.dumps({"kind": "asserts", "asserts": ["assert twice(2) == 4"]}),

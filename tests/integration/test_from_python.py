@@ -78,7 +78,7 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "runs" / "near" / "data" / "train.parquet").is_file()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # tests/unit/api interrupts the command, test_failures.py the run
 def test_an_interrupted_run_ends_after_its_step_and_resumes(
     tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ OFTEN = "code in .metadata"
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[] if what == OFTEN else pytest.mark.long) for what in CHANGES]
+    "what", [pytest.param(what, marks=[] if what == OFTEN else pytest.mark.exhaustive) for what in CHANGES]
 )
 def test_a_changed_checkpoint_is_not_resumed_and_runs_nothing(
     run: Path, folder: Path, what: str, tmp_path: Path
@@ -112,7 +112,7 @@ def test_a_changed_checkpoint_is_not_resumed_and_runs_nothing(
     assert not os.path.lexists(marker)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # test_resume.py
 def test_as_it_was_it_is_resumed(run: Path, folder: Path) -> None:
     called(folder, "train", "--resume", run, "--steps", "3")
     assert (run / "checkpoints" / "latest").resolve().name == "step-000003"

@@ -48,9 +48,9 @@ def test_two_ranks_train_as_one(runs: dict[int, dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("sets", "most", "unchecked"),
     [
-        ("lora.rank=4", 1e-4, 0),
+        pytest.param("lora.rank=4", 1e-4, 0, marks=pytest.mark.exhaustive),
         # vLLM packs the convolutions for its kernels in their place, where they cannot be compared.
-        ("model.dtype=bfloat16", 0.3, 2),
+        pytest.param("model.dtype=bfloat16", 0.3, 2, marks=pytest.mark.exhaustive),
     ],
 )
 def test_adapters_are_merged_and_bfloat16_runs(

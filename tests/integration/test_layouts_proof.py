@@ -29,7 +29,7 @@ def most(rows: list[dict[str, Any]]) -> float:
     return max(row[name] for row in rows for name in QUANTITIES if name in row)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # the same in float32 is part of every run
 def test_two_processes_train_as_one_in_float64(proof: dict[str, Any], tmp_path: Path) -> None:
     """All layouts, with all features at once, of which some leave a rank idle; and load what each other one saved."""
     rows = proof["differences"](tmp_path, ["dense"], [2], ["all, adapter", "all, critic"], "float64")

@@ -35,7 +35,6 @@ MORE = {
 }
 """Two models that are trained, and one more that is not."""
 AHEAD = {
-    "grpo ahead": "grpo,rollout.workers=1,async.staleness=1,async.engine_steps=0,train.minibatches=1",
     "dapo ahead with a surplus, of two sets": "dapo,rollout.workers=1,async.staleness=1,async.engine_steps=0,"
     "dynamic_sampling.oversample=2,data.mix=tokens,data.sampling=difficulty",
 }
@@ -100,7 +99,7 @@ def through(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def two_ranks(tiny: Path, sums: Path, one_rank: Runs, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     moved = one_rank["grpo"]["moved"]
-    cases = {"grpo": CASES["grpo"], "ppo": MORE["ppo"]}
+    cases = {"ppo": MORE["ppo"]}
     return train_cases(tiny, sums, tmp_path_factory.mktemp("two") / "runs", 2, moved, cases=cases) | {
         "moved": {"": moved}
     }
@@ -153,7 +152,7 @@ def assert_equal(left: Path, right: Path) -> None:
     ("ranks", "case", "how"),
     [
         *(("one_rank", case, how) for case, how in (("grpo", "killed"), *((case, "stopped") for case in CASES))),
-        *(("two_ranks", case, how) for case, how in (("grpo", "killed"), ("grpo", "stopped"), ("ppo", "stopped"))),
+        *(("two_ranks", case, how) for case, how in (("ppo", "killed"), ("ppo", "stopped"))),
         *(AGAIN("more_on_one_rank", case, "stopped") for case in MORE),
         *(AGAIN("more_on_two_ranks", case, "stopped") for case in ("dapo with a surplus", "opd")),
     ],

@@ -179,6 +179,11 @@ def of_two_ranks(seen: tuple[str, Any], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "seen",
+    [kind if kind == KINDS[0] else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS],
+    indirect=True,
+)
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-2), (torch.bfloat16, 0.3)])
 def test_ranks_that_share_a_frozen_tower_train_as_one(
     mesh: Any, seen: tuple[str, Any], of_two_ranks: Path, dtype: torch.dtype, off: float
