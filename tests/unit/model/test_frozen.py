@@ -181,7 +181,7 @@ def of_two_ranks(seen: tuple[str, Any], tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.long
 @pytest.mark.parametrize(
     "seen",
-    [kind if kind == KINDS[0] else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS],
+    [kind if kind == next(iter(KINDS)) else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS],
     indirect=True,
 )
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-2), (torch.bfloat16, 0.3)])
