@@ -20,13 +20,13 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(mixture: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """By the number of ranks."""
-    out = tmp_path_factory.mktemp("runs")
-    return {
-        1: train(mixture, sums, out / "one", 1, ["grpo", "grpo:experts"]),
-        2: train(mixture, sums, out / "two", 2, ["grpo"]),
-    }
+def one_rank(mixture: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train(mixture, sums, tmp_path_factory.mktemp("one") / "runs", 1, ["grpo", "grpo:experts"])
+
+
+@pytest.fixture(scope="module")
+def two_ranks(mixture: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train(mixture, sums, tmp_path_factory.mktemp("two") / "runs", 2, ["grpo"])
 
 
 def test_the_engines_routes_are_those_of_the_same_tokens(
@@ -62,9 +62,9 @@ def test_adapters_on_experts_reach_the_engine_merged(
     assert steps[-1]["sync/changed_tensors"] == 6 * layers
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_experts_reach_the_engine_exactly(runs: dict[int, dict[str, Any]], ranks: int) -> None:
-    steps = runs[ranks]["grpo"]["steps"]
+@pytest.mark.parametrize("ranks", ["one_rank", pytest.param("two_ranks", marks=pytest.mark.exhaustive)])
+def test_experts_reach_the_engine_exactly(ranks: str, request: pytest.FixtureRequest) -> None:
+    steps = request.getfixturevalue(ranks)["grpo"]["steps"]
     assert len(steps) == 2
     for step in steps:
         assert step["sync/unchecked_tensors"] == 0
@@ -73,12 +73,13 @@ def test_experts_reach_the_engine_exactly(runs: dict[int, dict[str, Any]], ranks
         assert step["update/grad_norm"] > 0
 
 
-def test_two_ranks_train_as_one(runs: dict[int, dict[str, Any]]) -> None:
-    one, two = (runs[ranks]["grpo"]["steps"][0] for ranks in (1, 2))
+@pytest.mark.exhaustive  # test_experts_divided.py
+def test_two_ranks_train_as_one(one_rank: dict[str, Any], two_ranks: dict[str, Any]) -> None:
+    one, two = (run["grpo"]["steps"][0] for run in (one_rank, two_ranks))
     for name in ("reward/mean", "update/policy_loss", "update/grad_norm", "update/entropy"):
         assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
 
 
-def test_experts_that_the_engine_keeps_end_the_run(runs: dict[int, dict[str, Any]]) -> None:
-    failed = runs[1]["grpo:experts"]["failed"]
+def test_experts_that_the_engine_keeps_end_the_run(one_rank: dict[str, Any]) -> None:
+    failed = one_rank["grpo:experts"]["failed"]
     assert "that the trainer sent: model.layers.0.mlp.experts.gate_up_proj differs" in failed, failed
