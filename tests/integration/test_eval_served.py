@@ -79,6 +79,7 @@ def test_a_served_model_is_verified_and_reported(cli: Cli, endpoint: str, sums: 
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
+@pytest.mark.long
 def test_a_killed_evaluation_requests_only_what_is_missing(
     cli: Cli, endpoint: str, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ def unique(completions, prompts, trainer_state, log_extra, log_metric, **columns
 """
 
 
+@pytest.mark.long
 def test_trls_reward_function_gets_whole_groups_and_its_logs_are_kept(
     cli: Cli, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +51,7 @@ def test_trls_reward_function_gets_whole_groups_and_its_logs_are_kept(
         assert sum(one["response"] == row["response"] for one in group) == repeats + 1
 
 
+@pytest.mark.long
 def test_an_address_in_the_environment_is_named(
     cli: Cli, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def run(folder: Path, tiny: Path, sums: Path) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_no_process_of_a_run_imports_from_the_current_folder(run: Path, folder: Path) -> None:
     assert marks(folder) == []
 
@@ -88,7 +89,8 @@ OFTEN = "code in .metadata"
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[] if what == OFTEN else pytest.mark.exhaustive) for what in CHANGES]
+    "what",
+    [pytest.param(what, marks=pytest.mark.long if what == OFTEN else pytest.mark.exhaustive) for what in CHANGES],
 )
 def test_a_changed_checkpoint_is_not_resumed_and_runs_nothing(
     run: Path, folder: Path, what: str, tmp_path: Path

@@ -29,7 +29,7 @@ def most(rows: list[dict[str, Any]]) -> float:
     return max(row[name] for row in rows for name in QUANTITIES if name in row)
 
 
-@pytest.mark.exhaustive  # the same in float32 is part of every run
+@pytest.mark.exhaustive  # the same in float32 runs in CI
 def test_two_processes_train_as_one_in_float64(proof: dict[str, Any], tmp_path: Path) -> None:
     """All layouts, with all features at once, of which some leave a rank idle; and load what each other one saved."""
     rows = proof["differences"](tmp_path, ["dense"], [2], ["all, adapter", "all, critic"], "float64")
@@ -44,7 +44,7 @@ def test_two_processes_train_as_one_in_float64(proof: dict[str, Any], tmp_path: 
     assert len(savers) == 4 * 4 + 3 * 3, "each loads from each"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_float32_they_differ_by_rounding_alone(proof: dict[str, Any], tmp_path: Path) -> None:
     rows = proof["differences"](tmp_path, ["dense"], [2], ALL, "float32", load=False)
     assert 1e-8 < most(rows) <= 1e-3

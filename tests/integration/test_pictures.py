@@ -168,6 +168,7 @@ def test_an_adapter_leaves_the_tower_as_it_is(cli: Cli, pictures: Path, tmp_path
         assert step["mismatch/k3"] < 1e-4
 
 
+@pytest.mark.long
 def test_what_cannot_be_done_with_pictures_is_said_first(
     pictures: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,6 +161,7 @@ def test_what_an_agent_shows_is_seen_in_both_engines(cli: Cli, folder: Path, tmp
         assert step["turns/mean"] == 2
 
 
+@pytest.mark.long
 def test_a_model_of_text_is_refused_before_the_run(cli: Cli, folder: Path, tiny: Path, tmp_path: Path) -> None:
     done = cli(
         *("train", "grpo", "--model", tiny, "--environment", f"{folder}/look.py:Look", "--out", tmp_path / "run"),
