@@ -109,8 +109,8 @@ def model_flops(setting: Setting) -> float:
     shape = setting.policy
     tokens, attention_tokens, responses = _step_tokens(setting)
     matrices = 2 * shape.matrix_parameters * tokens + 2 * shape.embedding_parameters * responses
-    vision = _vision_flops(setting) + _vision_flops(setting, backward=True)
-    return 3 * (matrices + _attention(setting, attention_tokens)) + vision
+    text = 3 * (matrices + _attention(setting, attention_tokens))
+    return text + _vision_flops(setting) + _vision_flops(setting, backward=True)
 
 
 def _vision_flops(setting: Setting, *, backward: bool = False, recomputed: bool = False) -> float:
