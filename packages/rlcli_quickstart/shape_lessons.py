@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
@@ -13,7 +13,11 @@ from rlcli.types import Prompt
 from rlcli_quickstart.warm_start import IGNORED, Batch, DrawBatches, Lessons, padded
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+    from rlcli.images.image_rule import ImageRule
+    from rlcli_quickstart.warm_start import ModelSizes
 
 KIND = "qwen3_vl"
 GUESSES = 0.75
@@ -85,7 +89,7 @@ class Shapes(Lessons):
 
         return processor(config, tokenizer), batches
 
-    def model(self, tokenizer: ProcessorMixin, sizes: Mapping[str, int]) -> PreTrainedModel:
+    def model(self, tokenizer: ProcessorMixin, sizes: ModelSizes) -> PreTrainedModel:
         """See `Lessons.model`."""
         import torch
 
@@ -107,7 +111,7 @@ def tokenizer_for(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _batch(rule: Any, pad_id: int, rows: Sequence[tuple[list[int], list[int], list[Any]]]) -> Batch:
+def _batch(rule: ImageRule, pad_id: int, rows: Sequence[tuple[list[int], list[int], list[np.ndarray]]]) -> Batch:
     """A padded batch with its images. rows: tokens of a prompt, tokens of its response, images."""
     import torch
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +14,8 @@ from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from rlcli_quickstart.warm_start import ModelSizes
 
 
 def tiny_model(
@@ -73,8 +74,14 @@ def tiny_model(
         )
     from rlcli.model.io.tiny_model import make_tiny_model
 
-    sizes: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
-    sizes |= {"experts": experts, "kind": kind}
+    sizes: ModelSizes = {
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "experts": experts,
+        "kind": kind,
+    }
     facts: dict[str, object] = {}
     trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
     path = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
@@ -87,7 +94,7 @@ def tiny_model(
         console.plain(f"{path}: {name}, {layers} layers of {hidden}, {origin} (seed {seed})")
 
 
-def _warmed_up(data: Path, seed: int, sizes: Mapping[str, Any], facts: dict[str, object]) -> PreTrainedModel:
+def _warmed_up(data: Path, seed: int, sizes: ModelSizes, facts: dict[str, object]) -> PreTrainedModel:
     """The warmed-up model; its training time and loss are added to `facts`."""
     from rlcli_quickstart.sum_lessons import Sums
     from rlcli_quickstart.warm_start import warmed_up

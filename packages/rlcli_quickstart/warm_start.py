@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, Protocol, TypedDict
 
 from rlcli.errors import ModelError
 
@@ -43,7 +43,24 @@ class TrainingRecipe(TypedDict):
     """Of AdamW."""
 
 
-SIZES = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}
+class ModelSizes(TypedDict):
+    """Sizes of a tiny model, as arguments of `tiny_config`."""
+
+    hidden: int
+    """H, the hidden size."""
+    layers: int
+    """Decoder layers."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads."""
+    experts: NotRequired[int]
+    """Experts of each layer."""
+    kind: NotRequired[str]
+    """Family of the model."""
+
+
+SIZES: ModelSizes = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}
 RECIPE: TrainingRecipe = {
     "version": 2,
     "batch": 32,
@@ -105,7 +122,7 @@ class Lessons(Protocol):
         """The model's tokenizer or processor, and a function that samples demonstrations."""
         ...
 
-    def model(self, tokenizer: PreTrainedTokenizerBase | ProcessorMixin, sizes: Mapping[str, Any]) -> PreTrainedModel:
+    def model(self, tokenizer: PreTrainedTokenizerBase | ProcessorMixin, sizes: ModelSizes) -> PreTrainedModel:
         """A model with random weights for the tokenizer or processor. sizes: as of `tiny_config`."""
         from rlcli.model.io.tiny_model import new_model, tiny_config
 
@@ -161,7 +178,7 @@ def warmed_up(
     seed: int,
     steps: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
-    sizes: Mapping[str, Any] = SIZES,
+    sizes: ModelSizes = SIZES,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | ProcessorMixin, float]:
     """A model of these sizes after supervised learning, its tokenizer, and its loss as in `WarmStart`."""
     import torch

@@ -28,7 +28,7 @@ SAMPLE_COLUMNS = (
 )
 
 
-def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None = None) -> dict[str, Any]:
+def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None = None) -> dict[str, object]:
     """The samples of a prompt in a step, with advantages: the prompt's messages once, and for each sample the messages
     after them (`said`); `previous` and `next`: prompt and number of the step's neighbouring groups. number: of the
     group; None: the first of this prompt. RlcliError if there are none."""
@@ -40,7 +40,7 @@ def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | Non
     rows.sort(key=lambda row: row["sample"] or 0)
     for row in rows:
         shorten_verdict(row)
-    result: dict[str, Any] = {"kind": kind, "step": step, "prompt_id": prompt_id, "group": rows[0]["group"]}
+    result: dict[str, object] = {"kind": kind, "step": step, "prompt_id": prompt_id, "group": rows[0]["group"]}
     result["ground_truth"] = rows[0]["ground_truth"]
     for row in rows:
         row["tokens"] = key_of(row) in tokens
@@ -53,7 +53,7 @@ def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | Non
     return result | {"rows": rows, "previous": previous, "next": following}
 
 
-def sample(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None, index: int) -> dict[str, Any]:
+def sample(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None, index: int) -> dict[str, object]:
     """One sample with all of its columns, the prompt's `messages` and what was `said` after them, its tokens if the run
     keeps them, and the indexes of all samples of its group. number, index: of the group, as in `group`, and in it.
     RlcliError if there is none."""

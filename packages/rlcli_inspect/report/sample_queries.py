@@ -27,6 +27,7 @@ from rlcli_inspect.report.sample_details import (
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
     from jaxtyping import Bool
     from pyarrow import Table
 
@@ -105,7 +106,7 @@ def kind_of(query: Mapping[str, str]) -> Kind:
     return "evaluations" if query.get("kind") == "evaluations" else "samples"
 
 
-def samples(run: RunData, wanted: Filter, cursor: str = "", limit: int = PAGE) -> dict[str, Any]:
+def samples(run: RunData, wanted: Filter, cursor: str = "", limit: int = PAGE) -> dict[str, object]:
     """A page: `rows`, how many steps were `searched` of `steps`, and the `cursor` of the next page (None: no more).
 
     cursor: `STEP.ROW`, where to continue. Adding steps to the run does not move it.
@@ -129,7 +130,7 @@ def samples(run: RunData, wanted: Filter, cursor: str = "", limit: int = PAGE) -
     return {"rows": rows, "cursor": None, "searched": len(remaining), "steps": len(remaining)}
 
 
-def visits(run: RunData, kind: Kind, prompt_id: str, cursor: str = "") -> dict[str, Any]:
+def visits(run: RunData, kind: Kind, prompt_id: str, cursor: str = "") -> dict[str, object]:
     """The steps in which a prompt occurs, oldest first: `[step, group, samples, passed, mean score]` of each, with a
     cursor as in `samples`."""
     import pyarrow.compute as pc
@@ -174,7 +175,7 @@ def _matching(run: RunData, wanted: Filter, step: int, begin: int) -> list[int]:
     return [int(index) for index in np.flatnonzero(keep)]
 
 
-def _masks(table: Table, wanted: Filter) -> Iterator[Any]:
+def _masks(table: Table, wanted: Filter) -> Iterator[pa.ChunkedArray]:
     import pyarrow.compute as pc
 
     for name in ("outcome", "finish_reason", "prompt_id"):

@@ -228,7 +228,7 @@ def _counts(coverage: Mapping[str, Coverage]) -> dict[str, object]:
     return {kind: part.as_dict() | {"all": part.all} for kind, part in coverage.items()}
 
 
-def _times(run: RunData) -> dict[str, Any]:
+def _times(run: RunData) -> dict[str, object]:
     steps = run.timeline.steps()
     selected = [steps[index] for index in evenly(len(steps), MAX_TIMES)]
     lines = ((step, run.timeline.line(step)) for step in selected)
@@ -322,7 +322,7 @@ def groups_of(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+def _rounded(row: Mapping[str, Any]) -> dict[str, object]:
     """The token columns, rounded to four digits."""
     columns = {name: row.get(name) for name in ("text", "drawn", "version")}
     for name in FIGURES:

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.runs.record_files import metrics_of
-from rlcli_inspect.signals.metric_signals import metric_signals
+from rlcli_inspect.signals.metric_signals import Line, metric_signals
 from rlcli_inspect.signals.sample_record import Record, examples_of
 from rlcli_inspect.signals.sample_rows import Row, rescored_rows, sampled_rows
 from rlcli_inspect.signals.sample_signals import paid_signals, property_signals
 from rlcli_inspect.signals.second_verifier import second_verifier_signal
 from rlcli_inspect.signals.signal import Example, Signal
 from rlcli_inspect.signals.windows import ends_of
-
-Line = Mapping[str, Any]
 
 
 def panel(
