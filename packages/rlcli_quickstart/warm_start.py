@@ -251,7 +251,7 @@ def _torch_state(seed: int) -> Iterator[None]:
 
 
 def _save(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | ProcessorMixin, path: Path, note: dict[str, object]
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | ProcessorMixin, path: Path, note: Mapping[str, object]
 ) -> None:
     """Save a model atomically."""
     from rlcli.model.io.tiny_model import save_model
