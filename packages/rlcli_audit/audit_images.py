@@ -31,7 +31,7 @@ def shown_pictures(report: Report, shown: Sequence[Surprise]) -> Mapping[int, st
     try:
         for row, images in read_pictures(find_file(data, split_of(data)), set(rows)):
             by_digest = {image_digest(image): image for image in images}
-            html_of_row[row] = "".join(_html(image, by_digest.get(image["digest"])) for image in rows[row].images)
+            html_of_row[row] = "".join(_html(image, by_digest.get(str(image["digest"]))) for image in rows[row].images)
     except DataError as error:
         reason = error.message
     return {row: html_of_row.get(row) or escape(f"not shown: {reason}") for row in rows}
