@@ -61,7 +61,7 @@ def train(run: Path, first: int, last: int, done: int = 0) -> list[str]:
 
 def drain(monitor: Monitor | None) -> None:
     """Wait until the thread has taken what is waiting, or has ended."""
-    while monitor and monitor._thread.is_alive() and monitor._waiting:
+    while monitor and monitor._thread.is_alive() and monitor._queued:
         threading.Event().wait(0.001)
 
 
