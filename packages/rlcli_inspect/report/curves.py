@@ -63,14 +63,14 @@ def curves_of(runs: Sequence[tuple[str, Sequence[Line]]]) -> list[Curve]:
             series = [
                 Series(name, thinned(points))
                 for (name, lines), run_axes in zip(runs, axes, strict=True)
-                if (points := points_value(lines, metric, run_axes[x]))
+                if (points := points_of(lines, metric, run_axes[x]))
             ]
             if series:
                 curves.append(Curve(title, x, series))
     return curves
 
 
-def points_value(lines: Sequence[Line], metric: str, xs: Sequence[float]) -> list[Point]:
+def points_of(lines: Sequence[Line], metric: str, xs: Sequence[float]) -> list[Point]:
     """The values of a metric, as far as they are finite, with the x of their line.
 
     >>> points_of([{"step": 1}, {"step": 2, "eval/pass@1": 0.5}], "eval/pass@1", [2.0, 5.0])
