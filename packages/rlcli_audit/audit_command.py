@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from rlcli_audit.judge_audit import JudgeReport
     from rlcli_audit.verifier_audit import Options
 
-SHOWN = 20
-"""Unexpected verdicts that are printed."""
-
-SHOWN_OF_KIND = 3
+MAX_PRINTED = 20
+"""Maximum number of unexpected verdicts that are printed."""
+MAX_PRINTED_OF_KIND = 3
+"""The same for each kind of probe."""
 LINE_CHARS = 100
 
 
@@ -155,7 +155,7 @@ def _print(report: Report) -> None:
 
 
 def _print_tallies(tallies: tuple[Tally, ...]) -> None:
-    """A table by kind, under the name of each group."""
+    """Print a table by kind, under the name of each group."""
     from rlcli_audit.audit_report import percent
 
     width = max(len(tally.kind) for tally in tallies) + 4
@@ -175,23 +175,25 @@ def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
     from rlcli.images.image_descriptions import in_words
     from rlcli.support.redact import printable
 
-    grave_first = sorted(surprises, key=lambda one: not one.group.grave)
+    grave_first = sorted(surprises, key=lambda surprise: not surprise.group.grave)
     of_kind: Counter[str] = Counter()
     shown: list[Surprise] = []
-    for one in grave_first:
-        of_kind[one.kind] += 1
-        if of_kind[one.kind] <= SHOWN_OF_KIND and len(shown) < SHOWN:
-            shown.append(one)
+    for surprise in grave_first:
+        of_kind[surprise.kind] += 1
+        if of_kind[surprise.kind] <= MAX_PRINTED_OF_KIND and len(shown) < MAX_PRINTED:
+            shown.append(surprise)
     console.plain("\nnot as expected:")
-    for one in shown:
-        found = printable(f"{one.score:g} {one.outcome} {one.extracted or ''}".strip()[:LINE_CHARS]).replace("\n", " ")
-        truth = printable(one.ground_truth[:LINE_CHARS]).replace("\n", "⏎")
-        ending = printable(one.response_end[-LINE_CHARS:]).replace("\n", "⏎")
-        row = " ".join([f"row {one.row}", *map(in_words, one.images)])
-        console.plain(f"  {row}, {one.group}, {one.kind}: {found}")
+    for surprise in shown:
+        verdict = printable(
+            f"{surprise.score:g} {surprise.outcome} {surprise.extracted or ''}".strip()[:LINE_CHARS]
+        ).replace("\n", " ")
+        truth = printable(surprise.ground_truth[:LINE_CHARS]).replace("\n", "⏎")
+        ending = printable(surprise.response_end[-LINE_CHARS:]).replace("\n", "⏎")
+        row = " ".join([f"row {surprise.row}", *map(in_words, surprise.images)])
+        console.plain(f"  {row}, {surprise.group}, {surprise.kind}: {verdict}")
         console.plain(f"    truth {truth}, response …{ending}")
-        if one.detail:
-            console.plain(f"    {printable(one.detail[: 2 * LINE_CHARS])}".replace("\n", " "))
+        if surprise.detail:
+            console.plain(f"    {printable(surprise.detail[: 2 * LINE_CHARS])}".replace("\n", " "))
     if len(surprises) > len(shown):
         console.plain(f"and {len(surprises) - len(shown):,} more, in --json")
 

@@ -1,4 +1,4 @@
-"""The pictures of the rows that an audit's page shows."""
+"""Images of the rows that an audit's page shows."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from rlcli_audit.audit_report import Report, Surprise
 
 
 def split_of(data: Path) -> str:
-    """The split that is audited: `train` if there is one."""
+    """The audited split: `train` if there is one."""
     return "train" if (data / "train.parquet").is_file() or not data.is_dir() else "test"
 
 
 def shown_pictures(report: Report, shown: Sequence[Surprise]) -> Mapping[int, str]:
-    """Row → its pictures as HTML, of those rows of `shown` that have any: thumbnails, or why there are none."""
-    rows = {one.row: one for one in shown if one.images}
+    """Row → its images as HTML, for the rows of `shown` with images: thumbnails, or the reason that there are none."""
+    rows = {surprise.row: surprise for surprise in shown if surprise.images}
     if not rows:
         return {}
-    data, found = Path(report.data), dict[int, str]()
-    why = "the data has changed"
+    data, html_of_row = Path(report.data), dict[int, str]()
+    reason = "the data has changed"
     try:
         for row, images in read_pictures(find_file(data, split_of(data)), set(rows)):
             by_digest = {image_digest(image): image for image in images}
-            found[row] = "".join(_html(one, by_digest.get(one["digest"])) for one in rows[row].images)
+            html_of_row[row] = "".join(_html(image, by_digest.get(str(image["digest"]))) for image in rows[row].images)
     except DataError as error:
-        why = error.message
-    return {row: found.get(row) or escape(f"not shown: {why}") for row in rows}
+        reason = error.message
+    return {row: html_of_row.get(row) or escape(f"not shown: {reason}") for row in rows}
 
 
-def _html(described: Mapping[str, object], image: bytes | None) -> str:
-    name = in_words(described)
+def _html(description: Mapping[str, object], image: bytes | None) -> str:
+    name = in_words(description)
     try:
         if image is None:
             raise BadImage("the data has changed")

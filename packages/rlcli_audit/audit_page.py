@@ -15,11 +15,11 @@ from rlcli_audit.audit_images import shown_pictures
 from rlcli_audit.audit_report import PLURALS, Report, Surprise, Tally, percent
 from rlcli_audit.probes import Group
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Maximum number of unexpected verdicts on the page; the JSON report has all."""
 
 _HERE = Path(__file__).parent
-# Characters that change how others are drawn, shown by name: otherwise a response could look like another one.
+# Characters that change how others are rendered are shown by name: otherwise a response could look like another one.
 _RANGES = ((0, 9), (11, 32), (127, 160), (0x200B, 0x2010), (0x2028, 0x202F), (0x2060, 0x2070), (0xD800, 0xE000))
 _HIDDEN = {code: f"⟨U+{code:04X}⟩" for start, end in _RANGES for code in range(start, end)} | {0xFEFF: "⟨U+FEFF⟩"}
 
@@ -28,8 +28,8 @@ def write_page(path: Path, report: Report) -> None:
     """Write the page, atomically. Raises `DataError` if `path` cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
-            beside.write_text(page(report), encoding="utf-8")
+        with replacing(path) as temporary:
+            temporary.write_text(page(report), encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}", "give a writable path") from error
 
@@ -76,24 +76,24 @@ def text(value: str) -> str:
 def histogram(latency: Latency) -> str:
     """A histogram (SVG) of the verification times, on a logarithmic scale of time."""
     width, height, floor = 720.0, 190.0, 160.0
-    bar, most = width / len(latency.counts), max(latency.counts)
-    drawn = []
-    for place, count in enumerate(latency.counts):
+    bar, highest = width / len(latency.counts), max(latency.counts)
+    elements = []
+    for index, count in enumerate(latency.counts):
         # At least one pixel: a single slow verification must stay visible.
-        tall = max(1.0, 140.0 * count / most) if count else 0.0
-        shown = f"{count:,} took {_time(latency.bounds[place])} to {_time(latency.bounds[place + 1])}"
-        drawn.append(
-            f'<rect x="{place * bar + 1:.1f}" y="{floor - tall:.1f}" width="{max(1.0, bar - 2):.1f}" '
+        tall = max(1.0, 140.0 * count / highest) if count else 0.0
+        shown = f"{count:,} took {_time(latency.bounds[index])} to {_time(latency.bounds[index + 1])}"
+        elements.append(
+            f'<rect x="{index * bar + 1:.1f}" y="{floor - tall:.1f}" width="{max(1.0, bar - 2):.1f}" '
             f'height="{tall:.1f}" rx="2"><title>{shown}</title></rect>'
         )
-    for place, bound in enumerate(latency.bounds):
+    for index, bound in enumerate(latency.bounds):
         if round(bound / 10 ** round(log10(bound)), 6) == 1:  # a power of ten
-            middle = min(max(place * bar, 22.0), width - 22.0)
-            drawn.append(f'<text x="{middle:.1f}" y="{height - 8:.0f}">{_time(bound)}</text>')
-            drawn.append(f'<line x1="{place * bar:.1f}" x2="{place * bar:.1f}" y1="{floor}" y2="{floor + 6}"/>')
+            middle = min(max(index * bar, 22.0), width - 22.0)
+            elements.append(f'<text x="{middle:.1f}" y="{height - 8:.0f}">{_time(bound)}</text>')
+            elements.append(f'<line x1="{index * bar:.1f}" x2="{index * bar:.1f}" y1="{floor}" y2="{floor + 6}"/>')
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Histogram of latencies">'
-        f'<line x1="0" x2="{width:.0f}" y1="{floor}" y2="{floor}"/>{"".join(drawn)}</svg>'
+        f'<line x1="0" x2="{width:.0f}" y1="{floor}" y2="{floor}"/>{"".join(elements)}</svg>'
     )
 
 
@@ -119,7 +119,7 @@ def _table(group: Group, tallies: Iterable[Tally]) -> str:
     if not kinds:
         return ""
     rows = []
-    for tally in sorted(kinds, key=lambda one: (one.share, one.kind)):
+    for tally in sorted(kinds, key=lambda x: (x.share, x.kind)):
         failed = f'<span class="note">{tally.failed:,} crashed or timed out</span>' if tally.failed else ""
         state = _state(group, tally.as_expected, tally.tried)
         rows.append(
@@ -141,39 +141,40 @@ def _surprises(report: Report) -> str:
     surprises = (*report.surprises, *report.determinism.differing)
     if not surprises:
         return "<p>None.</p>"
-    shown = _evenly(sorted(surprises, key=lambda one: not one.group.grave))
+    shown = _evenly(sorted(surprises, key=lambda surprise: not surprise.group.grave))
     pictures = shown_pictures(report, shown)
-    left = len(surprises) - len(shown)
-    more = f"<p>And {left:,} more; <code>--json</code> lists them all.</p>" if left else ""
-    return "".join(_surprise(one, pictures.get(one.row, "")) for one in shown) + more
+    hidden = len(surprises) - len(shown)
+    footer = f"<p>And {hidden:,} more; <code>--json</code> lists them all.</p>" if hidden else ""
+    return "".join(_surprise(surprise, pictures.get(surprise.row, "")) for surprise in shown) + footer
 
 
 def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
-    """As many of each kind as can be shown: the first of each, then the second."""
+    """Select surprises round-robin over the kinds: the first of each, then the second, up to MAX_SHOWN."""
     seen: dict[tuple[str, str], int] = {}
-    placed = []
-    for one in surprises:
-        turn = seen[one.group, one.kind] = seen.get((one.group, one.kind), 0) + 1
-        placed.append((turn, one))
-    chosen = {id(one) for _, one in sorted(placed, key=lambda pair: pair[0])[:MOST_SHOWN]}
-    return [one for one in surprises if id(one) in chosen]
+    ranked = []
+    for surprise in surprises:
+        turn = seen[surprise.group, surprise.kind] = seen.get((surprise.group, surprise.kind), 0) + 1
+        ranked.append((turn, surprise))
+    selected = {id(surprise) for _, surprise in sorted(ranked, key=lambda pair: pair[0])[:MAX_SHOWN]}
+    return [surprise for surprise in surprises if id(surprise) in selected]
 
 
-def _surprise(one: Surprise, pictures: str) -> str:
-    """pictures: of its row, as HTML."""
-    state = "grave" if one.group.grave else "mild"
-    facts = [("ground truth", one.ground_truth), ("extracted", one.extracted), ("detail", one.detail)]
+def _surprise(surprise: Surprise, pictures: str) -> str:
+    """A surprise as HTML. pictures: images of its row, as HTML."""
+    state = "grave" if surprise.group.grave else "mild"
+    facts = [("ground truth", surprise.ground_truth), ("extracted", surprise.extracted), ("detail", surprise.detail)]
     shown = "".join(f"<dt>{name}</dt><dd><code>{text(value)}</code></dd>" for name, value in facts if value)
     return (
-        f'<details class="{state}"><summary><b>row {one.row}</b> {text(one.group)}: {text(one.kind)}'
-        f"<span>{one.score:g} · {text(one.outcome)}</span></summary>"
+        f'<details class="{state}"><summary><b>row {surprise.row}</b> {text(surprise.group)}: {text(surprise.kind)}'
+        f"<span>{surprise.score:g} · {text(surprise.outcome)}</span></summary>"
         f"{f'<p class=pictures>{pictures}</p>' if pictures else ''}"
-        f"<dl><dt>verifier</dt><dd><code>{text(one.verifier)}</code></dd>{shown}</dl>"
-        f"<pre>{text(one.response_end)}</pre></details>"
+        f"<dl><dt>verifier</dt><dd><code>{text(surprise.verifier)}</code></dd>{shown}</dl>"
+        f"<pre>{text(surprise.response_end)}</pre></details>"
     )
 
 
 def _time(seconds: float) -> str:
+    """A duration with its unit."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 0.9995:
             return f"{seconds * factor:.3g} {unit}"

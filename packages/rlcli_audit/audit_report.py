@@ -1,27 +1,31 @@
-"""The findings of an audit, and whether it passes."""
+"""Report of an audit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from rlcli.rewards.latency import Latency
 from rlcli_audit.probes import Group
 
 END_CHARS = 400
-"""Number of characters kept from the end of a response."""
+"""Characters kept from the end of a response."""
 
 
 @dataclass
 class Tally:
-    """The results of the probes of one kind. failed: verifications that crashed or timed out, none of them expected."""
+    """Results of the probes of one kind."""
 
     group: Group
+    """Group of the probes."""
     kind: str
+    """Kind of the probes."""
     tried: int = 0
+    """Number of verifications."""
     as_expected: int = 0
+    """Verifications with the expected verdict."""
     failed: int = 0
+    """Verifications that crashed or timed out, which is never expected."""
 
     @property
     def share(self) -> float:
@@ -35,20 +39,30 @@ def percent(right: int, tried: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """An unexpected verdict. row: counted from 0. response_end: the end of the verified response. images: digests and
-    sizes of the row's pictures."""
+    """An unexpected verdict."""
 
     row: int
+    """Index of the row, from 0."""
     group: Group
+    """Group of the probe."""
     kind: str
+    """Kind of the probe."""
     verifier: str
+    """Expression of the verifier."""
     ground_truth: str
+    """End of the row's ground truth."""
     response_end: str
+    """End of the verified response."""
     score: float
+    """Score of the verdict."""
     outcome: str
+    """Outcome of the verdict."""
     extracted: str | None
+    """Answer that the verifier extracted."""
     detail: str
-    images: Sequence[Mapping[str, Any]] = ()
+    """Detail of the verdict."""
+    images: Sequence[Mapping[str, object]] = ()
+    """Digests and sizes of the row's images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +75,36 @@ class Determinism:
 
 @dataclass(frozen=True)
 class Report:
-    """An audit's outcome.
-
-    rows: number audited, of rows_in_file. forms: how answers were stated, by verifier. golds: rows by how many of their
-    right answers were tried (see the tallies of the group `gold`). seconds: duration of the audit.
-    """
+    """Result of an audit."""
 
     verifier: str
+    """Expression that was audited."""
     data: str
+    """Path of the data."""
     seed: int
+    """Seed of the choice of probes."""
     strict: bool
+    """Whether warnings fail the audit."""
     rows: int
+    """Audited rows."""
     rows_in_file: int
+    """Rows of the file."""
     forms: dict[str, str]
+    """Verifier → form in which answers were stated."""
     tallies: tuple[Tally, ...]
+    """Results by kind of probe."""
     surprises: tuple[Surprise, ...]
+    """Unexpected verdicts."""
     determinism: Determinism
+    """Result of the repeated verifications."""
     latency: Latency
+    """Verification times."""
     verifications: int
+    """Number of verifications."""
     seconds: float
+    """Duration of the audit."""
     notes: tuple[str, ...] = field(default=())
+    """Notes on how the audit was done."""
 
     @property
     def faults(self) -> list[str]:
@@ -93,7 +117,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """Problems that do not fail it."""
+        """Problems that do not fail the audit."""
         return [] if self.strict else self._unexpected(grave=False)
 
     @property
@@ -104,7 +128,7 @@ class Report:
     def per_second(self) -> float:
         return self.verifications / self.seconds if self.seconds else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The whole report, with every surprise."""
         plain = asdict(self)
         plain["tallies"] = [asdict(tally) | {"share": tally.share} for tally in self.tallies]
@@ -117,15 +141,15 @@ class Report:
         }
 
     def _unexpected(self, *, grave: bool) -> list[str]:
-        found = []
+        messages = []
         for group in Group:
             kinds = [tally for tally in self.tallies if tally.group is group]
             missed = sum(tally.tried - tally.as_expected for tally in kinds)
             if missed and group.grave == grave:
                 tried = sum(tally.tried for tally in kinds)
                 word = "not accepted" if group.accepted else "not cleanly rejected"
-                found.append(f"{missed:,} of {tried:,} {PLURALS[group]} {word}")
-        return found
+                messages.append(f"{missed:,} of {tried:,} {PLURALS[group]} {word}")
+        return messages
 
     def _unstable(self) -> list[str]:
         differing = len(self.determinism.differing)

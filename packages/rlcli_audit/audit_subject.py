@@ -24,33 +24,33 @@ Gold = Callable[[VerifyRequest], str]
 
 
 class GoldFailed(Exception):
-    """A module's `gold` has written no response for a row: the text says why."""
+    """A module's `gold` did not write a response for a row; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A verifier, or a sum of several, as the audit uses it.
-
-    expression: as the pool takes it. kind: the ANSWER_KIND of its first term, empty if it declares none. gold: the
-    first term's; None if it has none. has_options: whether the first term is given options, which its gold does not
-    receive. composed: whether scores are added, so that 1 is not the full score.
-    """
+    """A verifier, or a sum of several, as the audit uses it."""
 
     expression: str
+    """Expression for the scoring pool."""
     kind: str
+    """The ANSWER_KIND of its first term; empty if it declares none."""
     gold: Gold | None
+    """Writes the gold response of the first term; None if it has none."""
     has_options: bool
+    """Whether the first term has options, which its gold does not receive."""
     composed: bool
+    """Whether scores are added, so that 1 is not the full score."""
 
     @property
     def full_score(self) -> bool:
-        """Whether a right answer scores 1: neither a sum nor a penalty does that."""
+        """Whether a right answer scores 1, which is false for sums and penalties."""
         return not self.composed and self.kind != "length"
 
 
 def refuse_installed_judges(compositions: Iterable[Composition]) -> None:
     """Raise `VerifierError` if an expression begins with a judge of an installed package, before it is loaded: a judge
-    would ask its endpoint."""
+    would call its endpoint."""
     for composition in compositions:
         if ":" not in composition.terms[0].ref:
             _refuse_judge(composition, getattr(module_of(composition.terms[0].ref), "ANSWER_KIND", ""))
@@ -62,7 +62,7 @@ def _refuse_judge(composition: Composition, kind: str) -> None:
         raise VerifierError(f"'{composition}' begins with a judge", f"audit the judge alone: {judge}")
 
 
-def subject(composition: Composition, facts: Facts, golds: ScoringPool) -> Subject:
+def make_subject(composition: Composition, facts: Facts, golds: ScoringPool) -> Subject:
     """The subject of an audit of `composition`. facts: of the loaded expression. golds: runs the module's `gold`, which
     is untrusted code. Raises `VerifierError` if the kind of its answers is unknown."""
     first = composition.terms[0]

@@ -1,4 +1,4 @@
-"""Forms in which a right answer is written so that the verifier reads it."""
+"""Forms of stating a right answer that the verifier reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_audit.audit_subject import Gold, Subject
 
-OWN = "the verifier's own gold"
+GOLD_FORM = "the verifier's own gold"
 
 _SLOT = "⟨answer⟩"
 _TEMPLATES = {
@@ -28,15 +28,19 @@ Verify = Callable[[Sequence[tuple[str, VerifyRequest]]], list[Verdict]]
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write a response that gives an answer. right: with the row's answer. other: with another answer."""
+    """One way to write a response that gives an answer."""
 
     name: str
+    """Name in the report."""
     right: Callable[[VerifyRequest], str | None]
+    """Row → response with its right answer; None if it cannot be written."""
     other: Callable[[VerifyRequest, str], str | None]
+    """Row and another answer → response with that answer; None if it cannot be written."""
 
 
-def choose(subject: Subject, rows: Sequence[VerifyRequest], verify: Verify) -> Form | None:
-    """The form that the verifier accepts in most of `rows`; for a sum, the one that scores most; None if none is.
+def choose_form(subject: Subject, rows: Sequence[VerifyRequest], verify: Verify) -> Form | None:
+    """The form that the verifier accepts in most of `rows`; for a sum, the one with the highest score; None if there is
+    none.
 
     The gold of a verifier without options is not tested here: if it is rejected, the audit must report that.
     """
@@ -44,15 +48,15 @@ def choose(subject: Subject, rows: Sequence[VerifyRequest], verify: Verify) -> F
     forms += [_of_template(name, text) for name, text in _TEMPLATES.items()]
     if subject.gold and not subject.has_options and not subject.composed:
         return forms[0]
-    best, most = None, (0, 0.0)
+    best, best_rank = None, (0, 0.0)
     for form in forms:
-        asked = [replace(row, completion=text) for row in rows if (text := _tried(form, row)) is not None]
-        verdicts = verify([(subject.expression, request) for request in asked])
-        good = [verdict.score for verdict in verdicts if accepted(verdict, subject)]
+        requests = [replace(row, completion=text) for row in rows if (text := _tried(form, row)) is not None]
+        verdicts = verify([(subject.expression, request) for request in requests])
+        scores = [verdict.score for verdict in verdicts if accepted(verdict, subject)]
         # For a sum the score decides, if the answer is read; a form accepted in few rows does not count.
-        rank = (len(good), round(sum(good), 6))
-        if rank > most and 2 * len(good) >= len(rows):
-            best, most = form, rank
+        rank = (len(scores), round(sum(scores), 6))
+        if rank > best_rank and 2 * len(scores) >= len(rows):
+            best, best_rank = form, rank
     return best
 
 
@@ -69,21 +73,21 @@ def bare(ground_truth: str) -> str:
     """
     if "####" in ground_truth:
         return ground_truth.rpartition("####")[2].strip()
-    found = _BOX.findall(ground_truth)
-    return str(found[-1] if found else ground_truth).strip()
+    boxes = _BOX.findall(ground_truth)
+    return str(boxes[-1] if boxes else ground_truth).strip()
 
 
-def stating(form: Form | None, request: VerifyRequest, answer: str) -> Callable[[str], str | None]:
+def stater(form: Form | None, request: VerifyRequest, answer: str) -> Callable[[str], str | None]:
     """A function from another answer to a response that states it as `request.completion` states the right one."""
     right = request.completion
 
     def state(other: str) -> str | None:
-        before, found, after = right.rpartition(answer) if answer else (right, "", "")
+        head, separator, tail = right.rpartition(answer) if answer else (right, "", "")
         if form is None:
-            return before + other + after if found else None
-        # A verifier may normalize the answer that it writes, which would leave nothing to try: insert it as text if
-        # that is unambiguous.
-        return before + other + after if found and right.count(answer) == 1 else form.other(request, other)
+            return head + other + tail if separator else None
+        # A gold may normalize the answer that it writes, so that the change would be lost: insert it as text if that
+        # is unambiguous.
+        return head + other + tail if separator and right.count(answer) == 1 else form.other(request, other)
 
     return state
 
@@ -113,4 +117,4 @@ def _of_gold(gold: Gold) -> Form:
         except Exception:  # it cannot write such an answer
             return None
 
-    return Form(OWN, right, other)
+    return Form(GOLD_FORM, right, other)

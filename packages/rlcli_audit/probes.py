@@ -10,7 +10,7 @@ from rlcli.types import VerifyRequest
 
 
 class Group(StrEnum):
-    """The relation of a probe to the answer; it decides the expected verdict and how serious another one is."""
+    """Relation of a probe to the answer, which decides the expected verdict and the severity of another one."""
 
     GOLD = "gold"
     """The row's right answer: the response that came with it, or the verifier's statement of its ground truth."""
@@ -41,29 +41,32 @@ class Group(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One response to verify. kind: the change to the right answer, e.g. `off by one`."""
+    """A response to verify."""
 
     group: Group
+    """Relation to the right answer, which decides the expected verdict."""
     kind: str
+    """Change to the right answer, for example `off by one`."""
     completion: str
+    """Text of the response."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row and how its answer is stated.
-
-    request: the row; its completion is a response that the verifier accepted. answer: its ground truth, bare. state:
-    builds a response with another text as the answer, in the form that this verifier reads; None if it cannot.
-    """
+    """A row and how its answer is stated."""
 
     request: VerifyRequest
+    """The row, with a response that the verifier accepted as its completion."""
     answer: str
+    """Its ground truth without a solution."""
     state: Callable[[str], str | None]
+    """Builds a response with another text as the answer, in the form that this verifier reads; None if it
+    cannot."""
 
     def stated(self, group: Group, kind: str, text: str) -> list[Probe]:
-        """The probe that states `text` as the answer; none if that cannot be stated."""
-        told = self.state(text)
-        return [Probe(group, kind, told)] if told else []
+        """The probe that states `text` as the answer; empty if it cannot be stated."""
+        response = self.state(text)
+        return [Probe(group, kind, response)] if response else []
 
     @property
     def prompt(self) -> str:

@@ -1,4 +1,4 @@
-"""Exact comparison of numbers, independent of any verifier: the audit must not be wrong about its own probes."""
+"""Exact comparison of numbers, independent of any verifier, so that the expected verdicts of probes are certain."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _fraction(match: re.Match[str]) -> Fraction | None:
     return Fraction(f"{digits}{match['point'] or ''}")
 
 
-def differ(one: Fraction, other: Fraction) -> bool:
-    """Whether no reading makes them equal: a verifier may read a percentage as its hundredth."""
-    return other not in (one, one * 100, one / 100)
+def differ(value: Fraction, other: Fraction) -> bool:
+    """Whether the values differ in every reading: a verifier may read a percentage as its hundredth."""
+    return other not in (value, value * 100, value / 100)
 
 
 def decimal(value: Fraction) -> str | None:
@@ -60,8 +60,8 @@ def decimal(value: Fraction) -> str | None:
     if rest != 1 or digits > 12:
         return None
     scaled = abs(value.numerator) * 10**digits // value.denominator
-    whole, part = divmod(scaled, 10**digits)
-    return f"{'-' if value < 0 else ''}{whole}" + (f".{part:0{digits}d}" if digits else "")
+    integer, part = divmod(scaled, 10**digits)
+    return f"{'-' if value < 0 else ''}{integer}" + (f".{part:0{digits}d}" if digits else "")
 
 
 def thousands(value: int, separator: str = ",") -> str:

@@ -16,9 +16,9 @@ With b bytes per number in compute dtype, and w a width, torch keeps for each to
     output gate     of attention: 2 b query: the gate and what it multiplies; in float32 the gate's input stays, too,
                     4 query
     gated DeltaNet  b (channels + width + 2 heads): what its convolution reads, its gate, and what its steps and decays
-                    come from; the rest is computed again
+                    come from; the rest is recomputed
 
-and for each place in attention, where a shared prompt is repeated before each of its samples,
+and for each attention token (a shared prompt is repeated before each of its samples),
 
     attention       b (query + keys + values + output) + 4 heads (logsumexp)
 
@@ -54,31 +54,38 @@ ROUTED_IN_FLOAT = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
 
 @dataclass(frozen=True)
 class Pack:
-    """A rank's tokens of one pass. tokens: in the pack, shared prompts once. places: in attention, where each sample
-    has its own prompt. responses: the tokens that are scored. images: the tokens that stand for pictures, once for
-    those of a shared prompt."""
+    """Tokens that one rank passes through the model at once."""
 
     tokens: float
-    places: float
+    """Tokens of the pack, with each shared prompt counted once."""
+    attention_tokens: float
+    """Tokens that attention reads, where each sample has its own copy of the prompt."""
     responses: float
+    """Response tokens, which are scored."""
     images: float = 0.0
+    """Image tokens, with those of a shared prompt counted once."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """How a pass runs. bytes_each: of a number in compute dtype. lora_rank, lora_targets: of the adapter; rank 0: all
-    weights are trained. checkpointing: only each layer's input is kept, and the rest recomputed in the backward pass;
-    offload: that input is in host memory. float_head: logits are computed in float32. frozen: parts of a tower that do
-    not train (`encoder`, `projector`)."""
+    """How a forward and backward pass runs."""
 
     bytes_each: int
+    """Bytes of a number in compute dtype."""
     on_cpu: bool
+    """Attention runs in float32 on CPUs."""
     lora_rank: int = 0
+    """Rank of the adapter; 0: all weights are trained."""
     lora_targets: str = "all-linear"
+    """As `lora.targets`."""
     checkpointing: bool = False
+    """Keep only the input of each layer, and recompute the rest in the backward pass."""
     offload: bool = False
+    """Keep that input in host memory."""
     float_head: bool = False
+    """Compute logits in float32."""
     frozen: frozenset[str] = frozenset()
+    """Frozen parts of the vision encoder (`encoder`, `projector`)."""
 
 
 def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
@@ -117,16 +124,15 @@ def _plainly_kept(mixer: DeltaNet, each: int) -> float:
 
 
 def recomputed_bytes(shape: ModelShape, pack: Pack, each: int) -> float:
-    """The most that a gated DeltaNet layer has in its backward pass, since its convolution, rule and norm are computed
-    again, of all its tokens at once: what was kept of its feed-forward part is gone by then. 0 for a layer of another
-    kind."""
+    """Peak bytes of a gated DeltaNet layer in its backward pass, which recomputes convolution, rule and norm of all
+    tokens at once, after the activations of its feed-forward part are freed. 0 for a layer of another kind."""
     if shape.mixer is None:
         return 0.0
     return pack.tokens * (AGAIN[each] * _plainly_kept(shape.mixer, each) + (FLOAT + 2 * each) * shape.hidden)
 
 
 def core_bytes(shape: ModelShape, pack: Pack, each: int) -> float:
-    """The most that such a layer holds between its linear layers in a pass that keeps nothing."""
+    """Peak bytes of a gated DeltaNet layer between its linear layers in a pass without gradients."""
     if shape.mixer is None:
         return 0.0
     inside = AT_ONCE[each] * _plainly_kept(shape.mixer, each)
@@ -158,21 +164,25 @@ def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
 
 
 def _experts(shape: ModelShape, run: Pass) -> float:
-    """Of one token: what its experts and the router keep. Frozen experts do not keep their input, unless an adapter on
-    them does."""
+    """Bytes that the experts and the router keep of a token. Frozen experts keep their input only if they have
+    adapters."""
     trained, adapted = not run.lora_rank, run.lora_rank > 0 and shape.adapts_experts(run.lora_targets)
-    kept = trained or adapted
+    keeps_input = trained or adapted
     # The gated unit of GPT-OSS keeps more: gate and up before they are clamped, the gate after it, its sigmoid, …
     unit = 6 if shape.kind == GPT_OSS else 3
-    pair = run.bytes_each * (shape.hidden * (1 + kept) + shape.intermediate * (unit + kept)) + FLOAT + 2 * INDEX
+    pair = (
+        run.bytes_each * (shape.hidden * (1 + keeps_input) + shape.intermediate * (unit + keeps_input))
+        + FLOAT
+        + 2 * INDEX
+    )
     pair += 2 * run.bytes_each * _aligned(run.lora_rank) * adapted
     copied = trained and run.bytes_each < FLOAT and shape.kind in ROUTED_IN_FLOAT
-    return shape.chosen * pair + FLOAT * shape.experts + FLOAT * shape.hidden * copied
+    return shape.experts_per_token * pair + FLOAT * shape.experts + FLOAT * shape.hidden * copied
 
 
 def _held_factors(shape: ModelShape, run: Pass) -> float:
-    """Copies of the factors of adapters on experts: of the second ones in the order of their experts, and of the first
-    ones if their rank is filled up."""
+    """Bytes of copied adapter factors of experts: the second factors, sorted by expert, and the first ones if their
+    rank is padded."""
     copied = 2 * shape.intermediate + shape.hidden
     if run.lora_rank % ALIGNED:
         copied += shape.hidden + shape.intermediate
@@ -189,38 +199,45 @@ def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
 
 
 def _norms(shape: ModelShape, run: Pass) -> float:
-    both = shape.layer_norms * _norm(shape, shape.hidden, run)
+    layer_norms = shape.layer_norms * _norm(shape, shape.hidden, run)
     if latent := shape.latent:
-        # The part to rotate lies beside what the second norm keeps, unless that is a copy in float32.
-        beside = FLOAT * latent.rotated * (run.bytes_each == FLOAT)
-        return both + _norm(shape, latent.query, run) * bool(latent.query) + _norm(shape, latent.kv, run) + beside
+        # The rotated part is stored with the input of the second norm, unless that input is a copy in float32.
+        rotated_part = FLOAT * latent.rotated * (run.bytes_each == FLOAT)
+        return (
+            layer_norms
+            + _norm(shape, latent.query, run) * bool(latent.query)
+            + _norm(shape, latent.kv, run)
+            + rotated_part
+        )
     if shape.head_norm == "none" or shape.mixer is not None:
-        return both
+        return layer_norms
     scales = (shape.heads, shape.kv_heads) if shape.head_norm == "head" else (1, 1)
-    return both + _norm(shape, shape.query, run, scales[0]) + _norm(shape, shape.key, run, scales[1])
+    return layer_norms + _norm(shape, shape.query, run, scales[0]) + _norm(shape, shape.key, run, scales[1])
 
 
 def _attention(shape: ModelShape, run: Pass, pack: Pack) -> float:
     if run.on_cpu:
-        return FLOAT * (pack.places * 2 * shape.key + pack.tokens * (2 * shape.query + shape.heads))
+        return FLOAT * (pack.attention_tokens * 2 * shape.key + pack.tokens * (2 * shape.query + shape.heads))
     if shape.latent is not None:  # values are padded to the keys' width, and the next linear's input is cut off
-        return pack.places * (run.bytes_each * (2 * shape.query + 2 * shape.key) + FLOAT * shape.heads)
+        return pack.attention_tokens * (run.bytes_each * (2 * shape.query + 2 * shape.key) + FLOAT * shape.heads)
     is_input = not run.lora_rank or any(linear.name == "o_proj" for linear in shape.adapted(run.lora_targets))
-    kept = run.bytes_each * (shape.query + 2 * shape.key + (0 if is_input else shape.query)) + FLOAT * shape.heads
-    return pack.places * kept
+    bytes_per_token = (
+        run.bytes_each * (shape.query + 2 * shape.key + (0 if is_input else shape.query)) + FLOAT * shape.heads
+    )
+    return pack.attention_tokens * bytes_per_token
 
 
 def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     """Bytes kept outside the layers: rotations, the last norm and ids; for a response token the head's input hidden
-    state, its place and target, and the norm and entropy of its softmax. A head in float32 is a copy."""
+    state, its index and target, and the norm and entropy of its softmax. A head in float32 is a copy."""
     copied = run.float_head and run.bytes_each < FLOAT
-    kept = pack.tokens * (rotation_bytes(shape, run) + _norm(shape, shape.hidden, run))
-    kept += pack.responses * ((FLOAT if copied else run.bytes_each) * shape.hidden + 2 * INDEX + 2 * FLOAT)
-    kept += FLOAT * shape.vocab * shape.hidden if copied else 0
+    total = pack.tokens * (rotation_bytes(shape, run) + _norm(shape, shape.hidden, run))
+    total += pack.responses * ((FLOAT if copied else run.bytes_each) * shape.hidden + 2 * INDEX + 2 * FLOAT)
+    total += FLOAT * shape.vocab * shape.hidden if copied else 0
     if not run.lora_rank:
-        return kept + pack.tokens * INDEX  # ids, for the embedding's gradient
+        return total + pack.tokens * INDEX  # ids, for the embedding's gradient
     # Nothing before the first adapter has a gradient, and so the first norm keeps nothing.
-    return kept - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind not in OLMO else 0)
+    return total - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind not in OLMO else 0)
 
 
 def rotation_bytes(shape: ModelShape, run: Pass) -> float:
@@ -239,7 +256,7 @@ def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
 
 
 def seeing_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
-    """Bytes kept of a tower's pass. What is kept of its blocks with `offload` stays on the device."""
+    """Bytes kept of the vision encoder's pass. With `offload` the inputs of its blocks stay on the device."""
     if shape.tower is None or not pack.images:
         return 0.0
     patches = pack.images * shape.tower.unit

@@ -58,9 +58,9 @@ def weights(setting: Setting) -> float:
 
 
 def sampler_state(setting: Setting) -> float:
-    """What vLLM's second model runner has of each concurrent request for penalties, used or not: how often each token
-    of the vocabulary was drawn, int32, and one bit of whether it is in the prompt. It lies in the memory of the
-    weights, and sleeps with them. Drafts are for the first one, which has none of it."""
+    """Penalty state of vLLM's second model runner for each concurrent request, allocated even without penalties: an
+    int32 count of each token of the vocabulary, and one bit for tokens of the prompt. It is in the memory pool of the
+    weights, and is released with them. Speculative decoding uses the first runner, which has no such state."""
     rollout = setting.config.rollout
     if setting.device.is_cpu or rollout.speculate:
         return 0.0
@@ -68,7 +68,7 @@ def sampler_state(setting: Setting) -> float:
 
 
 def reloading(setting: Setting) -> float:
-    """The most that a weight sync takes within vLLM on a GPU: it loads module by module, into new memory, and copies
+    """Peak bytes of a weight sync within vLLM on a GPU: it loads module by module, into new memory, and copies
     that into the weights once a module is complete. The largest is the embedding, or a layer's experts."""
     shape = setting.policy
     if setting.device.is_cpu or not setting.hosts_engine or setting.separate_adapter:
@@ -85,7 +85,7 @@ def kv_per_token(setting: Setting) -> float:
 
 
 def sample_bytes(setting: Setting, tokens: float) -> float:
-    """KV cache bytes of a sample of so many tokens on one rank, with the states of linear attention."""
+    """KV cache bytes of a sample of `tokens` tokens on one rank, with the states of linear attention."""
     shape = setting.policy
     if shape.delta is None:
         return kv_per_token(setting) * tokens
@@ -109,14 +109,15 @@ def block_tokens(shape: ModelShape, bytes_each: float) -> int:
 
 
 def kv_cache(setting: Setting) -> float:
-    """KV cache of one rank: given, or what gpu_memory_utilization leaves besides the rest."""
+    """KV cache bytes of one rank: the configured size, or the rest of what gpu_memory_utilization allows."""
     if setting.kv_cache_bytes is not None:
         return float(setting.kv_cache_bytes)
-    taken = weights(setting) + sampler_state(setting) + activations(setting) + graphs(setting) + rest(setting)
-    return max(setting.config.rollout.gpu_memory_utilization * setting.device.memory - taken, 0.0)
+    other_bytes = weights(setting) + sampler_state(setting) + activations(setting) + graphs(setting) + rest(setting)
+    return max(setting.config.rollout.gpu_memory_utilization * setting.device.memory - other_bytes, 0.0)
 
 
 def graphs(setting: Setting) -> float:
+    """Bytes of CUDA graphs."""
     if setting.device.is_cpu or setting.config.rollout.enforce_eager:
         return 0.0
     assumed = setting.device.constants
@@ -124,27 +125,27 @@ def graphs(setting: Setting) -> float:
 
 
 def rest(setting: Setting) -> float:
-    """Bytes besides the graphs: buffers and libraries."""
+    """Bytes of vLLM's buffers and libraries, without the graphs."""
     return setting.device.constants.engine_rest
 
 
 def activations(setting: Setting) -> float:
-    """The larger of a prefill and of sampling for all concurrent requests."""
+    """Bytes of activations: the larger of a prefill and of sampling for all concurrent requests."""
     shape, rollout, each = setting.policy, setting.config.rollout, setting.bytes_each
     on_cpu = setting.device.is_cpu
     samples = math.ceil(setting.config.groups_at_once * rollout.samples_per_prompt / setting.engines)
-    asked = min(rollout.max_concurrent, samples)
-    most = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
-    tokens = min(most, asked * setting.prompt_tokens) if on_cpu else most
+    requests = min(rollout.max_concurrent, samples)
+    batched_tokens = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
+    tokens = min(batched_tokens, requests * setting.prompt_tokens) if on_cpu else batched_tokens
     # Gate and up in one, and their product; queries, keys, values; hidden states.
     prefill = tokens * each * (3 * shape.passed + shape.query + 2 * shape.key + 3 * shape.hidden)
-    rows = (asked if on_cpu else rollout.max_concurrent) * (1 + rollout.speculate)
+    rows = (requests if on_cpu else rollout.max_concurrent) * (1 + rollout.speculate)
     sampling = SAMPLER_COPIES * 4 * rows * shape.vocab
     return max(prefill / (1 if on_cpu else rollout.tensor_parallel), sampling)
 
 
 def full_responses(setting: Setting) -> float:
-    """How many samples of the length that these prompts allow the KV cache of one engine holds at once."""
+    """Number of samples of the longest possible length with these prompts that an engine's KV cache holds."""
     return kv_cache(setting) / sample_bytes(setting, setting.longest)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from rlcli_planner.asynchrony.advice import Advice, advice
 from rlcli_planner.asynchrony.lengths import Lengths
@@ -33,7 +32,7 @@ from rlcli_planner.phase_memory import (
     phases,
     teacher_worker,
 )
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.run_setting import Keys, Setting
 from rlcli_planner.step_time import PhaseTime, model_flops, step_seconds, times
 
 TOKEN_BYTES, SAMPLE_BYTES, RECORDED_TOKEN_BYTES = 4.0, 320.0, 25.0
@@ -44,27 +43,36 @@ TOKENS, UTILIZATION = "train.tokens_per_microbatch", "rollout.gpu_memory_utiliza
 
 @dataclass(frozen=True)
 class Forecast:
-    """memory: of a worker that trains; apart: of one that only generates, critic_apart: of one that only trains the
-    critic, and teacher_apart: of one that only holds teachers, if there are any. budget: bytes that a worker may use.
-    largest: key → the largest value that fits; empty if none does. seconds: by phase, empty if the device's rates are
-    unknown. fixes: changes that make it fit if no sizes do. lengths: of responses, if they are known."""
+    """The prediction of a run."""
 
     setting: Setting
+    """The planner's input, with the value of `rollout.sleep` that `auto` stands for."""
     memory: list[PhaseMemory]
-    apart: PhaseMemory | None
-    critic_apart: PhaseMemory | None
-    teacher_apart: PhaseMemory | None
+    """Memory of a worker that trains, by phase."""
+    engine_worker: PhaseMemory | None
+    """Memory of a dedicated engine worker, if there are any."""
+    critic_worker: PhaseMemory | None
+    """Memory of a worker that only trains the critic, if there are any."""
+    teacher_worker: PhaseMemory | None
+    """Memory of a worker that only holds teachers, if there are any."""
     budget: float
+    """Bytes that a worker may use."""
     fits: bool
-    largest: dict[str, Any]
+    """Whether the run fits whatever the lengths of its responses are."""
+    largest: Keys
+    """Key → the largest value that fits; empty if none does."""
     seconds: list[PhaseTime]
+    """Seconds by phase; empty if the device's rates are unknown."""
     disk: dict[str, float]
+    """Item → maximum bytes."""
     fixes: list[Fix]
+    """Changes that make the run fit, if no sizes do."""
     lengths: Lengths | None
+    """Response lengths, if they are known."""
 
     @cached_property
     def asynchrony(self) -> Advice | None:
-        """Whether generating ahead would be faster; None if that is not known."""
+        """Advice on asynchrony; None if it cannot be simulated."""
         return advice(self.setting, self.lengths)
 
     @property
@@ -83,7 +91,7 @@ class Forecast:
         """Seconds of a whole step; 0 if the device's rates are unknown."""
         return step_seconds(self.setting, self.seconds)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """As plain values: memory in GiB under the names of the run's metrics, disk in bytes."""
         setting = self.setting
         return {
@@ -94,9 +102,9 @@ class Forecast:
             "verdict": verdict(setting),
             "shortfall": None if self.fits else shortfall(self.setting),
             "memory": {f"{phase.name}_gb": _in_gib(phase) for phase in self.memory},
-            "engine_worker": _in_gib(self.apart) if self.apart else None,
-            "critic_worker": _in_gib(self.critic_apart) if self.critic_apart else None,
-            "teacher_worker": _in_gib(self.teacher_apart) if self.teacher_apart else None,
+            "engine_worker": _in_gib(self.engine_worker) if self.engine_worker else None,
+            "critic_worker": _in_gib(self.critic_worker) if self.critic_worker else None,
+            "teacher_worker": _in_gib(self.teacher_worker) if self.teacher_worker else None,
             "sleep": self.sleep,
             "host_gb": None if setting.device.is_cpu else host_bytes(setting) / GIB,
             "engine_host_gb": None if (engine := engine_host_bytes(setting)) is None else engine / GIB,
@@ -113,14 +121,14 @@ class Forecast:
 
 
 def _pictures(setting: Setting) -> dict[str, float] | None:
-    """Tokens of a mean prompt that stand for pictures, bytes of a step's pixels in the object store, and of a worker's
-    patches in host memory; None if there are no pictures."""
+    """Image tokens of a mean prompt, bytes of a step's pixels in the object store, and of a worker's
+    patches in host memory; None if there are no images."""
     if not setting.shown.tokens:
         return None
     return {"tokens": setting.shown.tokens, "pixel_bytes": setting.pixel_bytes, "patch_bytes": setting.patch_bytes}
 
 
-def _in_gib(phase: PhaseMemory) -> dict[str, Any]:
+def _in_gib(phase: PhaseMemory) -> dict[str, object]:
     return {"total": phase.total / GIB, "parts": {part: size / GIB for part, size in phase.parts.items()}}
 
 
@@ -133,9 +141,9 @@ def forecast(setting: Setting, lengths: Lengths | None = None) -> Forecast:
     return Forecast(
         setting=setting,
         memory=phases(setting),
-        apart=engine_worker(setting),
-        critic_apart=critic_worker(setting),
-        teacher_apart=teacher_worker(setting),
+        engine_worker=engine_worker(setting),
+        critic_worker=critic_worker(setting),
+        teacher_worker=teacher_worker(setting),
         budget=budget(setting),
         fits=fits(setting),
         largest=sizes(best) if best else {},
@@ -146,22 +154,22 @@ def forecast(setting: Setting, lengths: Lengths | None = None) -> Forecast:
     )
 
 
-def sizes(setting: Setting) -> dict[str, Any]:
+def sizes(setting: Setting) -> Keys:
     """The current values of the two sizes that memory limits; the second only if it has an effect."""
-    found: dict[str, Any] = {TOKENS: setting.config.train.tokens_per_microbatch}
+    values: Keys = {TOKENS: setting.config.train.tokens_per_microbatch}
     if not setting.device.is_cpu and setting.has_engine and setting.kv_cache_bytes is None:
-        found[UTILIZATION] = setting.config.rollout.gpu_memory_utilization
-    return found
+        values[UTILIZATION] = setting.config.rollout.gpu_memory_utilization
+    return values
 
 
-def largest_of(setting: Setting, keys: set[str]) -> dict[str, Any]:
+def largest_of(setting: Setting, keys: set[str]) -> Keys:
     """The largest values that fit for `keys` (one or both sizes), with all other keys unchanged."""
-    found: dict[str, Any] = {}
+    values: Keys = {}
     if TOKENS in keys and (tokens := largest_microbatch(setting)) is not None:
-        found[TOKENS] = tokens
+        values[TOKENS] = tokens
     if UTILIZATION in keys and (share := largest_utilization(setting)) is not None:
-        found[UTILIZATION] = share
-    return found
+        values[UTILIZATION] = share
+    return values
 
 
 def disk(setting: Setting) -> dict[str, float]:
@@ -169,14 +177,14 @@ def disk(setting: Setting) -> dict[str, float]:
     of all steps with full-length responses, and one export of the model."""
     config = setting.config
     rules, steps = config.checkpoint, config.train.steps
-    made = steps // rules.every if rules.every else 0
-    made += 1 if not rules.every or steps % rules.every else 0
-    kept = rules.keep + rules.keep_best + (steps // rules.keep_every if rules.keep_every else 0)
-    found = {"checkpoints": min(made, kept + 1) * checkpoint_bytes(setting)}
+    written = steps // rules.every if rules.every else 0
+    written += 1 if not rules.every or steps % rules.every else 0
+    retained = rules.keep + rules.keep_best + (steps // rules.keep_every if rules.keep_every else 0)
+    items = {"checkpoints": min(written, retained + 1) * checkpoint_bytes(setting)}
     if config.tracking.save_samples and not config.data.response:
         rollout = config.rollout
         a_step = rollout.prompts_per_step * rollout.samples_per_prompt
         recorded = min(config.tracking.token_samples, a_step) * setting.sample_tokens * RECORDED_TOKEN_BYTES
-        found["samples"] = steps * (a_step * (setting.sample_tokens * TOKEN_BYTES + SAMPLE_BYTES) + recorded)
+        items["samples"] = steps * (a_step * (setting.sample_tokens * TOKEN_BYTES + SAMPLE_BYTES) + recorded)
     exported = setting.trained_parameters() * 4 if config.lora.rank else setting.policy.parameters * setting.bytes_each
-    return found | {"an export": exported}
+    return items | {"an export": exported}

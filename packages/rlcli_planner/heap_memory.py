@@ -30,10 +30,10 @@ def rounding(setting: Setting, shape: ModelShape) -> float:
     """Rounding of a pass's activations: computed as if the model were wider by it."""
     pack, run = setting.pack, setting.passing(trained_whole=shape != setting.policy)
 
-    def width(own: int, tokens: float) -> float:
-        return size_class(tokens * run.bytes_each * own) / (tokens * run.bytes_each)
+    def width(nominal: int, tokens: float) -> float:
+        return size_class(tokens * run.bytes_each * nominal) / (tokens * run.bytes_each)
 
-    head_dim = round(width(shape.query, pack.places) / shape.heads)
+    head_dim = round(width(shape.query, pack.attention_tokens) / shape.heads)
     wider = replace(
         shape,
         hidden=round(width(shape.hidden, pack.tokens)),

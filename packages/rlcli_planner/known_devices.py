@@ -29,6 +29,7 @@ class Device:
     """One device of a run, which a worker has; on CPUs the machine, which the workers share."""
 
     name: str
+    """As `--gpus` names it, `cpu`, or as nvidia-smi reports it."""
     memory: float
     """Bytes that are free for the run's processes."""
     flops: float = 0.0
@@ -42,6 +43,7 @@ class Device:
     host_rate: float = 0.0
     """Bytes per second to the host's memory."""
     constants: Constants = field(default_factory=Constants)
+    """Constants of the predictions."""
     rates: Rates | None = None
     """As measured, if this is the machine that the command runs on."""
     process_limit: float = math.inf
@@ -57,13 +59,13 @@ class Device:
 
     @property
     def rates_from(self) -> str:
-        """Where its rates come from, in words; empty if there are none."""
+        """Source of its rates, in words; empty if there are none."""
         if self.rates is not None:
             return "measured on this machine" + (" while it was busy" if not self.rates.quiet else "")
         return f"from the data sheet of {self.name}, not measured" if self.flops else ""
 
     def rate_among(self, devices: int) -> tuple[float, str]:
-        """Bytes per second between so many neighbouring devices, and the name of what carries them."""
+        """Bytes per second between this many neighbouring devices, and the name of the link."""
         if devices <= NODE or not self.node_rate:
             return self.link_rate, "links inside a node"
         return self.node_rate, "links between nodes"
@@ -102,10 +104,10 @@ def parse_gpus(text: str) -> tuple[Device, int]:
     >>> [(device.name, count) for device, count in map(parse_gpus, ("h100:8", "8x80GB", "cpu"))]
     [('h100', 8), ('80GB', 8), ('cpu', 1)]
     """
-    found = _GPUS.fullmatch(text.strip().lower())
-    if not found:
+    match = _GPUS.fullmatch(text.strip().lower())
+    if not match:
         raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write, for example, h100:8, 8x80GB or cpu")
-    size, unit, name, count = found["size"], found["unit"], found["name"], int(found["sized"] or found["named"] or 1)
+    size, unit, name, count = match["size"], match["unit"], match["name"], int(match["sized"] or match["named"] or 1)
     if count < 1:
         raise ConfigError(f"--gpus {text} gives no device", "give 1 or more")
     if size:  # A card of 80 GB has 79.6 GiB or more for its processes: vendors count in GiB.
@@ -139,7 +141,7 @@ def cpu() -> Device:
 
 
 def with_rates(device: Device, rates: Rates | None) -> Device:
-    """This machine's device with what was measured of it."""
+    """This machine's device with its measured rates."""
     if rates is None:
         return device
     host_rate = rates.read_rate / 2 if device.is_cpu else device.host_rate

@@ -1,9 +1,9 @@
-"""The sizes of a model from its config.json, from which all else is computed."""
+"""Sizes of a model, from its config.json."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import ModelError
 from rlcli.model.io.model_config import (
@@ -17,15 +17,24 @@ from rlcli.model.io.model_config import (
 )
 from rlcli_planner.vision_encoder import Tower, tower_of
 
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from transformers import PretrainedConfig
+
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear layer of a decoder layer: the last part of its name, and its sizes."""
+    """A linear layer of a decoder layer."""
 
     name: str
+    """Last part of its name."""
     inputs: int
+    """Input features."""
     outputs: int
+    """Output features."""
     bias: bool = False
+    """Whether it has a bias."""
 
     @property
     def parameters(self) -> int:
@@ -35,7 +44,7 @@ class Linear:
 @dataclass(frozen=True)
 class Latent:
     """Multi-head latent attention: a token's keys and values are compressed to one vector for all heads, which is what
-    an engine caches, beside the part of the key that is rotated."""
+    an engine caches together with the rotated part of the key."""
 
     query: int
     """Width of the compressed queries; 0 if they are not."""
@@ -52,7 +61,7 @@ class DeltaNet:
     """The gated DeltaNet layers of a model (`rlcli.model.delta_net`)."""
 
     layers: int
-    """How many of the model's layers they are."""
+    """Number of such layers."""
     keys: int
     """Heads of queries and keys."""
     values: int
@@ -66,12 +75,12 @@ class DeltaNet:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all queries, keys and values of a token."""
+        """Channels of the convolution: all queries, keys and values of a token."""
         return 2 * self.keys * self.key + self.width
 
     @property
     def width(self) -> int:
-        """Of all values."""
+        """Width of all values."""
         return self.values * self.value
 
     @property
@@ -87,8 +96,8 @@ class DeltaNet:
         return self.values * rule + self.kernel * self.channels
 
     def state_bytes(self, each: float) -> float:
-        """What an engine holds of a request for one layer: the convolution's inputs, and a matrix for each head in
-        float32."""
+        """Bytes of a request's state for one layer in an engine: the convolution's inputs, and a float32 matrix for
+        each head."""
         return (self.kernel - 1) * self.channels * each + 4 * self.values * self.key * self.value
 
 
@@ -100,7 +109,7 @@ HEAD_NORM = {
     **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe", "qwen3_vl_text", *GATED_ATTENTION), "head"),
     **dict.fromkeys(("olmo2", "olmo3"), "all"),
 }
-"""What `ModelShape.head_norm` is, by `model_type`."""
+"""`model_type` → `ModelShape.head_norm`."""
 GPT_OSS = "gpt_oss"
 """Its attention has sinks, and experts and routers biases."""
 QWEN2 = ("qwen2", "qwen2_5_vl_text")
@@ -109,44 +118,59 @@ QWEN2 = ("qwen2", "qwen2_5_vl_text")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """kind: transformers' `model_type`. positions: longest sequence. vocab: rows of the embedding; a value model's head
-    has one row in place of them (`value`). norms: elements of the norms of one layer; layer_norms: how many of them are
-    as wide as the layer. head_norm: `none`; `head`, one norm of a head's width, as in Qwen3; or `all`, one over all
-    heads, as in OLMo 2. experts: of each layer, of which a token passes through `chosen`; 0 in a dense model.
-    intermediate: width of the feed-forward part, or of one expert. shared: width of the experts that every token passes
-    through. dense_layers: of a mixture, those at its beginning that have a feed-forward part of width `dense` in place
-    of experts. tower: what sees pictures, if anything does. latent: the widths of latent attention, in which head_dim
-    is a key's. delta: its layers of linear attention, if it has some; mixer: the same, of a shape that stands for such
-    layers alone (`delta_layer`).
-    """
+    """The sizes of a model."""
 
     kind: str
+    """transformers' `model_type`."""
     layers: int
+    """Decoder layers."""
     hidden: int
+    """H, the hidden size."""
     intermediate: int
+    """Width of the feed-forward part, or of one expert."""
     heads: int
+    """Query heads."""
     kv_heads: int
+    """Key and value heads."""
     head_dim: int
+    """Size of a head; with latent attention, of a key."""
     vocab: int
+    """V, rows of the embedding."""
     positions: int
+    """Maximum sequence length."""
     tied: bool
+    """Whether the output layer shares the embedding."""
     head_norm: str
+    """Norm of queries and keys: `none`; `head`, one of a head's width, as in Qwen3; `all`, one over all heads, as
+    in OLMo 2."""
     linears: tuple[Linear, ...]
+    """Linear layers of a decoder layer."""
     value: bool = False
+    """A value model, whose head has one row in place of V."""
     experts: int = 0
-    chosen: int = 0
+    """Experts of each layer; 0: a dense model."""
+    experts_per_token: int = 0
+    """Experts that a token is routed to."""
     layer_norms: int = 2
+    """Norms of a layer with its full width."""
     shared: int = 0
+    """Width of the shared experts, which every token passes through."""
     dense_layers: int = 0
+    """Leading layers of a mixture that have a dense feed-forward part."""
     dense: int = 0
+    """Width of that part."""
     tower: Tower | None = None
+    """Vision encoder, if there is one."""
     delta: DeltaNet | None = None
+    """Layers of linear attention, if there are any."""
     mixer: DeltaNet | None = None
+    """The same, in a shape that stands for such layers only (`delta_layer`)."""
     rotated: int = 0
     """Width of the cosines and sines of a position."""
     shared_gate: bool = False
     """Whether the shared experts' output is multiplied by a gate of one number."""
     latent: Latent | None = None
+    """Widths of latent attention, if it has that."""
 
     @property
     def query(self) -> int:
@@ -162,14 +186,14 @@ class ModelShape:
     def norms(self) -> int:
         if self.mixer is not None:
             return self.layer_norms * self.hidden + self.mixer.vectors
-        own = {"none": 0, "head": 2 * self.head_dim, "all": self.query + self.key}[self.head_norm]
+        head_norms = {"none": 0, "head": 2 * self.head_dim, "all": self.query + self.key}[self.head_norm]
         compressed = self.latent.query + self.latent.kv if self.latent is not None else 0
-        return self.layer_norms * self.hidden + own + compressed
+        return self.layer_norms * self.hidden + head_norms + compressed
 
     @property
     def passed(self) -> int:
         """Width of the feed-forward parts that a token passes through, together."""
-        return self.intermediate * max(1, self.chosen) + self.shared
+        return self.intermediate * max(1, self.experts_per_token) + self.shared
 
     @property
     def largest_matrix(self) -> int:
@@ -194,8 +218,8 @@ class ModelShape:
 
     @property
     def dense_layer(self) -> ModelShape:
-        """As if all layers were like the first ones of a mixture."""
-        return replace(self, experts=0, chosen=0, shared=self.dense, intermediate=0, dense_layers=0)
+        """The shape if all layers were like the leading ones of a mixture."""
+        return replace(self, experts=0, experts_per_token=0, shared=self.dense, intermediate=0, dense_layers=0)
 
     @property
     def delta_layers(self) -> int:
@@ -209,26 +233,26 @@ class ModelShape:
 
     @property
     def delta_layer(self) -> ModelShape:
-        """As if all layers were of linear attention."""
+        """The shape if all layers were of linear attention."""
         assert self.delta is not None
         linears = tuple(linear for linear in self.linears if linear.name not in ATTENTION)
         return replace(self, linears=(*_delta_linears(self, self.delta), *linears), delta=None, mixer=self.delta)
 
     @property
     def kinds(self) -> list[tuple[int, ModelShape]]:
-        """How many layers are of each kind, and the shape of a model of such layers alone. The last kind is that of
+        """Number of layers of each kind, and the shape of a model of such layers alone. The last kind is that of
         `layer_parameters`."""
-        found = [(self.dense_layers, self.dense_layer)] if self.dense_layers else []
-        found += [(self.delta.layers, self.delta_layer)] if self.delta is not None else []
-        return [*found, (self.layers - sum(count for count, _ in found), replace(self, dense_layers=0, delta=None))]
+        special = [(self.dense_layers, self.dense_layer)] if self.dense_layers else []
+        special += [(self.delta.layers, self.delta_layer)] if self.delta is not None else []
+        return [*special, (self.layers - sum(count for count, _ in special), replace(self, dense_layers=0, delta=None))]
 
     @property
     def layer_parameters(self) -> int:
-        """Of a layer; of a mixture, of one that has experts."""
-        own = sum(linear.parameters for linear in self.linears) + self.norms
-        own += (3 * self.shared + self.shared_gate) * self.hidden
-        own += self.heads * (self.kind == GPT_OSS)  # sinks
-        return own + self.experts * self.expert_parameters + self.router_parameters
+        """Parameters of a layer; of a mixture, of a layer with experts."""
+        outside_experts = sum(linear.parameters for linear in self.linears) + self.norms
+        outside_experts += (3 * self.shared + self.shared_gate) * self.hidden
+        outside_experts += self.heads * (self.kind == GPT_OSS)  # sinks
+        return outside_experts + self.experts * self.expert_parameters + self.router_parameters
 
     @property
     def all_layer_parameters(self) -> int:
@@ -270,9 +294,9 @@ class ModelShape:
 
     @property
     def layer_matrices(self) -> int:
-        """The same of one layer."""
+        """`matrix_parameters` of one layer."""
         dense = sum(linear.inputs * linear.outputs for linear in self.linears)
-        passed = self.chosen * self.expert_parameters + self.router_parameters
+        passed = self.experts_per_token * self.expert_parameters + self.router_parameters
         passed += (3 * self.shared + self.shared_gate) * self.hidden
         return dense + passed + (round(self.mixer.multiplied) if self.mixer is not None else 0)
 
@@ -291,7 +315,7 @@ class ModelShape:
         return [linear for linear in self.linears if "all-linear" in names or linear.name in names]
 
     def adapts_experts(self, targets: str) -> bool:
-        """Whether `lora.targets` names them."""
+        """Whether `lora.targets` names the experts."""
         return self.experts > 0 and "experts" in _split(targets)
 
     def kv_bytes_per_token(self, bytes_each: float) -> float:
@@ -300,7 +324,7 @@ class ModelShape:
         return self.attention_layers * cached * bytes_each
 
     def state_bytes(self, bytes_each: float) -> float:
-        """Bytes that vLLM holds of a request besides, over all layers of linear attention."""
+        """Bytes of a request's state in vLLM, over all layers of linear attention."""
         return self.delta.layers * self.delta.state_bytes(bytes_each) if self.delta is not None else 0.0
 
 
@@ -311,7 +335,7 @@ def _split(targets: str) -> set[str]:
 ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 
 
-def _delta_of(config: Any) -> DeltaNet | None:
+def _delta_of(config: PretrainedConfig | SimpleNamespace) -> DeltaNet | None:
     layers = (getattr(config, "layer_types", None) or []).count("linear_attention")
     if not layers:
         return None
@@ -326,26 +350,26 @@ def _delta_of(config: Any) -> DeltaNet | None:
 
 
 def _delta_linears(shape: ModelShape, delta: DeltaNet) -> tuple[Linear, ...]:
-    hidden, out = shape.hidden, Linear("out_proj", delta.width, shape.hidden)
+    hidden, output = shape.hidden, Linear("out_proj", delta.width, shape.hidden)
     if shape.kind == "qwen3_next":
         fused = Linear("in_proj_qkvz", hidden, delta.channels + delta.width)
-        return fused, Linear("in_proj_ba", hidden, 2 * delta.values), out
+        return fused, Linear("in_proj_ba", hidden, 2 * delta.values), output
     return (
         Linear("in_proj_qkv", hidden, delta.channels),
         Linear("in_proj_z", hidden, delta.width),
         Linear("in_proj_b", hidden, delta.values),
         Linear("in_proj_a", hidden, delta.values),
-        out,
+        output,
     )
 
 
-def shape_of(config: Any) -> ModelShape:
+def shape_of(config: PretrainedConfig | SimpleNamespace) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.model_config.read_config`."""
     if hasattr(config, "vision_config"):
         text = shape_of(config.text_config)
         return replace(text, tied=bool(config.tie_word_embeddings), tower=tower_of(config))
     heads = config.num_attention_heads
-    experts, before = expert_count(config), dense_layers(config)
+    experts, leading_dense = expert_count(config), dense_layers(config)
     shape = ModelShape(
         kind=config.model_type,
         layers=config.num_hidden_layers,
@@ -360,11 +384,11 @@ def shape_of(config: Any) -> ModelShape:
         head_norm="head" if getattr(config, "use_qk_norm", False) else HEAD_NORM.get(config.model_type, "none"),
         linears=(),
         experts=experts,
-        chosen=config.num_experts_per_tok if experts else 0,
+        experts_per_token=config.num_experts_per_tok if experts else 0,
         layer_norms=4 if config.model_type in ("gemma3_text", "glm4") else 2,
         shared=_shared(config),
-        dense_layers=before,
-        dense=config.intermediate_size if before else 0,
+        dense_layers=leading_dense,
+        dense=config.intermediate_size if leading_dense else 0,
         delta=_delta_of(config),
         rotated=_rotated(config, heads),
         shared_gate=hasattr(config, "shared_expert_intermediate_size"),
@@ -373,14 +397,14 @@ def shape_of(config: Any) -> ModelShape:
     return replace(shape, linears=_linears(shape, config))
 
 
-def _shared(config: Any) -> int:
+def _shared(config: PretrainedConfig | SimpleNamespace) -> int:
     """Width of the experts that every token passes through."""
     if hasattr(config, "n_shared_experts"):
         return int(config.n_shared_experts * config.moe_intermediate_size)
     return int(getattr(config, "shared_expert_intermediate_size", 0))
 
 
-def _rotated(config: Any, heads: int) -> int:
+def _rotated(config: PretrainedConfig | SimpleNamespace, heads: int) -> int:
     if getattr(config, "kv_lora_rank", None):
         return int(config.qk_rope_head_dim)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -402,13 +426,13 @@ def read_shape(path: str, key: str = "model.path") -> ModelShape:
     return shape_of(config)
 
 
-def _head_dim(config: Any) -> int:
+def _head_dim(config: PretrainedConfig | SimpleNamespace) -> int:
     if config.model_type in LATENT:
         return int(config.qk_nope_head_dim + config.qk_rope_head_dim)
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _latent(config: Any) -> Latent | None:
+def _latent(config: PretrainedConfig | SimpleNamespace) -> Latent | None:
     if config.model_type not in LATENT:
         return None
     return Latent(config.q_lora_rank or 0, config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim)
@@ -427,7 +451,7 @@ def _latent_linears(shape: ModelShape, latent: Latent) -> tuple[Linear, ...]:
     )
 
 
-def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
+def _linears(shape: ModelShape, config: PretrainedConfig | SimpleNamespace) -> tuple[Linear, ...]:
     if shape.latent is not None:
         return _latent_linears(shape, shape.latent)
     hidden, wide = shape.hidden, shape.intermediate
@@ -435,14 +459,14 @@ def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
     qkv_bias = bias or shape.kind in QWEN2
     out_bias = bias and shape.kind not in (*QWEN2, "glm4", "glm4_moe")
     mlp_bias = bool(getattr(config, "mlp_bias", False))
-    out = Linear("o_proj", shape.query, hidden, out_bias)
+    output = Linear("o_proj", shape.query, hidden, out_bias)
     separate = (
         Linear("q_proj", hidden, shape.query * (1 + (shape.kind in GATED_ATTENTION)), qkv_bias),
         Linear("k_proj", hidden, shape.key, qkv_bias),
         Linear("v_proj", hidden, shape.key, qkv_bias),
     )
     fused = (Linear("qkv_proj", hidden, shape.query + 2 * shape.key),)
-    attention = (*(fused if shape.kind == "phi3" else separate), out)
+    attention = (*(fused if shape.kind == "phi3" else separate), output)
     if shape.experts:
         return attention
     if shape.kind in ("phi3", "glm4"):

@@ -2,14 +2,13 @@
 optimizer's step.
 
 FSDP2 gathers a small model whole: all of it stays until all its gradients are reduced at once. A larger model is
-gathered layer by layer: what was received from other ranks stays until the next layer arrives, beside the weights built
-from it, so two layers are in memory, and three while the next one is built; on GPUs the next one arrives while one
+gathered layer by layer: what was received from other ranks stays until the next layer arrives, as the weights built
+from it do, so two layers are in memory, and three while the next one is built; on GPUs the next one arrives while one
 computes. One rank on a CPU gathers nothing from others, and in float32 it is not sharded at all; on a GPU one rank in
 16 bits keeps all weights in these during an update. The root (embedding and head) stays from the first use to the end
-of the backward pass. In that pass layer j from the end holds, beside what the layers before it have kept: its own
-gathered weights and their gradients, the float32 copy of the gradients of the layer after it that is being reduced, and
-the reduced gradients of all layers after it.
-"""
+of the backward pass. In that pass layer j from the end holds, in addition to the activations of the layers before it:
+its own gathered weights and their gradients, the float32 copy of the gradients of the layer after it that is being
+reduced, and the reduced gradients of all layers after it."""
 
 from __future__ import annotations
 
@@ -52,92 +51,95 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
 
 def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     """The peak of a forward and a backward pass."""
-    whole = shape != setting.policy
-    run = setting.passing(trained_whole=whole)
+    trained_whole = shape != setting.policy
+    run = setting.passing(trained_whole=trained_whole)
     trained = _trained_per_layer(setting, shape, run)
-    # A tower's part of the root has its gradients last.
+    # The vision encoder's part of the root gets its gradients last.
     seeing = shape.tower.parameters - shape.tower.blocks if shape.tower is not None else 0
     root = shape.root_parameters - seeing if not run.lora_rank else 0
-    kept = kept_bytes(shape, run, setting.pack)
+    activations = kept_bytes(shape, run, setting.pack)
     gathered = _gathered_in_update(setting, shape, run)
-    before = FLOAT * _trained(setting, shape, run) / setting.shards * setting.accumulates
+    accumulated = FLOAT * _trained(setting, shape, run) / setting.shards * setting.accumulates
     entering = {
         "gathered weights": gathered,
-        "activations": kept,
+        "activations": activations,
         "logits": _logits(setting, shape, "forward"),
-        "gradients": before,
+        "gradients": accumulated,
     }
     leaving = {
         "gathered weights": gathered,
-        "activations": kept,
+        "activations": activations,
         "logits": _backward_of_head(setting, shape),
-        "gradients": before + FLOAT * root,
+        "gradients": accumulated + FLOAT * root,
     }
-    below = _undivided if setting.sharded and _gathered_whole(setting, shape) else _layers
+    below = _undivided if setting.sharded and _gathers_whole_model(setting, shape) else _layers
     candidates = [entering, leaving, *below(setting, shape, run, trained, root), *_in_tower(setting, shape, run)]
     return max(candidates, key=lambda parts: sum(parts.values()))
 
 
 def _in_tower(setting: Setting, shape: ModelShape, run: Pass) -> list[Parts]:
-    """The peak at the beginning of the tower's backward pass, which is the last part: the decoder's gradients are
-    there, and its activations gone."""
+    """The peak at the start of the vision encoder's backward pass, which is the last part: the decoder's gradients
+    exist, and its activations are freed."""
     seeing = seeing_bytes(shape, run, setting.pack)
     if shape.tower is None or not seeing:
         return []
     if run.checkpointing and "encoder" not in run.frozen:
         seeing += setting.pack.images * shape.tower.unit * block_bytes(shape.tower, run.bytes_each)
     gradients = FLOAT * _trained(setting, shape, run) / setting.shards
-    gradients += FLOAT * _had(setting, shape, run) * setting.sharded
+    gradients += FLOAT * _unreduced(setting, shape, run) * setting.sharded
     return [
         {"gathered weights": _gathered_in_update(setting, shape, run), "activations": seeing, "gradients": gradients}
     ]
 
 
 def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
-    """The same for a model that is gathered whole: within each layer of the backward pass, and when all gradients are
-    concatenated for the reduction; by then nothing else is left."""
+    """The peaks of a model that is gathered as a whole: within each layer of the backward pass, and when all gradients
+    are concatenated for the reduction, after everything else is freed."""
     each = setting.bytes_each
-    own = FLOAT * _trained(setting, shape, run) / setting.shards
-    before = own * setting.accumulates
-    found = [
+    sharded_gradients = FLOAT * _trained(setting, shape, run) / setting.shards
+    accumulated = sharded_gradients * setting.accumulates
+    within_layers = [
         {
             "gathered weights": _gathered_in_update(setting, shape, run),
             "activations": activations,
-            "gradients": before + each * (root + done * trained),
+            "gradients": accumulated + each * (root + done * trained),
         }
-        for done, activations in enumerate(_left_by_layer(setting, shape, run))
+        for done, activations in enumerate(_kept_by_layer(setting, shape, run))
     ]
-    whole = _trained(setting, shape, run)
-    return [*found, {"gradients": before + FLOAT * whole + max(each * whole, own)}]
+    trained_parameters = _trained(setting, shape, run)
+    return [
+        *within_layers,
+        {"gradients": accumulated + FLOAT * trained_parameters + max(each * trained_parameters, sharded_gradients)},
+    ]
 
 
 def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
     """The peak within each layer of the backward pass, starting at the last layer."""
     each = setting.bytes_each
-    found = []
-    for done, activations in enumerate(_left_by_layer(setting, shape, run)):
-        reducing = FLOAT * _had(setting, shape, run) if done and setting.sharded else 0
-        # From the second micro-batch on there are gradients of all layers, plus new ones until they are added.
-        there = shape.layers + bool(done and setting.sharded) if setting.accumulates else done
-        reduced = there * FLOAT * trained / setting.shards
-        found.append(
+    peaks = []
+    for done, activations in enumerate(_kept_by_layer(setting, shape, run)):
+        reducing = FLOAT * _unreduced(setting, shape, run) if done and setting.sharded else 0
+        # From the second micro-batch on, gradients of all layers exist, plus new ones until they are added.
+        layers_with_gradients = shape.layers + bool(done and setting.sharded) if setting.accumulates else done
+        reduced = layers_with_gradients * FLOAT * trained / setting.shards
+        peaks.append(
             {
                 "gathered weights": _gathered_in_update(setting, shape, run),
                 "activations": activations,
                 "gradients": reducing + reduced + each * root + FLOAT * root / setting.shards * setting.accumulates,
             }
         )
-    return found
+    return peaks
 
 
-def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float]:
+def _kept_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float]:
     """Activations and the weight gradients that replace them, at the peak within each layer of the backward pass,
     starting at the last layer."""
     tokens, each = setting.pack.tokens, setting.bytes_each
     each_kind = [(count, layer_bytes(kind, run, setting.pack)) for count, kind in shape.kinds]
-    whole = max(size for _, size in each_kind)
+    largest_layer = max(size for _, size in each_kind)
     mean = sum(count * size for count, size in each_kind) / shape.layers
-    again = max(recomputed_bytes(kind, setting.pack, setting.bytes_each) for _, kind in shape.kinds)
+    recomputed = max(recomputed_bytes(kind, setting.pack, setting.bytes_each) for _, kind in shape.kinds)
     # The gradient of a hidden state replaces what the head had kept.
     ends = tokens * (each * shape.hidden + rotation_bytes(shape, run))
     inputs = 0.0 if run.offload else tokens * each * shape.hidden
@@ -145,16 +147,21 @@ def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
     # layer's end all gradients exist, and no kept activations are left.
     largest = shape.largest_matrix / setting.config.parallel.expert if shape.experts else shape.largest_matrix
     early = tokens * each * 2 * shape.passed + each * largest * bool(not run.lora_rank)
-    late = each * _had(setting, shape, run) - whole
-    kept = [(left * inputs + whole) if run.checkpointing else left * mean for left in range(shape.layers, 0, -1)]
+    late = each * _unreduced(setting, shape, run) - largest_layer
+    kept_by_layers = [
+        (remaining * inputs + largest_layer) if run.checkpointing else remaining * mean
+        for remaining in range(shape.layers, 0, -1)
+    ]
     seeing = seeing_bytes(shape, run, setting.pack)
-    found = [own + seeing + ends + max(early, late) for own in kept]
-    if not again:
-        return found
+    peaks = [activations + seeing + ends + max(early, late) for activations in kept_by_layers]
+    if not recomputed:
+        return peaks
     # The last layer attends, in every such model: those of linear attention come after it here.
-    before = [left * (inputs if run.checkpointing else mean) for left in range(shape.layers - 1, -1, -1)]
-    inside = [0.0, *(own + seeing + ends + again for own in before[1:])]
-    return [max(both) for both in zip(found, inside, strict=True)]
+    inputs_below = [
+        remaining * (inputs if run.checkpointing else mean) for remaining in range(shape.layers - 1, -1, -1)
+    ]
+    inside = [0.0, *(activations + seeing + ends + recomputed for activations in inputs_below[1:])]
+    return [max(peak_pair) for peak_pair in zip(peaks, inside, strict=True)]
 
 
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
@@ -177,9 +184,9 @@ def sending(setting: Setting) -> Parts:
     # One bucket is copied out of the gathered data while the next one is in transit, for which gloo has its own memory;
     # each with its rank's own part.
     total = shape.parameters * each
-    one = min(max(BUCKET_BYTES, largest), total)
-    other = min(one, total - one)
-    buckets = (2 + 1 / setting.shards) * one + (1 + setting.device.is_cpu + 1 / setting.shards) * other
+    bucket = min(max(BUCKET_BYTES, largest), total)
+    next_bucket = min(bucket, total - bucket)
+    buckets = (2 + 1 / setting.shards) * bucket + (1 + setting.device.is_cpu + 1 / setting.shards) * next_bucket
     return {"sync": buckets + packing}
 
 
@@ -188,7 +195,7 @@ def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = Fa
     if not setting.sharded:
         return 0.0
     together = setting.shards > 1 or not setting.device.is_cpu
-    if _gathered_whole(setting, shape):
+    if _gathers_whole_model(setting, shape):
         return _whole(setting, shape) * (1 + (setting.shards > 1))
     at_once = 1 + together + (while_gathering and setting.shards > 1)
     layer = shape.largest_layer - setting.elsewhere(shape)
@@ -196,14 +203,14 @@ def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = Fa
 
 
 def _gathered_in_update(setting: Setting, shape: ModelShape, run: Pass) -> float:
-    """The same in passes with a gradient: all of one shard on a GPU (`casts_once` of
+    """`_gathered` in passes with a gradient: all of one shard on a GPU (`casts_once` of
     `rlcli.model.parallel.fsdp_sharding`)."""
     if setting.sharded and setting.shards == 1 and not setting.device.is_cpu and not run.lora_rank:
         return max(_whole(setting, shape), _gathered(setting, shape))
     return _gathered(setting, shape)
 
 
-def _gathered_whole(setting: Setting, shape: ModelShape) -> bool:
+def _gathers_whole_model(setting: Setting, shape: ModelShape) -> bool:
     return _whole(setting, shape) <= WHOLE_BYTES
 
 
@@ -230,9 +237,9 @@ def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
 def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
     """Logits, the hidden states' gradient and, for a trained head in bfloat16, the product added to its gradient."""
     doing = "backward with entropy" if setting.config.algorithm.entropy_coef else "backward"
-    taken = _logits(setting, shape, doing) + setting.bytes_each * setting.pack.responses * shape.hidden
+    peak = _logits(setting, shape, doing) + setting.bytes_each * setting.pack.responses * shape.hidden
     half = setting.bytes_each < FLOAT and not setting.config.lora.rank
-    return taken + half * setting.bytes_each * shape.embedding_parameters
+    return peak + half * setting.bytes_each * shape.embedding_parameters
 
 
 def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
@@ -243,11 +250,11 @@ def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
 
 def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:
     if shape.delta is not None:  # the mean: there are two kinds
-        whole = shape.adapter_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else 0
-        return (whole or shape.all_layer_parameters) / shape.layers
+        adapter = shape.adapter_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else 0
+        return (adapter or shape.all_layer_parameters) / shape.layers
     return shape.adapter_layer_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else shape.layer_parameters
 
 
-def _had(setting: Setting, shape: ModelShape, run: Pass) -> float:
+def _unreduced(setting: Setting, shape: ModelShape, run: Pass) -> float:
     """Trained parameters of a layer of which a worker has the gradients before they are reduced."""
     return _trained_per_layer(setting, shape, run) - (0 if run.lora_rank else setting.elsewhere(shape))

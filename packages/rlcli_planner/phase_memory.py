@@ -1,4 +1,4 @@
-"""Peak memory of a worker in bytes, by phase and part: what `memory/PHASE_gb` measures in a run."""
+"""Peak memory of a worker in bytes, by phase and part: the prediction of the metric `memory/PHASE_gb`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PINNED = 1.5
 """Host memory of weights that an engine keeps there in its sleep, as a multiple of their size: torch rounds each pinned
 block up to a power of two. An assumption; at most 2."""
 
-COMING_AND_GOING = {
+TEMPORARY_PARTS = {
     "gathered weights",
     "activations",
     "logits",
@@ -40,6 +40,7 @@ class PhaseMemory:
 
     name: str
     parts: Parts
+    """Part → bytes."""
 
     @property
     def total(self) -> float:
@@ -48,37 +49,37 @@ class PhaseMemory:
 
 def phases(setting: Setting) -> list[PhaseMemory]:
     """The phases of a worker that trains that occur in the run, in the order of a step."""
-    found = [_phase("generate", _trainer(setting, "generate"), engine_parts(setting))] if setting.hosts_engine else []
+    result = [_phase("generate", _trainer(setting, "generate"), engine_parts(setting))] if setting.hosts_engine else []
     if setting.algorithm.needs_old_log_probs(setting.updates):
         parts = pass_memory.without_gradient(setting, setting.policy)
-        found.append(_phase("old_log_probs", _trainer(setting, "policy"), parts, asleep_bytes(setting)))
+        result.append(_phase("old_log_probs", _trainer(setting, "policy"), parts, asleep_bytes(setting)))
     if setting.algorithm.needs_reference:
         parts = pass_memory.without_gradient(setting, setting.policy)
-        found.append(_phase("reference", _trainer(setting, "reference"), parts, asleep_bytes(setting)))
+        result.append(_phase("reference", _trainer(setting, "reference"), parts, asleep_bytes(setting)))
     if setting.hosted_teachers:
         parts = _teaching(setting, setting.hosted_teachers)
-        found.append(_phase("teacher", _trainer(setting, "teacher"), parts, asleep_bytes(setting)))
+        result.append(_phase("teacher", _trainer(setting, "teacher"), parts, asleep_bytes(setting)))
     if setting.hosted_critic is not None:
         parts = pass_memory.without_gradient(setting, setting.hosted_critic)
-        found.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
+        result.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
     updating = _passes(setting, setting.policy, setting.hosted_critic)
-    found.append(_phase("update", _trainer(setting, "update"), updating, asleep_bytes(setting)))
+    result.append(_phase("update", _trainer(setting, "update"), updating, asleep_bytes(setting)))
     engine = engine_parts(setting, idle=True) if setting.hosts_engine else {}
     if setting.has_engine:
-        found.append(_phase("sync", _trainer(setting, "sync"), engine, pass_memory.sending(setting)))
+        result.append(_phase("sync", _trainer(setting, "sync"), engine, pass_memory.sending(setting)))
     if not setting.device.is_cpu:
-        found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), {}, engine))
-        return found
+        result.append(_phase("checkpoint", _trainer(setting, "checkpoint"), {}, engine))
+        return result
     copied = _copied(setting, updating)
-    found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), copied, engine))
-    taken = _heap_taken(setting, updating, copied if setting.config.checkpoint.every else {})
-    return [_with_heap(phase, taken) for phase in found]
+    result.append(_phase("checkpoint", _trainer(setting, "checkpoint"), copied, engine))
+    heap_bytes = _heap_taken(setting, updating, copied if setting.config.checkpoint.every else {})
+    return [_with_heap(phase, heap_bytes) for phase in result]
 
 
-def _with_heap(phase: PhaseMemory, taken: float) -> PhaseMemory:
-    """On CPUs: the phase plus what the heap holds beyond it, after an update and a checkpoint."""
-    own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
-    return _phase(phase.name, phase.parts, {"heap": max(taken - own, 0.0)})
+def _with_heap(phase: PhaseMemory, heap_bytes: float) -> PhaseMemory:
+    """On CPUs: the phase, plus the memory that the heap retains after an update and a checkpoint."""
+    temporary = sum(size for part, size in phase.parts.items() if part in TEMPORARY_PARTS)
+    return _phase(phase.name, phase.parts, {"heap": max(heap_bytes - temporary, 0.0)})
 
 
 def _heap_taken(setting: Setting, passing: Parts, copied: Parts) -> float:
@@ -103,11 +104,11 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     workers, critic = setting.config.critic.workers, setting.critic
     if not workers or critic is None:
         return None
-    own = setting.apart(workers)
+    critic_setting = setting.with_dedicated_workers(workers)
     weights = FLOAT * critic.parameters / workers
-    held = _process(own, False) | {"critic": (1 + ADAM_MOMENTS) * weights}
-    passing = _passes(own, critic)
-    heap = wasted(own, critic, passing, ADAM_MOMENTS * weights) if own.device.is_cpu else 0.0
+    held = _process(critic_setting, False) | {"critic": (1 + ADAM_MOMENTS) * weights}
+    passing = _passes(critic_setting, critic)
+    heap = wasted(critic_setting, critic, passing, ADAM_MOMENTS * weights) if critic_setting.device.is_cpu else 0.0
     return _phase("update", held, passing, {"heap": heap})
 
 
@@ -116,9 +117,12 @@ def teacher_worker(setting: Setting) -> PhaseMemory | None:
     workers = setting.config.teacher.workers
     if not workers or not setting.teachers:
         return None
-    own = setting.apart(workers)
+    teacher_setting = setting.with_dedicated_workers(workers)
     return _phase(
-        "teacher", _process(own, False), {"teachers": _frozen(own, own.teachers)}, _teaching(own, own.teachers)
+        "teacher",
+        _process(teacher_setting, False),
+        {"teachers": _frozen(teacher_setting, teacher_setting.teachers)},
+        _teaching(teacher_setting, teacher_setting.teachers),
     )
 
 
@@ -189,8 +193,8 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     if doing in ("policy", "reference", "update") and setting.device.is_cpu:
         parts["pictures"] = setting.patch_bytes
     if setting.hosted_critic is not None:
-        own = FLOAT * setting.hosted_critic.parameters / shards
-        parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
+        critic_weights = FLOAT * setting.hosted_critic.parameters / shards
+        parts["critic"] = critic_weights * models["critic"] + ADAM_MOMENTS * critic_weights * moments
     return parts
 
 

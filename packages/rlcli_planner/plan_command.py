@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from rlcli_planner.asynchrony.advice import Advice
-    from rlcli_planner.fitting.suggest import Suggested
+    from rlcli_planner.fitting.suggest import Suggestions
     from rlcli_planner.forecast import Forecast
     from rlcli_planner.phase_memory import PhaseMemory
+    from rlcli_planner.run_setting import Keys
 
 BAR = 40
 """Characters of a bar that is a whole device."""
@@ -102,39 +103,39 @@ def plan(
     flags = {"model.path": model, "data.path": data_sets(data), "cluster.workers": workers, "train.steps": steps}
     refuse_code(recipe, flags, sets or [], "rlcli plan", only=ALGORITHM)
     notes: list[str] = []
-    found, rows = memory_auto.planned(recipe, flags, sets or [], gpus, notes.append, like, again=measure)
-    layouts = memory_auto.suggest(found, recipe, flags, sets or []) if suggest else None
+    predicted, rows = memory_auto.planned(recipe, flags, sets or [], gpus, notes.append, like, remeasure=measure)
+    layouts = memory_auto.suggest(predicted, recipe, flags, sets or []) if suggest else None
     if as_json:
-        more = {"suggested": layouts.as_dict()} if layouts else {}
-        emit_json(found.as_dict() | {"plan": dict(rows), "notes": notes} | more)
+        suggestions = {"suggested": layouts.as_dict()} if layouts else {}
+        emit_json(predicted.as_dict() | {"plan": dict(rows), "notes": notes} | suggestions)
         return
     if layouts:
-        _show_layouts(found, layouts)
+        _show_layouts(predicted, layouts)
         return
-    show_plan(found, rows, notes)
+    show_plan(predicted, rows, notes)
 
 
-def _show_layouts(found: Forecast, layouts: Suggested) -> None:
+def _show_layouts(predicted: Forecast, layouts: Suggestions) -> None:
     from rlcli.errors import ConfigError
 
-    if found.setting.untimed:
-        raise ConfigError("--suggest compares times, and none is predicted", found.setting.untimed)
+    if predicted.setting.untimed:
+        raise ConfigError("--suggest compares times, and none is predicted", predicted.setting.untimed)
     if not layouts.layouts:
-        _verdict(found)
+        _verdict(predicted)
         return
-    now = found.step_seconds if found.fits else 0.0
+    now = predicted.step_seconds if predicted.fits else 0.0
     rows = [
         (
-            _seconds(one.seconds),
-            f"{now / one.seconds:.2f} ×" if now else "",
-            f"{one.peak_gib:.0f}",
-            one.bound,
-            _set(one.keys),
+            _seconds(layout.seconds),
+            f"{now / layout.seconds:.2f} ×" if now else "",
+            f"{layout.peak_gib:.0f}",
+            layout.bound,
+            _set(layout.keys),
         )
-        for one in layouts.layouts
+        for layout in layouts.layouts
     ]
     headings = ["a step at most", "faster" if now else "", "GiB", "bound by"]
-    show(table([*headings, f"{found.setting.config.all_workers} × {found.setting.device.name}"], rows))
+    show(table([*headings, f"{predicted.setting.config.all_workers} × {predicted.setting.device.name}"], rows))
     if not now:
         plain("as asked it may not fit")
     if layouts.short_of:
@@ -142,128 +143,137 @@ def _show_layouts(found: Forecast, layouts: Suggested) -> None:
     plain("times are estimates, to be compared; rlcli plan without --suggest shows one layout in full")
 
 
-def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
+def show_plan(predicted: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
     """Print the plan, memory as bars and by part, time, disk, and which sizes could grow or must shrink."""
     show(table(["plan", ""], rows))
-    show(_bars(found))
-    show(_parts(found))
-    if found.seconds:
-        total = found.step_seconds
+    show(_bars(predicted))
+    show(_parts(predicted))
+    if predicted.seconds:
+        total = predicted.step_seconds
         times = [
             (phase.name, _seconds(phase.seconds), f"{phase.seconds / total:.0%}", phase.bound)
-            for phase in found.seconds
+            for phase in predicted.seconds
         ]
         show(table(["a step at most", _seconds(total), "", "bound by"], times))
-        plain(f"rates {found.setting.device.rates_from}; responses of full length, every one trained on\n")
+        plain(f"rates {predicted.setting.device.rates_from}; responses of full length, every one trained on\n")
     else:
-        plain(f"a step's time is not predicted: {found.setting.untimed}\n")
-    files = [(what, _bytes(size)) for what, size in found.disk.items()]
-    show(table(["on disk", _bytes(sum(found.disk.values()))], files))
-    if found.asynchrony:
-        _asynchrony(found.asynchrony)
-    _verdict(found)
+        plain(f"a step's time is not predicted: {predicted.setting.untimed}\n")
+    files = [(label, _bytes(size)) for label, size in predicted.disk.items()]
+    show(table(["on disk", _bytes(sum(predicted.disk.values()))], files))
+    if predicted.asynchrony:
+        _asynchrony(predicted.asynchrony)
+    _verdict(predicted)
     for note in notes:
         plain(f"note: {note}")
 
 
-def _bars(found: Forecast) -> Table:
+def _bars(predicted: Forecast) -> Table:
     """Each phase's peak as a bar, part by part, against the device's memory."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    whole, device = found.setting.device.memory, found.setting.device
-    workers = found.setting.config.all_workers
-    share = f"{whole / GIB:.1f} GiB" + (f" for {workers} workers" if device.is_cpu and workers > 1 else "")
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("memory", no_wrap=True)
-    made.add_column(f"{device.name}: {share}", no_wrap=True)
-    made.add_column("GiB", justify="right", no_wrap=True)
-    colours = _colours(found)
-    most = found.budget if device.is_cpu else whole
-    for name, phase in _named(found):
-        over = phase.total > found.budget
-        made.add_row(name, _bar(phase, most, colours), Text(f"{phase.total / GIB:.2f}", "red" if over else ""))
-    return made
+    device_memory, device = predicted.setting.device.memory, predicted.setting.device
+    workers = predicted.setting.config.all_workers
+    share = f"{device_memory / GIB:.1f} GiB" + (f" for {workers} workers" if device.is_cpu and workers > 1 else "")
+    bars = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    bars.add_column("memory", no_wrap=True)
+    bars.add_column(f"{device.name}: {share}", no_wrap=True)
+    bars.add_column("GiB", justify="right", no_wrap=True)
+    colours = _colours(predicted)
+    full_bar = predicted.budget if device.is_cpu else device_memory
+    for name, phase in _named(predicted):
+        over = phase.total > predicted.budget
+        bars.add_row(name, _bar(phase, full_bar, colours), Text(f"{phase.total / GIB:.2f}", "red" if over else ""))
+    return bars
 
 
-def _bar(phase: PhaseMemory, whole: float, colours: dict[str, str]) -> Text:
+def _bar(phase: PhaseMemory, full_bar: float, colours: dict[str, str]) -> Text:
     from rich.text import Text
 
-    bar, drawn, size = Text(), 0, 0.0
-    for part, taken in phase.parts.items():
-        size += taken
-        until = min(round(BAR * size / whole), BAR)
-        bar.append("█" * (until - drawn), colours[part])
-        drawn = until
-    bar.append("░" * (BAR - drawn), "dim")
-    return bar.append("▶", "red") if size > whole else bar
+    bar, filled, size = Text(), 0, 0.0
+    for part, part_bytes in phase.parts.items():
+        size += part_bytes
+        until = min(round(BAR * size / full_bar), BAR)
+        bar.append("█" * (until - filled), colours[part])
+        filled = until
+    bar.append("░" * (BAR - filled), "dim")
+    return bar.append("▶", "red") if size > full_bar else bar
 
 
-def _parts(found: Forecast) -> Table:
+def _parts(predicted: Forecast) -> Table:
     """A table of memory in GiB, by part and phase."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    phases, colours = _named(found), _colours(found)
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("GiB of a worker", no_wrap=True)
+    phases, colours = _named(predicted), _colours(predicted)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("GiB of a worker", no_wrap=True)
     for name, _ in phases:
-        made.add_column(name, justify="right")
+        grid.add_column(name, justify="right")
     for part, colour in colours.items():
         label = Text.assemble(("█ ", colour), part)
-        made.add_row(label, *(f"{phase.parts[part] / GIB:.2f}" if part in phase.parts else "" for _, phase in phases))
-    made.add_row("total", *(f"{phase.total / GIB:.2f}" for _, phase in phases), style="bold")
-    return made
+        grid.add_row(label, *(f"{phase.parts[part] / GIB:.2f}" if part in phase.parts else "" for _, phase in phases))
+    grid.add_row("total", *(f"{phase.total / GIB:.2f}" for _, phase in phases), style="bold")
+    return grid
 
 
-def _named(found: Forecast) -> list[tuple[str, PhaseMemory]]:
-    apart = {"engine apart": found.apart, "critic apart": found.critic_apart, "teacher apart": found.teacher_apart}
-    return [*((phase.name, phase) for phase in found.memory), *((name, own) for name, own in apart.items() if own)]
+def _named(predicted: Forecast) -> list[tuple[str, PhaseMemory]]:
+    dedicated = {
+        "engine apart": predicted.engine_worker,
+        "critic apart": predicted.critic_worker,
+        "teacher apart": predicted.teacher_worker,
+    }
+    return [
+        *((phase.name, phase) for phase in predicted.memory),
+        *((name, worker) for name, worker in dedicated.items() if worker),
+    ]
 
 
-def _colours(found: Forecast) -> dict[str, str]:
+def _colours(predicted: Forecast) -> dict[str, str]:
     """Part → colour, in order of first appearance."""
-    parts = dict.fromkeys(part for _, phase in _named(found) for part in phase.parts)
+    parts = dict.fromkeys(part for _, phase in _named(predicted) for part in phase.parts)
     return {part: COLOURS[number % len(COLOURS)] for number, part in enumerate(parts)}
 
 
-def _asynchrony(found: Advice) -> None:
-    """The fastest division of the devices for each staleness, and what to do."""
-    fastest = {one.staleness: one for one in sorted(found.options, key=lambda one: one.gain)}
-    rows = [("0", "shared", _seconds(found.synchronous.step_s), "1.00 ×", f"{found.synchronous.trainer_idle:.0%}", "")]
-    for staleness, one in sorted(fastest.items()):
-        each, apart = one.simulated, one.generate > 0
-        devices = f"{one.train} + {one.generate}" if apart else "shared"
-        idle = f"{each.trainer_idle:.0%}", f"{each.engine_idle:.0%}" if apart else ""
-        rows.append((str(staleness), devices, _seconds(each.step_s), f"{one.gain:.2f} ×", *idle))
+def _asynchrony(advice: Advice) -> None:
+    """Print the fastest division of the devices for each staleness, and the advice."""
+    fastest = {option.staleness: option for option in sorted(advice.options, key=lambda option: option.gain)}
+    rows = [
+        ("0", "shared", _seconds(advice.synchronous.step_s), "1.00 ×", f"{advice.synchronous.trainer_idle:.0%}", "")
+    ]
+    for staleness, option in sorted(fastest.items()):
+        result, dedicated = option.simulated, option.generate > 0
+        devices = f"{option.train} + {option.generate}" if dedicated else "shared"
+        idle = f"{result.trainer_idle:.0%}", f"{result.engine_idle:.0%}" if dedicated else ""
+        rows.append((str(staleness), devices, _seconds(result.step_s), f"{option.gain:.2f} ×", *idle))
     headings = ["async.staleness, simulated", "devices", "a step", "faster", "trainer idle", "engines idle"]
     show(table(headings, rows))
-    plain(found.told)
-    plain(f"responses {found.lengths}" + "; --like RUN takes a run's" * found.assumed)
+    plain(advice.summary)
+    plain(f"responses {advice.lengths}" + "; --like RUN takes a run's" * advice.assumed)
 
 
-def _verdict(found: Forecast) -> None:
+def _verdict(predicted: Forecast) -> None:
     from rlcli_planner.fitting.solve import shortfall, verdict
-    from rlcli_planner.launch.engine_sleep import SAYS
+    from rlcli_planner.launch.engine_sleep import DESCRIPTIONS
 
-    fit = verdict(found.setting)
-    plain(fit if found.fits else f"{fit}: {shortfall(found.setting)}")
-    if sleep := found.sleep:
-        plain(f"rollout.sleep = {sleep}: {SAYS[sleep]}")
-    if found.largest:
-        plain(f"the largest sizes that fit: {_set(found.largest)}  (rlcli train … --memory auto takes them)")
+    fit = verdict(predicted.setting)
+    plain(fit if predicted.fits else f"{fit}: {shortfall(predicted.setting)}")
+    if sleep := predicted.sleep:
+        plain(f"rollout.sleep = {sleep}: {DESCRIPTIONS[sleep]}")
+    if predicted.largest:
+        plain(f"the largest sizes that fit: {_set(predicted.largest)}  (rlcli train … --memory auto takes them)")
         return
-    if not found.fixes:
+    if not predicted.fixes:
         plain("nothing tried makes it fit: choose a smaller model, shorter responses or larger devices")
         return
     plain("what would fit, the cheapest first:")
-    for hint in found.fixes:
+    for hint in predicted.fixes:
         plain(f"  {_set(hint.keys)}  ({hint.cost}{f'; {_seconds(hint.seconds)} a step' if hint.seconds else ''})")
 
 
-def _set(keys: dict[str, Any]) -> str:
+def _set(keys: Keys) -> str:
     return " ".join(f"--set {key}={str(value).lower()}" for key, value in keys.items())
 
 

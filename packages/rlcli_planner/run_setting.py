@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli_planner.activations import FLOAT, Pack, Pass
@@ -20,46 +20,86 @@ if TYPE_CHECKING:
 Parts = dict[str, float]
 """Name of a part of the memory → bytes."""
 
+ConfigValue = bool | int | float | str
+Keys = dict[str, ConfigValue]
+"""Configuration keys such as `train.offload` → values."""
+Sections = dict[str, dict[str, ConfigValue]]
+"""The same by section: `{"train": {"offload": "all"}}`."""
+
 SHARED_FROM = 1 / 16
 """As `rlcli.model.packed_batch.WORTH_SHARING`, whose import would load transformers."""
 
 
+def by_section(keys: Mapping[str, ConfigValue]) -> Sections:
+    """Configuration keys by section.
+
+    >>> by_section({"train.offload": "all", "train.steps": 2})
+    {'train': {'offload': 'all', 'steps': 2}}
+    """
+    sections: Sections = {}
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return sections
+
+
 @dataclass(frozen=True)
 class Shown:
-    """Means over the prompts: tokens that stand for pictures, and pictures."""
+    """Images of a mean prompt."""
 
     tokens: float = 0.0
+    """Image tokens."""
     pictures: float = 0.0
+    """Images."""
+
+
+@dataclass(frozen=True)
+class PromptStats:
+    """Lengths of the prompts of a dataset."""
+
+    prompt_tokens: float
+    """Mean tokens of a prompt."""
+    shown: Shown = Shown()
+    """Images of a mean prompt."""
+    longest_prompt: int | None = None
+    """Tokens of the longest prompt."""
+    given_response_tokens: float | None = None
+    """Mean tokens of the responses that the data contains (`data.response`); None if it contains none."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the planner computes from."""
+    """The planner's input."""
 
     config: RunConfig
+    """Configuration of the run."""
     device: Device
+    """Device of a worker."""
     policy: ModelShape
+    """Shape of the policy."""
     critic: ModelShape | None
-    """None if there is none; for a process reward model it has a policy's shape."""
+    """Shape of the critic; None if there is none. A process reward model has the shape of a policy."""
     algorithm: Algorithm
+    """The algorithm, which tells which passes a step needs."""
     prompt_tokens: float
     """Mean length of a prompt if the data was read, else the maximum."""
     kv_cache_bytes: int | None
     """Of one engine, if it is set or sized to the workload; None: determined by gpu_memory_utilization."""
     teachers: tuple[ModelShape, ...] = ()
+    """Shapes of the teachers."""
     shown: Shown = Shown()
-    """What a prompt has of pictures, among its tokens."""
+    """Images of a mean prompt."""
     longest_prompt: int | None = None
-    """Tokens; None if the data was not read."""
+    """Tokens of the longest prompt; None if the data was not read."""
     given_response_tokens: float | None = None
     """Mean length of the responses that the data gives (`data.response`); None if it gives none, or was not read."""
 
-    def with_keys(self, **sections: dict[str, Any]) -> Setting:
+    def with_keys(self, **sections: Mapping[str, ConfigValue]) -> Setting:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
         return replace(self, config=self.config.changed(**sections))
 
-    def apart(self, workers: int) -> Setting:
-        """The setting of workers of their own for a critic or teachers."""
+    def with_dedicated_workers(self, workers: int) -> Setting:
+        """The setting of dedicated workers of a critic or of teachers."""
         return self.with_keys(cluster={"workers": workers}, parallel={"replicate": 1, "expert": 1})
 
     @property
@@ -171,8 +211,9 @@ class Setting:
     @property
     def response_tokens(self) -> float:
         """Of a sample: the maximum, or the mean of the given ones."""
-        given = self.given_response_tokens
-        return self.config.rollout.max_response_tokens if given is None else given
+        if self.given_response_tokens is None:
+            return self.config.rollout.max_response_tokens
+        return self.given_response_tokens
 
     @property
     def samples(self) -> int:
@@ -202,13 +243,15 @@ class Setting:
         prompts = min(math.ceil(a_rank / together), room / (prompt + together * longest))
         samples, ranks = prompts * together, self.config.parallel.context
         sizes = prompts * prompt + samples * longest, samples * self.sample_tokens, samples * longest
-        tokens, places, responses = (size / ranks for size in sizes)
-        return Pack(tokens, places, responses, images=prompts * self.shown.tokens)
+        tokens, attention_tokens, responses = (size / ranks for size in sizes)
+        return Pack(tokens, attention_tokens, responses, images=prompts * self.shown.tokens)
 
     @property
     def accumulates(self) -> bool:
         """Whether a minibatch has several micro-batches, whose gradients accumulate."""
-        return self.pack.places < self.samples / self.config.train.minibatches / self.ranks * self.sample_tokens
+        return (
+            self.pack.attention_tokens < self.samples / self.config.train.minibatches / self.ranks * self.sample_tokens
+        )
 
     def passing(self, *, trained_whole: bool = False) -> Pass:
         """How a pass through the policy runs; trained_whole: through the critic, which has no adapter."""
@@ -227,7 +270,7 @@ class Setting:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Parts of the policy's tower that do not train."""
+        """Frozen parts of the policy's vision encoder."""
         return frozen_parts(self.config.model.freeze, self.config.lora.rank)
 
     @property
@@ -252,11 +295,11 @@ class Setting:
     @property
     def packs(self) -> float:
         """Micro-batches of a step on all ranks together, if all are as full as the largest."""
-        return self.samples * self.sample_tokens / self.pack.places
+        return self.samples * self.sample_tokens / self.pack.attention_tokens
 
     @property
     def patch_bytes(self) -> float:
-        """Patches of a data rank's rows of a step, in float32 and in host memory."""
+        """Bytes of the patches of a data rank's rows of a step, in float32 and in host memory."""
         tower = self.policy.tower
         if tower is None:
             return 0.0
@@ -264,7 +307,7 @@ class Setting:
 
     @property
     def pixel_bytes(self) -> float:
-        """Resized pictures of a step, in 8 bits a channel: each once, in the object store."""
+        """Bytes of the resized images of a step, in 8 bits a channel: each once, in the object store."""
         tower = self.policy.tower
         return 0.0 if tower is None else 3 * self.config.rollout.prompts_per_step * self.shown.tokens * tower.pixels
 
@@ -273,16 +316,12 @@ def setting_of(
     config: RunConfig,
     device: Device,
     *,
-    prompt_tokens: float | None = None,
-    shown: Shown | None = None,
-    longest_prompt: int | None = None,
-    given_response_tokens: float | None = None,
+    prompts: PromptStats | None = None,
     kv_cache_bytes: int | None = None,
     read: Callable[..., ModelShape] = read_shape,
 ) -> Setting:
-    """The setting of a run. prompt_tokens, shown, longest_prompt, given_response_tokens: of its data; None: prompts are
-    as long as allowed, and all pictures if the model sees them. Raises an RlcliError that names a model or an algorithm
-    that cannot be used."""
+    """The setting of a run. prompts: lengths of its data; None: prompts are as long as allowed, and consist of image
+    tokens if the model accepts images. Raises an RlcliError that names a model or an algorithm that cannot be used."""
     policy = read(config.model.path)
     from rlcli.algorithms.build import build_algorithm
 
@@ -291,20 +330,20 @@ def setting_of(
     if algorithm.needs_critic or algorithm.needs_process_rewards:
         critic = read(config.critic.path, "critic.path") if config.critic.path else policy
         critic = replace(critic, value=True) if algorithm.needs_critic else critic
-    tokens = config.data.max_prompt_tokens if prompt_tokens is None else prompt_tokens
-    teachers = tuple(read(one.path, "teacher.path") for one in config.teacher.held)
-    if shown is None:
-        shown = Shown(tokens, 1.0) if policy.tower is not None and prompt_tokens is None else Shown()
+    teachers = tuple(read(teacher.path, "teacher.path") for teacher in config.teacher.held)
+    if prompts is None:
+        longest = config.data.max_prompt_tokens
+        prompts = PromptStats(longest, Shown(longest, 1.0) if policy.tower is not None else Shown())
     return Setting(
         config=config,
         device=device,
         policy=policy,
         critic=critic,
         algorithm=algorithm,
-        prompt_tokens=tokens,
+        prompt_tokens=prompts.prompt_tokens,
         kv_cache_bytes=kv_cache_bytes,
         teachers=teachers,
-        shown=shown,
-        longest_prompt=longest_prompt,
-        given_response_tokens=given_response_tokens,
+        shown=prompts.shown,
+        longest_prompt=prompts.longest_prompt,
+        given_response_tokens=prompts.given_response_tokens,
     )

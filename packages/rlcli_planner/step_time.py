@@ -30,47 +30,52 @@ ADAM_TRAFFIC = 7 * FLOAT
 TRAINING_OPERATIONS, FORWARD_OPERATIONS = 60, 20
 """Small operations of a layer in a micro-batch, beyond those whose time grows with the tokens."""
 DECODING_OPERATIONS, STEP_OPERATIONS = 20, 150
-"""Small operations of an engine on a CPU for each token step: of a layer, and besides."""
+"""Small operations of an engine on a CPU for each decoding step: of each layer, and others."""
 STEP_PYTHON, REQUEST_PYTHON = 20.0, 0.5
-"""Python of an engine for each token step, and for each request in it, in pieces of `Rates.python_s`."""
+"""Python time of an engine for each decoding step, and for each request in it, in units of `Rates.python_s`."""
 SYNC_COPIES = 100
 """How many times as long as copying the weights a sync with its checks takes."""
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Maximum seconds of a phase, and what bounds it."""
+    """Maximum seconds of a phase."""
 
     name: str
+    """Name of the phase, as in the run's metrics."""
     seconds: float
+    """Seconds of a step."""
     bound: str
+    """The resource that bounds it, in words."""
 
 
 def times(setting: Setting) -> list[PhaseTime]:
     """The phases in the order of a step; empty if no seconds are predicted."""
     if setting.untimed:
         return []
-    found = []
+    phases = []
     if not setting.config.data.response:
-        found.append(_generate(setting))
+        phases.append(_generate(setting))
     needed = {
         "old_log_probs": setting.algorithm.needs_old_log_probs(setting.updates),
         "reference": setting.algorithm.needs_reference,
     }
-    forward = _pass_seconds(setting, passes=1, head=1, seeing=_seeing(setting))
-    found += [PhaseTime(name, *forward) for name, there in needed.items() if there]
+    forward = _pass_seconds(setting, passes=1, head=1, seeing=_vision_flops(setting))
+    phases += [PhaseTime(name, *forward) for name, is_needed in needed.items() if is_needed]
     if setting.teachers:
-        found.append(_teach(setting))
+        phases.append(_teach(setting))
     if (critic := _as_critic(setting)) is not None:
-        found.append(PhaseTime("critic", *_pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards)))
-    found.append(_update(setting))
+        phases.append(
+            PhaseTime("critic", *_pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards))
+        )
+    phases.append(_update(setting))
     if setting.has_engine:
-        found.append(_sync(setting))
+        phases.append(_sync(setting))
     every = setting.config.checkpoint.every
     if every:
         copied = checkpoint_bytes(setting) / setting.shards / _host_rate(setting)
-        found.append(PhaseTime("checkpoint", copied / every, "copies to host memory, a step's share"))
-    return found
+        phases.append(PhaseTime("checkpoint", copied / every, "copies to host memory, a step's share"))
+    return phases
 
 
 def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
@@ -87,40 +92,41 @@ def _as_critic(setting: Setting) -> Setting | None:
     if setting.critic is None:
         return None
     workers = setting.config.critic.workers
-    apart = setting.apart(workers) if workers else setting
-    return replace(apart, policy=setting.critic)
+    critic_setting = setting.with_dedicated_workers(workers) if workers else setting
+    return replace(critic_setting, policy=setting.critic)
 
 
 def _teach(setting: Setting) -> PhaseTime:
     """Forward passes of the teachers, on their workers. The data's shares are unknown: each has an equal part."""
     workers = setting.config.teacher.workers
-    own = setting.apart(workers) if workers else setting
-    found = [_pass_seconds(replace(own, policy=shape), passes=1, head=1) for shape in setting.teachers]
-    return PhaseTime("teacher", sum(seconds for seconds, _ in found) / len(found), max(found)[1])
+    teacher_setting = setting.with_dedicated_workers(workers) if workers else setting
+    by_teacher = [_pass_seconds(replace(teacher_setting, policy=shape), passes=1, head=1) for shape in setting.teachers]
+    return PhaseTime("teacher", sum(seconds for seconds, _ in by_teacher) / len(by_teacher), max(by_teacher)[1])
 
 
 def model_flops(setting: Setting) -> float:
     """Operations of one forward and backward pass over a step's tokens, on all ranks."""
     shape = setting.policy
-    tokens, places, responses = _step_tokens(setting)
+    tokens, attention_tokens, responses = _step_tokens(setting)
     matrices = 2 * shape.matrix_parameters * tokens + 2 * shape.embedding_parameters * responses
-    return 3 * (matrices + _attention(setting, places)) + _seeing(setting) + _seeing(setting, backward=True)
+    text = 3 * (matrices + _attention(setting, attention_tokens))
+    return text + _vision_flops(setting) + _vision_flops(setting, backward=True)
 
 
-def _seeing(setting: Setting, *, backward: bool = False, recomputed: bool = False) -> float:
+def _vision_flops(setting: Setting, *, backward: bool = False, recomputed: bool = False) -> float:
     """Operations of a forward pass of the tower over a step's pictures, on all ranks. backward: of the backward pass;
     recomputed: with a second forward pass of its blocks."""
     tower = setting.policy.tower
     if tower is None or not setting.shown.tokens:
         return 0.0
-    patches, picture = setting.packs * setting.pack.images * tower.unit, _picture(setting) * tower.unit
+    patches, picture = setting.packs * setting.pack.images * tower.unit, _image_tokens(setting) * tower.unit
     if not backward:
         return sum(tower_flops(tower, patches, picture))
-    again = tower_flops(tower, patches, picture)[0] if recomputed and "encoder" not in setting.frozen else 0.0
-    return backward_flops(tower, patches, picture, setting.frozen) + again
+    second_forward = tower_flops(tower, patches, picture)[0] if recomputed and "encoder" not in setting.frozen else 0.0
+    return backward_flops(tower, patches, picture, setting.frozen) + second_forward
 
 
-def _picture(setting: Setting) -> float:
+def _image_tokens(setting: Setting) -> float:
     """Tokens of a mean picture."""
     return setting.shown.tokens / max(setting.shown.pictures, 1.0)
 
@@ -128,24 +134,25 @@ def _picture(setting: Setting) -> float:
 def _step_tokens(setting: Setting) -> tuple[float, float, float]:
     """Totals over all ranks in one pass: tokens of the packs, places in attention, response tokens."""
     pack = setting.pack
-    packs = setting.samples * setting.sample_tokens / pack.places
-    return pack.tokens * packs, pack.places * packs, setting.samples * setting.response_tokens
+    packs = setting.samples * setting.sample_tokens / pack.attention_tokens
+    return pack.tokens * packs, pack.attention_tokens * packs, setting.samples * setting.response_tokens
 
 
-def _attention(setting: Setting, places: float) -> float:
+def _attention(setting: Setting, attention_tokens: float) -> float:
     """Operations of one forward pass: scores and values of half the pairs."""
-    return setting.policy.attention_layers * 2 * setting.policy.query * places * setting.sample_tokens
+    return setting.policy.attention_layers * 2 * setting.policy.query * attention_tokens * setting.sample_tokens
 
 
 def _pass_seconds(
     setting: Setting, *, passes: float, head: float, exchanges: int = 1, seeing: float = 0.0
 ) -> tuple[float, str]:
-    """passes, head: through layers and head, in forward passes. exchanges: times that a token's values are exchanged
-    with other ranks, and back. seeing: operations of the tower."""
+    """Seconds of passes over a step's tokens, and what bounds them. passes, head: through layers and head, in forward
+    passes. exchanges: number of exchanges of a token's values with other ranks, and back. seeing: operations of the
+    vision encoder."""
     shape = setting.policy
-    tokens, places, _ = _step_tokens(setting)
+    tokens, attention_tokens, _ = _step_tokens(setting)
     over = setting.device.constants
-    computing = _computing(setting, passes, head, seeing) / setting.ranks
+    computing = _compute_seconds(setting, passes, head, seeing) / setting.ranks
     if setting.ranks == 1:
         return computing, "matrix rate"
     microbatches = math.ceil(tokens / setting.ranks / setting.pack.tokens)
@@ -153,26 +160,26 @@ def _pass_seconds(
     moved: float = gathers * setting.bytes_each + (FLOAT if passes > 1 else 0)
     moved *= microbatches * (setting.shards > 1)
     rate, links = setting.device.rate_among(setting.shards)
-    moving = moved * (shape.parameters - _staying(setting)) / rate
+    moving = moved * (shape.parameters - _not_gathered(setting)) / rate
     if setting.shards < setting.ranks and passes > 1:  # between copies, once: reduced and broadcast again
         between, carried = setting.device.rate_among(setting.ranks)
         last = 2 * FLOAT / setting.shards * shape.parameters / between
         moving, links = moving + last, carried if last > moving else links
     moving *= over.over_links
-    # Nothing is computed meanwhile.
+    # Nothing is computed during these exchanges.
     parallel = setting.config.parallel
     within, among = (setting.device.rate_among(size)[0] for size in (parallel.context, parallel.expert))
-    exchanging = _exchanged(setting, places) / within + _sent_to_experts(setting, tokens) / among
+    exchanging = _context_bytes(setting, attention_tokens) / within + _expert_bytes(setting, tokens) / among
     exchanging *= exchanges * over.over_links
     bound = links if moving + exchanging > computing else "matrix rate"
     return max(moving, computing) + exchanging, bound
 
 
-def _computing(setting: Setting, passes: float, head: float, seeing: float) -> float:
+def _compute_seconds(setting: Setting, passes: float, head: float, seeing: float) -> float:
     """Seconds of `_pass_seconds` if one rank computed all of it."""
     shape, rates, device = setting.policy, setting.device.rates, setting.device
-    tokens, places, responses = _step_tokens(setting)
-    layers = passes * (2 * shape.matrix_parameters * tokens + _attention(setting, places)) + seeing
+    tokens, attention_tokens, responses = _step_tokens(setting)
+    layers = passes * (2 * shape.matrix_parameters * tokens + _attention(setting, attention_tokens)) + seeing
     projecting = head * 2 * shape.embedding_parameters * responses
     if rates is None:
         return (layers + projecting) / device.flops * device.constants.over_flops
@@ -184,30 +191,30 @@ def _computing(setting: Setting, passes: float, head: float, seeing: float) -> f
     return seconds + math.ceil(setting.packs) * shape.layers * operations * rates.operation_s
 
 
-def _exchanged(setting: Setting, places: float) -> float:
+def _context_bytes(setting: Setting, attention_tokens: float) -> float:
     """Bytes that a rank sends in one forward pass to those with which it divides tokens: queries, keys and values of
     its tokens, and the outputs of its heads; a key goes to each rank that has one of its queries."""
     shape, ranks = setting.policy, setting.config.parallel.context
     copies = max(1.0, ranks / shape.kv_heads)
     width = 2 * shape.query + 2 * shape.key * copies
-    return shape.layers * width * places / setting.ranks * setting.bytes_each * (ranks - 1) / ranks
+    return shape.layers * width * attention_tokens / setting.ranks * setting.bytes_each * (ranks - 1) / ranks
 
 
-def _sent_to_experts(setting: Setting, tokens: float) -> float:
+def _expert_bytes(setting: Setting, tokens: float) -> float:
     """Bytes that a rank sends in one forward pass to those with which it divides experts: each token to each of its
     experts, and as many outputs back."""
     shape, ranks = setting.policy, setting.config.parallel.expert
-    pairs = tokens / setting.ranks * shape.chosen
+    pairs = tokens / setting.ranks * shape.experts_per_token
     return shape.expert_layers * 2 * pairs * shape.hidden * setting.bytes_each * (ranks - 1) / ranks
 
 
-def _staying(setting: Setting) -> float:
+def _not_gathered(setting: Setting) -> float:
     """Parameters that a rank does not gather from others: their experts, and its own ones so far as it has them."""
     shape, ranks = setting.policy, setting.config.parallel.expert
     if ranks == 1:
         return 0.0
-    own, beside = shape.experts * shape.expert_parameters / ranks, setting.shards // ranks
-    return shape.expert_layers * (setting.elsewhere(shape) + own / beside)
+    local_experts, replicas = shape.experts * shape.expert_parameters / ranks, setting.shards // ranks
+    return shape.expert_layers * (setting.elsewhere(shape) + local_experts / replicas)
 
 
 def _update(setting: Setting) -> PhaseTime:
@@ -216,23 +223,23 @@ def _update(setting: Setting) -> PhaseTime:
     # The head is always computed twice; with an adapter the base weights have no gradient.
     backward = 1 if config.lora.rank else 2
     exchanges = 2 + checkpointing
-    seeing = _seeing(setting) + _seeing(setting, backward=True, recomputed=checkpointing)
+    seeing = _vision_flops(setting) + _vision_flops(setting, backward=True, recomputed=checkpointing)
     passes = 1 + checkpointing + backward
     seconds, bound = _pass_seconds(setting, passes=passes, head=2 + backward, exchanges=exchanges, seeing=seeing)
-    stepping = _stepping(setting, setting.trained_parameters())
-    beside = 0.0
+    stepping = _optimizer_seconds(setting, setting.trained_parameters())
+    critic_seconds = 0.0
     if (critic := _as_critic(setting)) is not None:
         head = 3 * critic.algorithm.needs_process_rewards
         passing, _ = _pass_seconds(critic, passes=3 + checkpointing, head=head, exchanges=exchanges)
-        beside = config.train.passes * passing
-        beside += setting.updates * _stepping(critic, critic.policy.parameters)
+        critic_seconds = config.train.passes * passing
+        critic_seconds += setting.updates * _optimizer_seconds(critic, critic.policy.parameters)
     away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
     moving = 2 * away * FLOAT * setting.trained_parameters() / setting.shards / _host_rate(setting)
-    total = config.train.passes * seconds + setting.updates * stepping + moving + beside
+    total = config.train.passes * seconds + setting.updates * stepping + moving + critic_seconds
     return PhaseTime("update", total, bound if seconds > stepping + moving else "memory")
 
 
-def _stepping(setting: Setting, parameters: float) -> float:
+def _optimizer_seconds(setting: Setting, parameters: float) -> float:
     """Seconds of the optimizer's step."""
     device = setting.device
     if device.rates is not None:
@@ -241,16 +248,18 @@ def _stepping(setting: Setting, parameters: float) -> float:
 
 
 def _over_reading(device: Device) -> float:
-    """How many times as long as at the given rate reading takes: a measured rate is no peak."""
+    """Time of reading over the time at the device's rate: 1 for a measured rate, which is not a peak."""
     return 1.0 if device.rates is not None else device.constants.over_reading
 
 
 def _generate(setting: Setting) -> PhaseTime:
     """Decoding, in as many rounds as concurrent requests require, and the prompts' prefill."""
     config, rollout = setting.config, setting.config.rollout
-    kept = config.dynamic_sampling
-    asked = rollout.prompts_per_step * rollout.samples_per_prompt * (kept.oversample if kept.keep != "all" else 1)
-    each = math.ceil(asked / setting.engines)
+    sampling = config.dynamic_sampling
+    requests = (
+        rollout.prompts_per_step * rollout.samples_per_prompt * (sampling.oversample if sampling.keep != "all" else 1)
+    )
+    each = math.ceil(requests / setting.engines)
     at_once = max(1.0, min(each, rollout.max_concurrent, full_responses(setting)))
     steps = each / at_once * rollout.max_response_tokens
     length = setting.prompt_tokens + rollout.max_response_tokens / 2
@@ -286,7 +295,7 @@ def _prefill(setting: Setting) -> float:
     tower, text = setting.policy.tower, setting.prompt_tokens * prefill_seconds(setting)
     if tower is None or not setting.shown.tokens:
         return text
-    flops = sum(tower_flops(tower, setting.shown.tokens * tower.unit, _picture(setting) * tower.unit))
+    flops = sum(tower_flops(tower, setting.shown.tokens * tower.unit, _image_tokens(setting) * tower.unit))
     flops /= setting.config.rollout.tensor_parallel
     rates = setting.device.rates
     if rates is not None:
@@ -332,12 +341,12 @@ def _sync(setting: Setting) -> PhaseTime:
         rate, links = setting.device.rate_among(setting.ranks if setting.config.rollout.workers else setting.shards)
         moving = size / rate * over.over_links
     seconds, bound = max((copying, "memory"), (moving, links))
-    slept = _slept(setting)
+    slept = _sleep_seconds(setting)
     return PhaseTime("sync", seconds + slept, "host memory" if slept > seconds else bound)
 
 
-def _slept(setting: Setting) -> float:
-    """Seconds in which weights go to host memory when their engine begins to sleep, and come back."""
+def _sleep_seconds(setting: Setting) -> float:
+    """Seconds in which weights move to host memory when their engine starts to sleep, and back."""
     if not (setting.keeps_weights_in_sleep and setting.hosts_engine) or setting.device.is_cpu:
         return 0.0
     return 2 * weights(setting) / _host_rate(setting)
@@ -364,5 +373,6 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
 
 
 def _host_rate(setting: Setting) -> float:
+    """Bytes per second to host memory."""
     device, over = setting.device, setting.device.constants
     return device.host_rate if device.is_cpu else device.host_rate / over.over_links

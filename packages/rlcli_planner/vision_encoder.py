@@ -1,7 +1,7 @@
-"""What a tower that sees pictures takes: parameters, bytes that autograd keeps of its pass, and operations.
+"""Parameters of a vision encoder, bytes that autograd keeps of its pass, and its operations.
 
-With b bytes per number in compute dtype, width h, inner width f and a decoder of width o, torch keeps for each place (a
-patch, and InternVL's class token of a tile), in a block,
+With b bytes per number in compute dtype, width h, inner width f and a decoder of width o, torch keeps for each position
+(a patch, and InternVL's class token of a tile), in a block,
 
     norm            LayerNorm: b h (its input) + 8; RMSNorm: 4 h (its input in float32) + 4, and if its weight is
                     trained b h. Qwen2.5-VL has the second, Qwen3-VL the first, InternVL either (`norm_type`)
@@ -24,7 +24,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from transformers import PretrainedConfig
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -32,74 +37,92 @@ PARTS = frozenset({"encoder", "projector"})
 
 
 @dataclass(frozen=True)
-class Kept:
-    """So many numbers in compute dtype, and bytes beside them whatever that is.
+class SavedBytes:
+    """Saved tensors: numbers in compute dtype, and bytes that do not depend on it.
 
-    >>> (Kept(64, 8) + 2 * Kept(16)).bytes(2)
+    >>> (SavedBytes(64, 8) + 2 * SavedBytes(16)).bytes(2)
     200.0
     """
 
     numbers: float = 0.0
-    beside: float = 0.0
+    """Numbers in compute dtype."""
+    fixed_bytes: float = 0.0
+    """Bytes that do not depend on the compute dtype."""
 
-    def __add__(self, other: Kept) -> Kept:
-        return Kept(self.numbers + other.numbers, self.beside + other.beside)
+    def __add__(self, other: SavedBytes) -> SavedBytes:
+        return SavedBytes(self.numbers + other.numbers, self.fixed_bytes + other.fixed_bytes)
 
-    def __rmul__(self, times: float) -> Kept:
-        return Kept(times * self.numbers, times * self.beside)
+    def __rmul__(self, times: float) -> SavedBytes:
+        return SavedBytes(times * self.numbers, times * self.fixed_bytes)
 
     def bytes(self, each: int) -> float:
-        """each: bytes of a number in compute dtype."""
-        return float(each * self.numbers + self.beside)
+        """Total bytes. each: bytes of a number in compute dtype."""
+        return float(each * self.numbers + self.fixed_bytes)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The encoder's. layers: blocks, of which `full` attend to the whole picture, and others to `window` places.
-    hidden: width. weights: that each place is multiplied with in one block. kept: of a place in one block, all of whose
-    weights train. working: of a place, what a block may hold at once without a gradient."""
+    """The blocks of the encoder. A position is a patch, or the class token of a tile."""
 
     layers: int
+    """Number of blocks."""
     full: int
+    """Blocks whose attention covers the whole image."""
     window: int
+    """Positions that the attention of the others covers."""
     hidden: int
+    """Width."""
     weights: int
-    kept: Kept
-    working: tuple[Kept, ...]
+    """Weights of one block that each position is multiplied with."""
+    saved: SavedBytes
+    """What autograd saves of a position in one block, all of whose weights train."""
+    working: tuple[SavedBytes, ...]
+    """Candidates for the peak of a position in one block without a gradient."""
 
 
 @dataclass(frozen=True)
 class Projectors:
-    """All of them together, for each patch. weights: that it is multiplied with. both: what is kept if the encoder
-    trains too; alone: if it does not; passed: if it does and they do not."""
+    """All projectors together, for each patch."""
 
     weights: float
-    both: Kept
-    alone: Kept
-    passed: Kept
+    """Weights that a patch is multiplied with."""
+    trained: SavedBytes
+    """What is saved if encoder and projectors train."""
+    trained_alone: SavedBytes
+    """What is saved if only the projectors train."""
+    frozen: SavedBytes
+    """What is saved if only the encoder trains."""
 
-    def kept(self, frozen: Collection[str]) -> Kept:
+    def saved(self, frozen: Collection[str]) -> SavedBytes:
         if set(frozen) >= PARTS:
-            return Kept()
-        return self.alone if "encoder" in frozen else self.passed if "projector" in frozen else self.both
+            return SavedBytes()
+        return self.trained_alone if "encoder" in frozen else self.frozen if "projector" in frozen else self.trained
 
 
 @dataclass(frozen=True)
 class Tower:
-    """patch: pixels of a patch's side. frames: that a patch holds. unit: patches of a token. ends: what is kept of a
-    patch outside the blocks if they train. places: of a patch; more than one if tiles have class tokens. encoder,
-    projector, block: parameters, the last of one block."""
+    """A vision encoder with its projectors."""
 
     encoding: Blocks
+    """Blocks of the encoder."""
     projecting: Projectors
+    """Projectors into the decoder."""
     patch: int
+    """Pixels of a patch's side."""
     frames: int
+    """Frames that a patch holds."""
     unit: int
-    ends: Kept
-    places: float = 1.0
+    """Patches of a token."""
+    ends: SavedBytes
+    """What is saved of a patch outside the blocks if they train."""
+    positions: float = 1.0
+    """Positions per patch: more than one if tiles have class tokens."""
     encoder: int = 0
+    """Parameters of the encoder."""
     projector: int = 0
+    """Parameters of the projectors."""
     block: int = 0
+    """Parameters of one block."""
 
     @property
     def parameters(self) -> int:
@@ -125,8 +148,8 @@ class Tower:
         return self.encoder * ("encoder" in parts) + self.projector * ("projector" in parts)
 
 
-def tower_of(config: Any) -> Tower:
-    """From the config of a model that sees pictures."""
+def tower_of(config: PretrainedConfig | SimpleNamespace) -> Tower:
+    """The vision encoder of a model, from its config."""
     from accelerate import init_empty_weights
 
     from rlcli.model.io.frozen_weights import tower_part
@@ -145,40 +168,42 @@ def tower_of(config: Any) -> Tower:
     )
 
 
-def _layer_norm(width: int) -> Kept:
-    return Kept(width, 2 * FLOAT)
+def _layer_norm(width: int) -> SavedBytes:
+    return SavedBytes(width, 2 * FLOAT)
 
 
-def _rms_norm(width: int) -> Kept:
-    """With a trained weight."""
-    return Kept(width, FLOAT * width + FLOAT)
+def _rms_norm(width: int) -> SavedBytes:
+    """What an RMSNorm with a trained weight saves."""
+    return SavedBytes(width, FLOAT * width + FLOAT)
 
 
-def _qwen2_5(config: Any) -> Tower:
+def _qwen2_5(config: PretrainedConfig) -> Tower:
     vision = config.vision_config
     h, f, window = vision.hidden_size, vision.intermediate_size, vision.window_size // vision.patch_size
-    blocks = _qwen_blocks(vision, _rms_norm(h), matrices=3, activated=3 * f, held=Kept())
+    blocks = _qwen_blocks(vision, _rms_norm(h), matrices=3, activated=3 * f, held=SavedBytes())
     blocks = replace(blocks, full=len(vision.fullatt_block_indexes), window=window**2)
     # After a frozen encoder the norm keeps only what its weight multiplies.
-    passed = Kept(0, FLOAT * h + FLOAT) + Kept(h)
-    return _qwen(vision, blocks, Projectors(_merged(vision), _rms_norm(h) + Kept(3 * h), Kept(4 * h), passed))
+    frozen = SavedBytes(0, FLOAT * h + FLOAT) + SavedBytes(h)
+    return _qwen(
+        vision, blocks, Projectors(_merged(vision), _rms_norm(h) + SavedBytes(3 * h), SavedBytes(4 * h), frozen)
+    )
 
 
-def _qwen3(config: Any) -> Tower:
+def _qwen3(config: PretrainedConfig) -> Tower:
     vision = config.vision_config
     h, f, unit = vision.hidden_size, vision.intermediate_size, vision.spatial_merge_size**2
     deep = len(getattr(vision, "deepstack_visual_indexes", ()))  # Qwen3.5 has none
     # Its position's vector in float32, and what the deep projectors have made.
-    held = Kept(deep * vision.out_hidden_size / unit, FLOAT * h)
+    held = SavedBytes(deep * vision.out_hidden_size / unit, FLOAT * h)
     blocks = _qwen_blocks(vision, _layer_norm(h), matrices=2, activated=f, held=held)
-    norms = _layer_norm(h) + deep * Kept(0, 2 * FLOAT / unit)  # those of the deep ones are of tokens
-    both = norms + (1 + deep) * Kept(3 * h)
-    alone = both + deep * Kept(h)  # the deep ones' inputs, which a trained encoder keeps
-    passed = norms + (1 + deep) * Kept(h)
-    return _qwen(vision, blocks, Projectors((1 + deep) * _merged(vision), both, alone, passed))
+    norms = _layer_norm(h) + deep * SavedBytes(0, 2 * FLOAT / unit)  # those of the deep ones are of tokens
+    trained = norms + (1 + deep) * SavedBytes(3 * h)
+    trained_alone = trained + deep * SavedBytes(h)  # the deep ones' inputs, which a trained encoder keeps
+    frozen = norms + (1 + deep) * SavedBytes(h)
+    return _qwen(vision, blocks, Projectors((1 + deep) * _merged(vision), trained, trained_alone, frozen))
 
 
-def _qwen(vision: Any, blocks: Blocks, projectors: Projectors) -> Tower:
+def _qwen(vision: PretrainedConfig, blocks: Blocks, projectors: Projectors) -> Tower:
     values = 3 * vision.temporal_patch_size * vision.patch_size**2
     return Tower(
         blocks,
@@ -186,123 +211,125 @@ def _qwen(vision: Any, blocks: Blocks, projectors: Projectors) -> Tower:
         patch=vision.patch_size,
         frames=vision.temporal_patch_size,
         unit=vision.spatial_merge_size**2,
-        ends=Kept(values) + _rotations(vision),
+        ends=SavedBytes(values) + _rotations(vision),
     )
 
 
-def _qwen_blocks(vision: Any, norm: Kept, *, matrices: int, activated: int, held: Kept) -> Blocks:
-    """matrices: of an inner layer. activated: numbers that it keeps, without its last matrix's input. held: of a place,
-    without a gradient too, beside what its block makes."""
+def _qwen_blocks(
+    vision: PretrainedConfig, norm: SavedBytes, *, matrices: int, activated: int, held: SavedBytes
+) -> Blocks:
+    """matrices: of an inner layer. activated: numbers that it keeps, without its last matrix's input. held: of a
+    position, without a gradient too, beside what its block makes."""
     h, f = vision.hidden_size, vision.intermediate_size
     # Beside a block's input: a norm's output, queries, keys and values, then keys being rotated in float32, or the
     # rotated ones with the output of each window, of all and of the last linear layer; or the inner layer.
-    working = Kept(5 * h, 6 * FLOAT * h), Kept(10 * h), Kept(3 * h + matrices * f)
+    working = SavedBytes(5 * h, 6 * FLOAT * h), SavedBytes(10 * h), SavedBytes(3 * h + matrices * f)
     return Blocks(
         layers=vision.depth,
         full=vision.depth,
         window=0,
         hidden=h,
         weights=4 * h**2 + matrices * h * f,
-        kept=2 * norm + Kept(3 * h + f) + Kept(6 * h, FLOAT * vision.num_heads) + Kept(activated),
-        working=tuple(held + _rotations(vision) + one for one in working),
+        saved=2 * norm + SavedBytes(3 * h + f) + SavedBytes(6 * h, FLOAT * vision.num_heads) + SavedBytes(activated),
+        working=tuple(held + _rotations(vision) + operation for operation in working),
     )
 
 
-def _rotations(vision: Any) -> Kept:
+def _rotations(vision: PretrainedConfig) -> SavedBytes:
     """A patch's cosines and sines."""
-    return Kept(0, 2 * FLOAT * vision.hidden_size / vision.num_heads)
+    return SavedBytes(0, 2 * FLOAT * vision.hidden_size / vision.num_heads)
 
 
-def _merged(vision: Any) -> float:
+def _merged(vision: PretrainedConfig) -> float:
     """Weights of a projector that a patch is multiplied with."""
     h = vision.hidden_size
     return float(h * (vision.spatial_merge_size**2 * h + vision.out_hidden_size))
 
 
-def _internvl(config: Any) -> Tower:
-    """Its tiles are windows of as many patches, and a class token."""
+def _internvl(config: PretrainedConfig) -> Tower:
+    """InternVL: each tile is an attention window of its patches and a class token."""
     vision, o = config.vision_config, config.text_config.hidden_size
     h, unit, patch = vision.hidden_size, round(config.downsample_ratio**-2), vision.patch_size[0]
     tile = (vision.image_size[0] // patch) ** 2
-    places = 1 + 1 / tile
-    passed = Kept(h, 2 * FLOAT / unit) + Kept(o / unit)
-    both = passed + Kept(h + o / unit)
-    last = Kept() if vision.use_mean_pooling else places * _layer_norm(h)
+    positions = 1 + 1 / tile
+    frozen = SavedBytes(h, 2 * FLOAT / unit) + SavedBytes(o / unit)
+    trained = frozen + SavedBytes(h + o / unit)
+    last = SavedBytes() if vision.use_mean_pooling else positions * _layer_norm(h)
     return Tower(
         _internvl_blocks(vision, tile + 1),
-        Projectors((unit * h + o) * o / unit, both, both, passed),
+        Projectors((unit * h + o) * o / unit, trained, trained, frozen),
         patch=patch,
         frames=1,
         unit=unit,
-        ends=Kept(3 * patch**2) + last,
-        places=places,
+        ends=SavedBytes(3 * patch**2) + last,
+        positions=positions,
     )
 
 
-def _internvl_blocks(vision: Any, window: int) -> Blocks:
+def _internvl_blocks(vision: PretrainedConfig, window: int) -> Blocks:
     h, f = vision.hidden_size, vision.intermediate_size
     norm = _rms_norm(h) if vision.norm_type == "rms_norm" else _layer_norm(h)
-    attention = Kept(4 * h, FLOAT * vision.num_attention_heads) + 2 * vision.use_qk_norm * _rms_norm(h)
+    attention = SavedBytes(4 * h, FLOAT * vision.num_attention_heads) + 2 * vision.use_qk_norm * _rms_norm(h)
     return Blocks(
         layers=vision.num_hidden_layers,
         full=0,
         window=window,
         hidden=h,
         weights=4 * h**2 + 2 * h * f,
-        kept=2 * norm + Kept(2 * h + f) + attention + Kept(f) + Kept(2 * h),
+        saved=2 * norm + SavedBytes(2 * h + f) + attention + SavedBytes(f) + SavedBytes(2 * h),
         # With the tower's and a block's input: a norm's output and attention, or what both have led to.
-        working=(Kept(8 * h), Kept(5 * h + 2 * f)),
+        working=(SavedBytes(8 * h), SavedBytes(5 * h + 2 * f)),
     )
 
 
-FAMILIES: Mapping[str, Callable[[Any], Tower]] = {
+FAMILIES: Mapping[str, Callable[[PretrainedConfig], Tower]] = {
     "internvl": _internvl,
     "qwen2_5_vl": _qwen2_5,
     "qwen3_vl": _qwen3,
     "qwen3_5": _qwen3,
     "qwen3_5_moe": _qwen3,
 }
-"""By `model_type`; without the parameters."""
+"""`model_type` → vision encoder, without its parameters."""
 
 
-def frozen_parts(named: Collection[str], lora_rank: int) -> frozenset[str]:
-    """The parts that do not train. named: `model.freeze`."""
-    return PARTS if lora_rank or "vision" in named else frozenset(named)
+def frozen_parts(freeze: Collection[str], lora_rank: int) -> frozenset[str]:
+    """The frozen parts. freeze: as `model.freeze`."""
+    return PARTS if lora_rank or "vision" in freeze else frozenset(freeze)
 
 
 def tower_bytes(tower: Tower, each: int, frozen: Collection[str], patches: float, *, checkpointing: bool) -> float:
-    """Bytes kept of a forward pass of so many patches until its backward pass. each: of a number in compute dtype.
+    """Bytes kept of a forward pass of `patches` patches until its backward pass. each: of a number in compute dtype.
     checkpointing: only each block's input is kept."""
-    kept, blocks = tower.projecting.kept(frozen), tower.encoding
+    saved, blocks = tower.projecting.saved(frozen), tower.encoding
     if "encoder" not in frozen:
-        of_a_place = Kept(blocks.hidden) if checkpointing else blocks.kept
-        kept += tower.ends + tower.places * blocks.layers * of_a_place
-    return patches * kept.bytes(each)
+        per_position = SavedBytes(blocks.hidden) if checkpointing else blocks.saved
+        saved += tower.ends + tower.positions * blocks.layers * per_position
+    return patches * saved.bytes(each)
 
 
 def block_bytes(tower: Tower, each: int) -> float:
     """Bytes kept of a patch in one block, all of whose weights train."""
-    return tower.places * tower.encoding.kept.bytes(each)
+    return tower.positions * tower.encoding.saved.bytes(each)
 
 
 def working_bytes(tower: Tower, each: int, patches: float) -> float:
-    """The most that a block takes at once without a gradient."""
-    return patches * tower.places * max(kept.bytes(each) for kept in tower.encoding.working)
+    """Peak bytes of a block without a gradient."""
+    return patches * tower.positions * max(held.bytes(each) for held in tower.encoding.working)
 
 
 def tower_flops(tower: Tower, patches: float, picture: float) -> tuple[float, float]:
-    """Operations of one forward pass: of the encoder, and of the projectors. picture: patches of one picture, of all
+    """Operations of one forward pass: of the encoder, and of the projectors. picture: patches of one image, of all
     its tiles."""
     blocks = tower.encoding
-    whole = picture * tower.places
-    attended = blocks.full * whole + (blocks.layers - blocks.full) * min(blocks.window, whole)
-    a_place = 2 * blocks.layers * blocks.weights + 4 * blocks.hidden * attended
-    encoder = tower.places * a_place + _first(tower)
+    positions = picture * tower.positions
+    attended = blocks.full * positions + (blocks.layers - blocks.full) * min(blocks.window, positions)
+    per_position = 2 * blocks.layers * blocks.weights + 4 * blocks.hidden * attended
+    encoder = tower.positions * per_position + _first(tower)
     return patches * encoder, patches * 2 * tower.projecting.weights
 
 
 def _first(tower: Tower) -> float:
-    """Operations that make a vector of a patch."""
+    """Operations that embed a patch."""
     return 2.0 * tower.patch_values * tower.encoding.hidden
 
 

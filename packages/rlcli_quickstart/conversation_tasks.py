@@ -6,26 +6,25 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlcli.environments.environment import Message
 from rlcli.types import Prompt
 
 TRAIN_ROWS, TEST_ROWS = 4096, 256
 FACTORS = range(320, 1000)
-"""Their products have six digits."""
+"""Factors, whose products have six digits."""
 
 
 def products(seed: int) -> dict[str, list[Prompt]]:
-    """Products of two numbers of three digits, by split. No product of the test split is in the train split, nor its
-    mirror image."""
+    """Products of two numbers of three digits, by split. No product of the test split is in the train split, in either
+    order of its factors."""
     rng = random.Random(seed)
-    drawn: dict[tuple[int, int], None] = {}
-    while len(drawn) < TRAIN_ROWS + TEST_ROWS:
+    factors: dict[tuple[int, int], None] = {}
+    while len(factors) < TRAIN_ROWS + TEST_ROWS:
         a, b = rng.choice(FACTORS), rng.choice(FACTORS)
-        if (b, a) not in drawn:
-            drawn[a, b] = None
-    pairs = list(drawn)
+        if (b, a) not in factors:
+            factors[a, b] = None
+    pairs = list(factors)
     return {"train": [_product(*pair) for pair in pairs[TEST_ROWS:]], "test": [_product(*p) for p in pairs[:TEST_ROWS]]}
 
 
@@ -42,17 +41,21 @@ def _product(a: int, b: int) -> Prompt:
 
 @dataclass(frozen=True)
 class Calculating:
-    """Calls the calculator in a share `calls` of its conversations, and answers with what it returned in a share
-    `uses` of these. Otherwise it answers with an estimate from the first digits, which is wrong."""
+    """Player of the tools task. Otherwise it answers with a wrong estimate from the first digits."""
 
     calls: float = 0.4
+    """Share of the conversations in which it calls the calculator."""
     uses: float = 0.75
+    """Share of these in which it answers with the result of the call."""
     steps: int = 1000
+    """Steps of the warm start."""
 
-    def key(self) -> Any:
+    def key(self) -> object:
+        """Its settings, as JSON."""
         return ["calculating", self.calls, self.uses]
 
     def turn(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """The next turn's text after `messages`."""
         expression, last = messages[0]["content"].removesuffix("="), messages[-1]
         if last["role"] == "user" and rng.random() < self.calls:
             call = {"name": "calculate", "arguments": {"expression": expression}}
@@ -65,18 +68,24 @@ class Calculating:
 
 @dataclass(frozen=True)
 class Guessing:
-    """Guesses the middle of what is left in a share `halves` of its turns, else the lowest number of it: it counts up.
-    low, high: the range."""
+    """Player of the guessing task."""
 
     low: int
+    """Lowest number."""
     high: int
+    """Highest number."""
     halves: float = 0.4
+    """Share of the turns in which it guesses the middle of the remaining range; else it guesses its lowest
+    number."""
     steps: int = 1000
+    """Steps of the warm start."""
 
-    def key(self) -> Any:
+    def key(self) -> object:
+        """Its settings, as JSON."""
         return ["guessing", self.low, self.high, self.halves]
 
     def turn(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """The next turn's text after `messages`."""
         low, high = self.low, self.high
         for guess, answer in zip(messages[1::2], messages[2::2], strict=True):
             if answer["content"].startswith("Higher"):

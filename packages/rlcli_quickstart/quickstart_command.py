@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -39,24 +39,24 @@ TaskOption = Annotated[
 
 @dataclass(frozen=True)
 class Task:
-    """What a task is made of, in words that are printed."""
+    """A task of the quickstart; texts are printed."""
 
     recipe: str
     """Name of the recipe."""
     data: str
-    """What the rows of the train split are."""
+    """Description of the train split."""
     start: str
-    """Where the model comes from: the demonstrations that a tiny one is warmed up on, or a pretrained one."""
+    """Description of the model: the demonstrations of its warm start, or its origin."""
     held_out: str
-    """What the rows of the test split are."""
+    """Description of the test split."""
     next: str
-    """Commands to try then; {run}, {model} and {data} stand for the run, its model and its data."""
+    """Next commands; {run}, {model} and {data} stand for the run, its model and its data."""
     converter: str = ""
-    """What makes the data, if its defaults suffice."""
+    """Converter of the data, if its defaults are used."""
     warm: bool = True
-    """Whether a tiny model is warmed up on demonstrations first."""
+    """Whether the run starts with a warm start of a tiny model."""
     workers: int = 2
-    """Most worker processes by default; a second one is a second copy of the engine's weights."""
+    """Maximum default of worker processes; each has a copy of the engine's weights."""
 
 
 TASKS: dict[str, Task] = {
@@ -208,8 +208,8 @@ def _train(recipe: str, flags: dict[str, object], target: Path) -> dict[str, Any
 
         prepared = prepare(resolved.config, on_checked=checked)
         resolved, prepared, lowered = with_sizes_for_cpus(resolved, prepared)
-        for what, how in lowered:
-            view.note(f"{what}: {how}")
+        for label, text in lowered:
+            view.note(f"{label}: {text}")
         view.phase("load torch and the engine")
         from rlcli.launch.launch import train_in_folder
 
@@ -217,7 +217,7 @@ def _train(recipe: str, flags: dict[str, object], target: Path) -> dict[str, Any
 
 
 def _prepare_data(task: TaskName, folder: Path, seed: int) -> Path | None:
-    """The folder with the rows; None for a task whose environment needs none."""
+    """Write the data of a task; None for a task whose environment needs none."""
     from rlcli.data.prompts.parquet_schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
@@ -257,7 +257,7 @@ def _lessons(task: TaskName, config: RunConfig, data: Path | None) -> Lessons:
 def _model(
     task: TaskName, cache: Path, config: RunConfig, data: Path | None, seed: int
 ) -> tuple[Path, dict[str, object]]:
-    """The folder of the model that the run begins with, and what `--json` reports of it."""
+    """The folder of the initial model, and the facts that `--json` reports of it."""
     if not TASKS[task].warm:
         from rlcli_quickstart.smollm2 import NAME, real_model
 
@@ -277,24 +277,25 @@ def _model(
     return warm.path, {"warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
 
 
-def _conversations(target: Path, steps: Any) -> list[dict[str, Any]]:
-    """The same held-out row's conversation in the first and in the last evaluation: one that only the last solved, if
-    there is any."""
+def _conversations(target: Path, evaluations: Collection[int]) -> list[dict[str, object]]:
+    """The conversation of one held-out row in the first and in the last evaluation: a row that only the last one
+    solved, if there is any."""
     import json
 
     from rlcli.data.sample_files import is_conversation, sample_files
     from rlcli.evaluation.evaluation_folder import prompt_order, read_samples
 
-    found = []
-    for step in (min(steps, key=int), max(steps, key=int)) if steps else ():
+    steps = (min(evaluations, key=int), max(evaluations, key=int)) if evaluations else ()
+    by_prompt: list[dict[str, dict[str, Any]]] = []
+    for step in steps:
         rows = [
             row for file in sample_files(target / "evaluations", int(step)) for row in read_samples(file).to_pylist()
         ]
-        found.append({row["prompt_id"]: row for row in rows if is_conversation(row)})
-    if not found:
+        by_prompt.append({row["prompt_id"]: row for row in rows if is_conversation(row)})
+    if not by_prompt:
         return []
-    both = sorted(found[0].keys() & found[1].keys(), key=prompt_order)
-    learnt = [name for name in both if found[0][name]["score"] < found[1][name]["score"]]
+    common = sorted(by_prompt[0].keys() & by_prompt[1].keys(), key=prompt_order)
+    learned = [name for name in common if by_prompt[0][name]["score"] < by_prompt[1][name]["score"]]
     return [
         {
             "step": int(step),
@@ -302,8 +303,8 @@ def _conversations(target: Path, steps: Any) -> list[dict[str, Any]]:
             "score": row[name]["score"],
             "messages": json.loads(row[name]["messages"]),
         }
-        for name in (learnt or both)[:1]
-        for step, row in zip((min(steps, key=int), max(steps, key=int)), found, strict=True)
+        for name in (learned or common)[:1]
+        for step, row in zip(steps, by_prompt, strict=True)
     ]
 
 
@@ -313,9 +314,9 @@ def _show(result: dict[str, Any], task: Task, target: Path, data: Path | None, a
     if as_json:
         emit_json(result)
         return
-    for one in result.get("conversations", ()):
-        plain(f"{_after(one['step'])}: reward {one['score']:g}")
-        for message in one["messages"]:
+    for conversation in result.get("conversations", ()):
+        plain(f"{_after(conversation['step'])}: reward {conversation['score']:g}")
+        for message in conversation["messages"]:
             print_message(message)
         plain("")
     plain(reward_curve_text(result["rewards"], CURVE_WIDTH, CURVE_HEIGHT))
@@ -330,9 +331,9 @@ def _show(result: dict[str, Any], task: Task, target: Path, data: Path | None, a
     if result["stopped"]:
         print_next(after_training(target, stopped=True))
         return
-    places = {"run": quote(str(target)), "model": quote(f"{target}/checkpoints/latest"), "data": quote(str(data))}
+    paths = {"run": quote(str(target)), "model": quote(f"{target}/checkpoints/latest"), "data": quote(str(data))}
     first = [f"  {command:<46} {does}\n" for command, does in activation()]
-    plain(f"\nNext:\n{''.join(first)}{task.next.format(**places)}")
+    plain(f"\nNext:\n{''.join(first)}{task.next.format(**paths)}")
 
 
 def _after(step: int) -> str:

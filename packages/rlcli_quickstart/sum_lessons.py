@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.data.prompts.prompt_table import read_prompts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import DataError
 from rlcli.types import Prompt
-from rlcli_quickstart.warm_start import IGNORED, Batch, Lessons, padded
+from rlcli_quickstart.warm_start import IGNORED, Batch, DrawBatches, Lessons, padded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 GUESSES = 0.6
 GUESS_WITHIN = 10
@@ -21,11 +24,14 @@ GUESS_WITHIN = 10
 
 @dataclass(frozen=True)
 class Demonstration:
-    """prompt: token ids with the chat template. worked: token ids of the worked answer. answer: the sum."""
+    """A sum with its worked answer."""
 
     prompt: list[int]
+    """Token ids of the prompt, with the chat template."""
     worked: list[int]
+    """Token ids of the worked answer."""
     answer: int
+    """The sum."""
 
 
 class Sums(Lessons):
@@ -36,11 +42,13 @@ class Sums(Lessons):
     def __init__(self, data: str | Path) -> None:
         self.prompts = read_prompts(data, "train")
 
-    def key(self) -> Any:
+    def key(self) -> object:
+        """See `Lessons.key`."""
         rows = [(prompt.messages[-1]["content"], _solution(prompt)) for prompt in self.prompts]
         return ["sums", GUESSES, GUESS_WITHIN, rows]
 
-    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
+    def prepare(self, seed: int) -> tuple[PreTrainedTokenizerBase, DrawBatches]:
+        """See `Lessons.prepare`."""
         from rlcli.model.io.tiny_model import tiny_tokenizer
 
         tokenizer = tiny_tokenizer()
@@ -54,7 +62,7 @@ def _solution(prompt: Prompt) -> str:
     return solution
 
 
-def _demonstrations(prompts: Sequence[Prompt], tokenizer: Any) -> list[Demonstration]:
+def _demonstrations(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
     tokenized = TokenizedPrompts.tokenize(prompts, tokenizer, max_prompt_tokens=tokenizer.model_max_length)
     return [
         Demonstration(tokenized.tokens(i).tolist(), _ids(tokenizer, _solution(prompt)), int(prompt.ground_truth))
@@ -62,22 +70,26 @@ def _demonstrations(prompts: Sequence[Prompt], tokenizer: Any) -> list[Demonstra
     ]
 
 
-def _ids(tokenizer: Any, answer: str) -> list[int]:
+def _ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]:
     ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
     return [*ids, tokenizer.eos_token_id]
 
 
 def _batches(
-    demonstrations: list[Demonstration], tokenizer: Any, rng: random.Random, count: int, done: float = 0.0
+    demonstrations: list[Demonstration],
+    tokenizer: PreTrainedTokenizerBase,
+    rng: random.Random,
+    count: int,
+    done: float = 0.0,
 ) -> list[Batch]:
-    """Guesses and worked answers separately, as their lengths differ by half."""
+    """Sample guesses and worked answers, in separate batches, since their lengths differ by half."""
     guessed, worked = [], []
-    for drawn in rng.choices(demonstrations, k=count):
+    for demonstration in rng.choices(demonstrations, k=count):
         if rng.random() < GUESSES:
             off = rng.randint(-GUESS_WITHIN, GUESS_WITHIN)
-            guessed.append(_row(drawn.prompt, _ids(tokenizer, f"#### {max(0, drawn.answer + off)}")))
+            guessed.append(_row(demonstration.prompt, _ids(tokenizer, f"#### {max(0, demonstration.answer + off)}")))
         else:
-            worked.append(_row(drawn.prompt, drawn.worked))
+            worked.append(_row(demonstration.prompt, demonstration.worked))
     return [padded(rows, tokenizer.pad_token_id) for rows in (guessed, worked) if rows]
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlcli.cli import completion, console
 from rlcli.cli.options import JsonObject, ModelOut
 from rlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from rlcli_quickstart.warm_start import ModelSizes
 
 
 def tiny_model(
@@ -70,29 +74,35 @@ def tiny_model(
         )
     from rlcli.model.io.tiny_model import make_tiny_model
 
-    sizes: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
-    sizes |= {"experts": experts, "kind": kind}
-    facts: dict[str, Any] = {}
+    sizes: ModelSizes = {
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "experts": experts,
+        "kind": kind,
+    }
+    facts: dict[str, object] = {}
     trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
-    made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
-    how = f"warmed up on {warm} in {facts['seconds']:.0f} s" if warm else "random weights"
+    path = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained, tools=tools)
+    origin = f"warmed up on {warm} in {facts['seconds']:.0f} s" if warm else "random weights"
     if as_json:
-        console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})
+        console.emit_json({"path": path, "hidden": hidden, "layers": layers, "seed": seed, **facts})
     else:
         name = kind or ("Qwen3-MoE" if experts else "Qwen2")
         name += f", {experts} experts" if experts else ""
-        console.plain(f"{made}: {name}, {layers} layers of {hidden}, {how} (seed {seed})")
+        console.plain(f"{path}: {name}, {layers} layers of {hidden}, {origin} (seed {seed})")
 
 
-def _warmed_up(data: Path, seed: int, sizes: Mapping[str, Any], facts: dict[str, Any]) -> Any:
-    """The model, with how long that took and its loss in `facts`."""
+def _warmed_up(data: Path, seed: int, sizes: ModelSizes, facts: dict[str, object]) -> PreTrainedModel:
+    """The warmed-up model; its training time and loss are added to `facts`."""
     from rlcli_quickstart.sum_lessons import Sums
     from rlcli_quickstart.warm_start import warmed_up
 
-    began = time.monotonic()
+    started = time.monotonic()
     with console.progress() as update:
         model, _, loss = warmed_up(
             Sums(data), seed, on_progress=lambda done, steps: update("warming up", done, steps), sizes=sizes
         )
-    facts |= {"warm": data, "seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
+    facts |= {"warm": data, "seconds": round(time.monotonic() - started, 1), "loss": round(loss, 4)}
     return model

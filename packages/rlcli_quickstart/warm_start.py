@@ -1,7 +1,7 @@
 """Supervised warm-up of a tiny model, so that reinforcement learning has something to improve.
 
-The demonstrations of a task show two behaviours, the better one less often. The model learns that it can do the better
-one, but mostly does not; the rewards then teach it to.
+The demonstrations of a task show two behaviours, the better one less often. So the model learns the better one, but
+seldom shows it, until it is rewarded.
 """
 
 from __future__ import annotations
@@ -16,64 +16,113 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, Protocol, TypedDict
 
 from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
-    import torch
+    from jaxtyping import Float, Int
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-SIZES = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}
-RECIPE: dict[str, Any] = {
-    "version": 2,  # raise it when the code below changes the result
+
+class TrainingRecipe(TypedDict):
+    """Hyperparameters of the warm start."""
+
+    version: int
+    """Raise it when the code below changes the result."""
+    batch: int
+    """Demonstrations of a step."""
+    final_lr_fraction: float
+    """Learning rate of the last step, as a share of the highest."""
+    warmup_steps: int
+    """Steps in which the learning rate rises."""
+    betas: tuple[float, float]
+    """Of AdamW."""
+    weight_decay: float
+    """Of AdamW."""
+
+
+class ModelSizes(TypedDict):
+    """Sizes of a tiny model, as arguments of `tiny_config`."""
+
+    hidden: int
+    """H, the hidden size."""
+    layers: int
+    """Decoder layers."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads."""
+    experts: NotRequired[int]
+    """Experts of each layer."""
+    kind: NotRequired[str]
+    """Family of the model."""
+
+
+SIZES: ModelSizes = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}
+RECIPE: TrainingRecipe = {
+    "version": 2,
     "batch": 32,
     "final_lr_fraction": 0.1,
     "warmup_steps": 20,
-    "betas": [0.9, 0.95],
+    "betas": (0.9, 0.95),
     "weight_decay": 0.01,
 }
 NOTE = "warm-start.json"
 THREADS = 1
-"""Two are hardly faster at this size, and several times slower if something else uses the cores."""
+"""Two are hardly faster at this size, and several times slower if the cores are shared."""
 IGNORED = -100
-"""The label of tokens without a loss, as in torch's cross entropy."""
+"""Label of tokens without a loss, as in torch's cross entropy."""
 
 
 class Batch(NamedTuple):
-    """ids, labels: int64 [rows, longest]. shown: further arguments of the model: its pictures and positions."""
+    """A padded batch of demonstrations."""
 
-    ids: torch.Tensor
-    labels: torch.Tensor
-    shown: Mapping[str, torch.Tensor] = {}
+    ids: Int[Tensor, "S T"]
+    """Token ids."""
+    labels: Int[Tensor, "S T"]
+    """The same, IGNORED where there is no loss."""
+    inputs: Mapping[str, Tensor] = {}
+    """Further arguments of the model: images and positions."""
+
+
+DrawBatches = Callable[[random.Random, int, float], list[Batch]]
+"""Samples a number of demonstrations for one step, in batches of similar lengths. Arguments: random generator, number
+of demonstrations, share of the steps that are done."""
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """path: the model's folder. seconds: training time, in an earlier call if `cached`. loss: nats per answer token,
-    averaged over the last tenth of the steps."""
+    """A warmed-up model."""
 
     path: Path
+    """Folder of the model."""
     seconds: float
+    """Training time, in an earlier call if `cached`."""
     cached: bool
+    """Whether the model existed."""
     loss: float
+    """Nats per answer token, averaged over the last tenth of the steps."""
 
 
 class Lessons(Protocol):
-    """What a warm start learns from. steps: how many, by default. lr: the highest learning rate."""
+    """Demonstrations of a task."""
 
     steps: int
+    """Default number of steps."""
     lr: float = 3e-3
+    """Highest learning rate."""
 
-    def key(self) -> Any:
-        """Everything that shapes the demonstrations, as JSON. Raises `DataError` for unsuitable data."""
+    def key(self) -> object:
+        """Everything that affects the demonstrations, as JSON. Raises `DataError` for unsuitable data."""
         ...
 
-    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
-        """The model's tokenizer or processor, and what draws so many demonstrations for one step, in batches of similar
-        lengths. Its last argument is the share of the steps that are done."""
+    def prepare(self, seed: int) -> tuple[PreTrainedTokenizerBase | ProcessorMixin, DrawBatches]:
+        """The model's tokenizer or processor, and a function that samples demonstrations."""
         ...
 
-    def model(self, tokenizer: Any, sizes: Mapping[str, Any]) -> Any:
+    def model(self, tokenizer: PreTrainedTokenizerBase | ProcessorMixin, sizes: ModelSizes) -> PreTrainedModel:
         """A model with random weights for the tokenizer or processor. sizes: as of `tiny_config`."""
         from rlcli.model.io.tiny_model import new_model, tiny_config
 
@@ -81,32 +130,32 @@ class Lessons(Protocol):
 
 
 def warm_start(
-    out: str | Path,
+    folder: str | Path,
     lessons: Lessons,
     seed: int,
     steps: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> WarmStart:
-    """The warmed-up tiny model in a separate folder under `out`; trained now unless an equal one exists.
+    """The warmed-up tiny model in a folder below `folder`; trained unless an equal one exists.
 
-    steps: 0: those of the lessons. The folder's name holds a hash of everything that affects the model. `on_progress`
-    gets (steps done, steps). Raises `DataError` for data without demonstrations, `ModelError` if `out` cannot be
+    steps: 0: those of the lessons. The folder's name has a hash of everything that affects the model. `on_progress`
+    gets (steps done, steps). Raises `DataError` for data without demonstrations, `ModelError` if `folder` cannot be
     written.
     """
     steps = steps or lessons.steps
-    path = Path(out) / f"warm-start-{_key(lessons, seed, steps)}"
+    path = Path(folder) / f"warm-start-{_key(lessons, seed, steps)}"
     cached = path.is_dir()
     if not cached:
-        _writable(path)
-        began = time.monotonic()
+        _check_writable(path)
+        started = time.monotonic()
         model, tokenizer, loss = warmed_up(lessons, seed, steps, on_progress)
-        note = {"seconds": round(time.monotonic() - began, 3), "loss": round(loss, 4), "seed": seed}
+        note = {"seconds": round(time.monotonic() - started, 3), "loss": round(loss, 4), "seed": seed}
         _save(model, tokenizer, path, note)
     note = json.loads((path / NOTE).read_text())
     return WarmStart(path, note["seconds"], cached, note["loss"])
 
 
-def _writable(path: Path) -> None:
+def _check_writable(path: Path) -> None:
     """Check that the model can be saved before a minute is spent on it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,8 +168,9 @@ def _writable(path: Path) -> None:
 
 
 def _key(lessons: Lessons, seed: int, steps: int) -> str:
-    shape = json.dumps([SIZES, {**RECIPE, "lr": lessons.lr}, seed, steps, lessons.key()], sort_keys=True)
-    return hashlib.sha256(shape.encode()).hexdigest()[:16]
+    """Hash of everything that affects the model."""
+    content = json.dumps([SIZES, {**RECIPE, "lr": lessons.lr}, seed, steps, lessons.key()], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def warmed_up(
@@ -128,26 +178,26 @@ def warmed_up(
     seed: int,
     steps: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
-    sizes: Mapping[str, Any] = SIZES,
-) -> tuple[Any, Any, float]:
+    sizes: ModelSizes = SIZES,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | ProcessorMixin, float]:
     """A model of these sizes after supervised learning, its tokenizer, and its loss as in `WarmStart`."""
     import torch
 
     steps = steps or lessons.steps
-    tokenizer, batches_of = lessons.prepare(seed)
+    tokenizer, draw_batches = lessons.prepare(seed)
     rng = random.Random(seed)
     losses: list[float] = []
-    with _own_torch_state(seed):
-        model: Any = lessons.model(tokenizer, sizes).train()
+    with _torch_state(seed):
+        model = lessons.model(tokenizer, sizes).train()
         optimizer = torch.optim.AdamW(
             model.parameters(), betas=RECIPE["betas"], weight_decay=RECIPE["weight_decay"], fused=True
         )
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = lessons.lr * _schedule(step, steps)
-            batches = batches_of(rng, RECIPE["batch"], step / steps)
+            batches = draw_batches(rng, RECIPE["batch"], step / steps)
             tokens = sum(int((batch.labels != IGNORED).sum()) for batch in batches)
-            loss = sum(_summed_loss(model, batch) for batch in batches) / tokens
+            loss = sum((_summed_loss(model, batch) for batch in batches), torch.zeros(())) / tokens
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -168,23 +218,25 @@ def padded(rows: list[tuple[list[int], list[int]]], pad_id: int) -> Batch:
     return Batch(ids, pad([torch.tensor(labels) for _, labels in rows], batch_first=True, padding_value=IGNORED))
 
 
-def _summed_loss(model: Any, batch: Batch) -> torch.Tensor:
+def _summed_loss(model: PreTrainedModel, batch: Batch) -> Float[Tensor, ""]:
+    """Cross entropy of the labels, summed over the tokens."""
     import torch
 
-    hidden = model.model(input_ids=batch.ids, **batch.shown, use_cache=False).last_hidden_state[:, :-1]
+    hidden = model.model(input_ids=batch.ids, **batch.inputs, use_cache=False).last_hidden_state[:, :-1]
     labels = batch.labels[:, 1:]
     answers = labels != IGNORED
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[answers]), labels[answers], reduction="sum")
 
 
 def _schedule(step: int, steps: int) -> float:
+    """Learning rate of a step, as a share of the highest: linear warm-up, linear decay."""
     rising = min(1.0, (step + 1) / RECIPE["warmup_steps"])
     falling = max(RECIPE["final_lr_fraction"], 1 - step / steps)
     return float(rising * falling)
 
 
 @contextmanager
-def _own_torch_state(seed: int) -> Iterator[None]:
+def _torch_state(seed: int) -> Iterator[None]:
     """Seed torch and use `THREADS` threads; restores the caller's random state and thread count afterwards."""
     import torch
 
@@ -198,20 +250,23 @@ def _own_torch_state(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _save(model: Any, tokenizer: Any, path: Path, note: dict[str, Any]) -> None:
+def _save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | ProcessorMixin, path: Path, note: Mapping[str, object]
+) -> None:
+    """Save a model atomically."""
     from rlcli.model.io.tiny_model import save_model
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
-            save_model(model, beside, tokenizer)
-            (beside / NOTE).write_text(json.dumps(note) + "\n")
-            beside.rename(path)
+            save_model(model, temporary, tokenizer)
+            (temporary / NOTE).write_text(json.dumps(note) + "\n")
+            temporary.rename(path)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        # Another process may have made the same model meanwhile: an existing folder is complete.
+        # Another process may have saved the same model in the meantime: an existing folder is complete.
         if not path.is_dir():
             hint = "free some disk space, or give another folder"
             raise ModelError(f"cannot write {path}: {error.strerror or error}", hint) from error

@@ -62,7 +62,7 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     from rlcli_planner import pass_memory
     from rlcli_planner.known_devices import Device
     from rlcli_planner.model_shape import shape_of
-    from rlcli_planner.run_setting import setting_of
+    from rlcli_planner.run_setting import PromptStats, setting_of
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -85,7 +85,7 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     run = run_config(samples)
     planned = shape_of(config)
     device = Device("cpu", 1e12)
-    setting = setting_of(run, device, prompt_tokens=PROMPT, kv_cache_bytes=0, read=lambda *_: planned)
+    setting = setting_of(run, device, prompts=PromptStats(PROMPT), kv_cache_bytes=0, read=lambda *_: planned)
     assert setting.pack.tokens == batch.tokens
 
     def sync() -> None:

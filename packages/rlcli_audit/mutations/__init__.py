@@ -1,4 +1,4 @@
-"""Generate responses from a row and its right answer: some that must be accepted, others that must not be."""
+"""Generate responses from a row and its right answer: some must be accepted, others rejected."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rlcli_audit.probes import Case, Group, Probe
 from rlcli_audit.values import number
 
 WITHOUT_ANSWER = "length"
-"""The kind of verifiers that read no answer: only their own gold can be tried."""
+"""Kind of verifiers that read no answer: only their gold can be tried."""
 
 
 def probes(case: Case, kind: str) -> Iterator[Probe]:
-    """The probes of a row besides its gold. kind: the verifier's ANSWER_KIND; empty: detected from the answer."""
-    whole = {"code": programs.probes, "countdown": countdown.probes, "shape": shapes.probes}
-    if kind in whole:
-        yield from whole[kind](case)
+    """The probes of a row, without its gold. kind: the verifier's ANSWER_KIND; empty: detected from the answer."""
+    by_kind = {"code": programs.probes, "countdown": countdown.probes, "shape": shapes.probes}
+    if kind in by_kind:
+        yield from by_kind[kind](case)
     elif kind != WITHOUT_ANSWER:
-        stated = {"number": _number, "latex": _latex, "choice": _choice, "text": _text}
-        yield from stated[kind or _kind_of(case.answer)](case)
+        by_answer = {"number": _number, "latex": _latex, "choice": _choice, "text": _text}
+        yield from by_answer[kind or _kind_of(case.answer)](case)
 
 
 def _kind_of(answer: str) -> str:

@@ -18,16 +18,16 @@ _TAG = re.compile(r"(?<=<answer>)(?:(?!<answer>).)*?(?=</answer>)", re.DOTALL)
 
 
 def probes(case: Case) -> Iterator[Probe]:
-    """All probes of one row; none unless the completion holds a right expression in <answer> tags."""
+    """All probes of one row; none unless the completion contains a right expression in <answer> tags."""
     right, problem = case.request.completion, _problem(case.request)
-    found = list(_TAG.finditer(right))
-    if not found or problem is None:
+    tags = list(_TAG.finditer(right))
+    if not tags or problem is None:
         return
     numbers, target = problem
-    expression = found[-1][0].strip()
+    expression = tags[-1][0].strip()
 
     def state(text: str) -> str:
-        return right[: found[-1].start()] + text + right[found[-1].end() :]
+        return right[: tags[-1].start()] + text + right[tags[-1].end() :]
 
     for kind, text in (
         ("spaces removed", expression.replace(" ", "")),
@@ -68,7 +68,7 @@ def _wrong(expression: str, numbers: list[int], target: Fraction) -> Iterator[tu
 
 
 def _problem(request: VerifyRequest) -> tuple[list[int], Fraction] | None:
-    """The numbers and the target, if the row gives them in a known form."""
+    """The numbers and the target, if the row has them in a known form."""
     try:
         truth = json.loads(request.ground_truth)
         stated = {**request.extra_info, **(truth if isinstance(truth, dict) else {"target": truth})}

@@ -23,9 +23,9 @@ _ANY_OTHER = ("\\cup", "\\begin{", "\\infty")
 def equivalents(answer: str, prompt: str) -> Iterator[Named]:
     """The same answer in other notation; equal by construction. prompt: states whether order matters in a list."""
     for kind, rewrite in _REWRITES.items():
-        made = rewrite(answer)
-        if made is not None and made.strip() and made != answer:
-            yield kind, made
+        rewritten = rewrite(answer)
+        if rewritten is not None and rewritten.strip() and rewritten != answer:
+            yield kind, rewritten
     yield from _reordered(answer, prompt)
     known = quantity(answer)
     if known is None or known.in_base or known.suffix.strip().endswith("%"):
@@ -105,30 +105,30 @@ def _words(answer: str) -> Iterator[Named]:
 
 
 def _lists(answer: str) -> Iterator[Named]:
-    found = elements(answer)
-    if found is None:
+    parsed = elements(answer)
+    if parsed is None:
         return
-    opening, parts, closing = found
+    opening, parts, closing = parsed
     values = [number(part) for part in parts]
 
-    def made(others: list[str]) -> str:
-        return f"{opening}{', '.join(others)}{closing}"
+    def joined(items: list[str]) -> str:
+        return f"{opening}{', '.join(items)}{closing}"
 
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if value is None:
             continue
-        more = decimal(value + 1) or f"\\frac{{{(value + 1).numerator}}}{{{value.denominator}}}"
+        incremented = decimal(value + 1) or f"\\frac{{{(value + 1).numerator}}}{{{value.denominator}}}"
         if value + 1 not in values:
-            yield "element off by one", made([*parts[:place], more, *parts[place + 1 :]])
+            yield "element off by one", joined([*parts[:index], incremented, *parts[index + 1 :]])
         break
     if len(parts) > 2 or not opening.endswith(("(", "[")):
         known = [value for value in values if value is not None]
         if len(known) == len(set(known)) == len(parts):
-            yield "element dropped", made(parts[:-1])
-            yield "element added", made([*parts, str(int(max(known)) + 3)])
+            yield "element dropped", joined(parts[:-1])
+            yield "element added", joined([*parts, str(int(max(known)) + 3)])
     first, second = (*values, None)[:2]
     if first is not None and second is not None and first != second and opening.endswith("("):
-        yield "elements swapped", made([parts[1], parts[0], *parts[2:]])
+        yield "elements swapped", joined([parts[1], parts[0], *parts[2:]])
     if first is not None and second is not None and len(parts) == 2 and first < second and "{" not in opening + closing:
         if closing.endswith("]"):
             yield "bracket changed", f"{opening}{', '.join(parts)}{closing[:-1]})"
@@ -158,26 +158,26 @@ def _matrices(answer: str) -> Iterator[Named]:
 
 
 def _reordered(answer: str, prompt: str) -> Iterator[Named]:
-    found = elements(answer)
-    if found is None:
+    parsed = elements(answer)
+    if parsed is None:
         return
-    opening, parts, closing = found
-    asked = prompt.casefold()
-    listed = not opening and "separated by commas" in asked and "order" not in asked
+    opening, parts, closing = parsed
+    question = prompt.casefold()
+    listed = not opening and "separated by commas" in question and "order" not in question
     if opening.endswith("\\{") or listed:
         yield "reordered", f"{opening}{', '.join(reversed(parts))}{closing}"
 
 
 def _sized(answer: str) -> str | None:
-    """Brackets as \\left and \\right, if they are a matched pair around the whole or inside."""
+    """The answer with brackets as \\left and \\right, if they are not nested."""
     if "\\left" in answer or "\\right" in answer or "\\sqrt[" in answer or "\\big" in answer.casefold():
         return None
-    open_ones = 0
+    depth = 0
     for character in answer:
-        open_ones += (character in "([") - (character in ")]")
-        if open_ones < 0 or open_ones > 1:  # nested ones are left alone
+        depth += (character in "([") - (character in ")]")
+        if depth < 0 or depth > 1:  # nested brackets are not changed
             return None
-    if open_ones or not re.search(r"[(\[]", answer):
+    if depth or not re.search(r"[(\[]", answer):
         return None
     return re.sub(r"([)\]])", r"\\right\1", re.sub(r"([(\[])", r"\\left\1", answer))
 

@@ -13,7 +13,7 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def probes(case: Case) -> Iterator[Probe]:
-    """All probes of the program of one row; the completion holds the right program."""
+    """All probes of the program of one row; the completion contains the right program."""
     right = program(case.request.completion)
     yield from _equivalents(case, right)
     names, truth = _functions(right), case.request.ground_truth

@@ -20,12 +20,16 @@ MINUS = "−"
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number and its affixes. For a number in another base (`52_8`) the value is that of its digits read in ten."""
+    """A number with its affixes."""
 
     prefix: str
+    """Text before the number, such as a dollar sign."""
     core: str
+    """The number as written."""
     suffix: str
+    """Text after it, such as a unit, or the base of `52_8`."""
     value: Fraction
+    """Its value; for a number in another base, that of its digits read in base ten."""
 
     @property
     def in_base(self) -> bool:
@@ -52,8 +56,8 @@ def quantity(text: str) -> Quantity | None:
     value = number(match["core"]) if match else None
     if match is None or value is None:
         return None
-    found = Quantity(match["prefix"], match["core"].strip(), match["suffix"], value)
-    return None if found.in_base and not re.fullmatch(r"[0-9]+", found.core) else found
+    result = Quantity(match["prefix"], match["core"].strip(), match["suffix"], value)
+    return None if result.in_base and not re.fullmatch(r"[0-9]+", result.core) else result
 
 
 def wrong(known: Quantity) -> Iterator[Named]:
@@ -75,8 +79,8 @@ def wrong(known: Quantity) -> Iterator[Named]:
         if len(known.core.lstrip("-")) > 1:
             others += [("digit dropped", f"{known.prefix}{known.core[:-1]}{known.suffix}")]
     for kind, text in others:
-        made = quantity(text) if text else None
-        if text and made and differ(value, made.value):
+        parsed = quantity(text) if text else None
+        if text and parsed and differ(value, parsed.value):
             yield kind, text
 
 

@@ -15,7 +15,7 @@ def probes(case: Case) -> Iterator[Probe]:
         return
     thought = "<think>\nStep by step, then.\n</think>"
     answer = f"<answer>{case.answer or 'yes'}</answer>"
-    for group, made in (
+    for group, texts in (
         (
             Group.EQUIVALENT,
             {
@@ -53,5 +53,5 @@ def probes(case: Case) -> Iterator[Probe]:
             },
         ),
     ):
-        for kind, text in made.items():
+        for kind, text in texts.items():
             yield Probe(group, kind, text)

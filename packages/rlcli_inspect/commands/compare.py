@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlcli_inspect.report.curves import Curve
 
 PARTS = 5
-"""Places on each x axis at which the curves are printed; `--json` has all."""
+"""Points of each x axis at which the curves are printed; `--json` has all points."""
 CELL = 48
 """Characters of a prompt, of a response and of a value."""
 UNITS = {"step": "steps", "tokens": "generated tokens", "seconds": "seconds"}
@@ -42,51 +42,59 @@ def compare(
     from rlcli.launch.resume import find_record
     from rlcli_inspect.report import comparison
 
-    found = comparison.compare(find_record(a), find_record(b), changed)
+    comparison_result = comparison.compare(find_record(a), find_record(b), changed)
     if as_json:
-        console.emit_json(found.as_dict())
+        console.emit_json(comparison_result.as_dict())
     else:
-        _print(found)
+        _print(comparison_result)
 
 
-def _print(found: Comparison) -> None:
-    for side, run in zip("AB", found.runs, strict=True):
+def _print(comparison: Comparison) -> None:
+    for side, run in zip("AB", comparison.runs, strict=True):
         console.plain(_text(f"{side}: {run['name']} ({run['recipe']}, {run['state']}, step {run['step']})"))
-    for note in found.notes:
+    for note in comparison.notes:
         console.plain(_text(f"note: {note}"))
-    for curve in found.curves:
+    for curve in comparison.curves:
         if curve.title == "Reward":
-            _print_curve(curve, [str(run["name"]) for run in found.runs])
-    if found.evaluations:
+            _print_curve(curve, [str(run["name"]) for run in comparison.runs])
+    if comparison.evaluations:
         from rlcli.evaluation.statistics import shown_estimate
 
         rows = [
             (
-                one.steps[0] if len(set(one.steps)) == 1 else f"{one.steps[0]} and {one.steps[1]}",
-                *(one.metric, one.prompts, shown_estimate(one.metric, one.a), shown_estimate(one.metric, one.b)),
-                _signed(one.metric, one.difference),
+                pair.steps[0] if len(set(pair.steps)) == 1 else f"{pair.steps[0]} and {pair.steps[1]}",
+                pair.metric,
+                pair.prompts,
+                shown_estimate(pair.metric, pair.a),
+                shown_estimate(pair.metric, pair.b),
+                _signed(pair.metric, pair.difference),
             )
-            for one in found.evaluations
+            for pair in comparison.evaluations
         ]
         console.show(console.table(["after step", "measure", "prompts", "A", "B", "B − A"], rows))
-    if found.changed:
+    if comparison.changed:
         changes = [
-            (one.prompt_id, f"{one.a.pass_rate:.0%} → {one.b.pass_rate:.0%}", *map(_short, texts))
-            for one in found.changed
-            for texts in [(one.prompt, one.a.response, one.b.response)]
+            (
+                prompt.prompt_id,
+                f"{prompt.a.pass_rate:.0%} → {prompt.b.pass_rate:.0%}",
+                _short(prompt.prompt),
+                _short(prompt.a.response),
+                _short(prompt.b.response),
+            )
+            for prompt in comparison.changed
         ]
         console.show(console.table(["most changed", "passed", "prompt", "A's response", "B's response"], changes))
-    if found.config:
-        console.show(console.table(["setting", "A", "B"], _settings(found.config)))
+    if comparison.config:
+        console.show(console.table(["setting", "A", "B"], _settings(comparison.config)))
     else:
         console.plain("no setting differs")
 
 
 def _print_curve(curve: Curve, names: Sequence[str]) -> None:
-    """The values of both runs at some places of the x axis that both have reached."""
+    """Print the values of both runs at some points of the x axis that both have reached."""
     from rlcli_inspect.report.curves import at
 
-    series = {one.run: one.points for one in curve.series}
+    series = {run_series.run: run_series.points for run_series in curve.series}
     if len(series) < 2:
         return
     end = min(points[-1][0] for points in series.values())
@@ -97,12 +105,12 @@ def _print_curve(curve: Curve, names: Sequence[str]) -> None:
     console.show(console.table([UNITS[curve.x], f"{curve.title.lower()} of A", "of B"], rows))
 
 
-def _settings(config: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:
+def _settings(config: Mapping[str, tuple[object, object]]) -> list[tuple[str, str, str]]:
     return [(key, _short("" if a is None else a), _short("" if b is None else b)) for key, (a, b) in config.items()]
 
 
 def _signed(measure: str, difference: Estimate) -> str:
-    """Of a mean score as it is, else in percentage points."""
+    """A difference with its interval: of mean scores as it is, of shares in percentage points."""
     if measure.startswith("mean@"):
         return f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
     low, high = 100 * difference.low, 100 * difference.high

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs' folder
 
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="Folder to write to; a report in it is replaced.")],
+    folder: Annotated[Path, typer.Option("--out", help="Folder to write to; a report in it is replaced.")],
     max_mb: Annotated[int, typer.Option(min=2, help="Size limit. Fewer samples are kept to stay below it.")] = 50,
     as_json: JsonObject = False,
 ) -> None:
@@ -36,26 +35,34 @@ def report(
     """
     from rlcli_inspect.report.static_report import MB, check_out, write_report
 
-    check_out(out)
-    found = opened(runs)
+    check_out(folder)
+    run_data = opened(runs)
     with console.progress() as on_progress:
-        written = write_report(found, out, max_mb * MB, on_progress)
+        written = write_report(run_data, folder, max_mb * MB, on_progress)
     if as_json:
-        kept = {name: {kind: asdict(one) for kind, one in kinds.items()} for name, kinds in written.kept.items()}
-        pictures = {name: {"shown": one, "of": of} for name, (one, of) in written.pictures.items()}
-        facts = {"path": written.path, "bytes": written.bytes, "files": written.files, "kept": kept}
+        coverage = {
+            name: {kind: part.as_dict() for kind, part in kinds.items()} for name, kinds in written.coverage.items()
+        }
+        pictures = {name: {"shown": shown, "of": total} for name, (shown, total) in written.pictures.items()}
+        facts = {"path": written.path, "bytes": written.bytes, "files": written.files, "kept": coverage}
         console.emit_json(facts | {"pictures": pictures})
         return
     for note in written.notes:
         console.note(f"warning: {note}")
-    for name, kinds in written.kept.items():
-        for kind, one in kinds.items():
-            if not one.all:
-                groups = f", {one.groups:,} of their {one.of_groups:,} groups" if one.groups < one.of_groups else ""
-                console.plain(f"{name}: {kind} of {one.steps:,} of {one.of:,} steps{groups}; rlcli view shows all")
-    for name, (shown, of) in written.pictures.items():
-        if shown < of:
-            console.plain(f"{name}: {shown:,} of {of:,} pictures; the pages say why")
+    for name, kinds in written.coverage.items():
+        for kind, part in kinds.items():
+            if not part.all:
+                groups = (
+                    f", {part.groups:,} of their {part.total_groups:,} groups"
+                    if part.groups < part.total_groups
+                    else ""
+                )
+                console.plain(
+                    f"{name}: {kind} of {part.steps:,} of {part.total_steps:,} steps{groups}; rlcli view shows all"
+                )
+    for name, (shown, total) in written.pictures.items():
+        if shown < total:
+            console.plain(f"{name}: {shown:,} of {total:,} pictures; the pages say why")
     console.plain(f"{written.path} ({written.bytes / MB:.1f} MB in {written.files} file{'s' * (written.files > 1)})")
 
 

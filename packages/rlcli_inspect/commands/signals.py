@@ -41,23 +41,26 @@ def signals(
     folder = find_record(run)
     for note in RunData(folder).damage():
         console.note(f"warning: {note}")
-    found = panel_of(folder)
+    panel = panel_of(folder)
     if as_json:
-        console.emit_json({"run": folder, "signals": [one.as_dict() for one in found]})
+        console.emit_json({"run": folder, "signals": [signal.as_dict() for signal in panel]})
         return
-    rows = [(one.name, one.state, _value(one.value), f"{one.threshold:g}", _text(one.title)) for one in found]
+    rows = [
+        (signal.name, signal.state, _value(signal.value), f"{signal.threshold:g}", _text(signal.title))
+        for signal in panel
+    ]
     console.show(console.table(["signal", "state", "value", "threshold", ""], rows))
-    _explain(found if everything else [one for one in found if one.state == "warning"])
+    _explain(panel if everything else [signal for signal in panel if signal.state == "warning"])
 
 
-def _explain(found: Sequence[Signal]) -> None:
-    for one in found:
-        console.plain(f"\n{one.name}: {one.state}")
-        for line in wrap(_text(one.explanation), WIDTH):
+def _explain(signals_to_explain: Sequence[Signal]) -> None:
+    for signal in signals_to_explain:
+        console.plain(f"\n{signal.name}: {signal.state}")
+        for line in wrap(_text(signal.explanation), WIDTH):
             console.plain(f"  {line}")
-        for example in one.examples:
-            place = f"step {example.step}, {example.prompt_id}, sample {example.sample}"
-            console.plain(_text(f"  {place} ({example.note}):"))
+        for example in signal.examples:
+            location = f"step {example.step}, {example.prompt_id}, sample {example.sample}"
+            console.plain(_text(f"  {location} ({example.note}):"))
             for line in wrap(_text(example.excerpt), WIDTH - 4, replace_whitespace=False):
                 console.plain(f"    {line}")
 

@@ -26,7 +26,7 @@ from rlcli_inspect.report.curves import Curve, curves_of
 
 CHANGED = 20
 """Prompts that changed most, with their responses."""
-MOST_STEPS = 10
+MAX_STEPS = 10
 """Evaluated steps that are compared: the first, the last and others evenly between them."""
 HEADLINE = ("pass@1", "mean@1", "greedy")
 """Measures to show, in this order; `rlcli eval compare` has all."""
@@ -34,30 +34,37 @@ HEADLINE = ("pass@1", "mean@1", "greedy")
 
 @dataclass(frozen=True)
 class PairedEvaluation:
-    """One measure of an evaluation in both runs. steps: of each run; equal unless they have none in common. prompts: in
-    both. difference: B minus A, with a 95% interval over the prompts."""
+    """One measure of an evaluation in both runs."""
 
     steps: tuple[int, int]
+    """Evaluated step of each run; equal unless the runs have none in common."""
     metric: str
+    """Name of the measure, such as `pass@1`."""
     a: Estimate
+    """Estimate for run A."""
     b: Estimate
+    """Estimate for run B."""
     difference: Estimate
+    """B minus A, with a 95% interval over the prompts."""
     prompts: int
+    """Number of prompts in both."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         sides = {"a": asdict(self.a), "b": asdict(self.b), "difference": asdict(self.difference)}
-        own = {"step": self.steps[0], "step_b": self.steps[1], "metric": self.metric, "prompts": self.prompts}
-        return own | sides
+        facts = {"step": self.steps[0], "step_b": self.steps[1], "metric": self.metric, "prompts": self.prompts}
+        return facts | sides
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one run made of a prompt. pass_rate: of its samples; response, score: of one of them, of the more frequent
-    outcome."""
+    """Samples of a prompt in one run."""
 
     pass_rate: float
+    """Share of the samples that pass."""
     response: str
+    """A sample of the more frequent outcome."""
     score: float | None
+    """Its score."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +72,42 @@ class ChangedPrompt:
     """A prompt whose pass rate differs between the last compared evaluations."""
 
     prompt_id: str
+    """Id of the prompt."""
     prompt: str
+    """Its text."""
     a: Side
+    """Its samples in run A."""
     b: Side
+    """Its samples in run B."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self) | {"difference": self.b.pass_rate - self.a.pass_rate}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` returns. config: key → values in A and B, of the keys that differ. notes: what cannot be compared,
-    and why."""
+    """Result of `compare`."""
 
-    runs: Sequence[Mapping[str, Any]]
+    runs: Sequence[Mapping[str, object]]
+    """State of each run."""
     curves: Sequence[Curve]
+    """Curves of both runs."""
     evaluations: Sequence[PairedEvaluation]
+    """Evaluations paired by prompt."""
     changed: Sequence[ChangedPrompt]
-    config: Mapping[str, tuple[Any, Any]]
+    """Prompts that changed most."""
+    config: Mapping[str, tuple[object, object]]
+    """Key → values in A and B, of the keys that differ."""
     notes: Sequence[str]
+    """What cannot be compared, and why."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For `--json` and for the page."""
         return {
             "runs": [dict(run) for run in self.runs],
             "curves": [curve.as_dict() for curve in self.curves],
-            "evaluations": [one.as_dict() for one in self.evaluations],
-            "changed": [one.as_dict() for one in self.changed],
+            "evaluations": [evaluation.as_dict() for evaluation in self.evaluations],
+            "changed": [prompt.as_dict() for prompt in self.changed],
             "config": [{"key": key, "a": a, "b": b} for key, (a, b) in self.config.items()],
             "notes": list(self.notes),
         }
@@ -99,17 +115,20 @@ class Comparison:
 
 @dataclass
 class _Evaluations:
-    """The evaluations that two runs have in common; of the last of them, the changed prompts."""
+    """The evaluations that two runs have in common."""
 
     paired: list[PairedEvaluation] = field(default_factory=list)
+    """Measures of each."""
     changed: list[ChangedPrompt] = field(default_factory=list)
+    """Changed prompts of the last one."""
     notes: list[str] = field(default_factory=list)
+    """What cannot be compared, and why."""
 
 
 def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:
-    """Compare the runs in two folders. changed: how many of the prompts that changed most to list.
+    """Compare the runs in two folders. changed: number of the most changed prompts to list.
 
-    What one of them lacks or what cannot be read is a note. Raises `RlcliError` for a folder that is no run.
+    What is missing in one of them or cannot be read is a note. Raises `RlcliError` for a folder that is no run.
     """
     folders = (run_a, run_b)
     names = names_of(folders)
@@ -119,7 +138,7 @@ def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:
     config = _config(*folders)
     evaluations = _evaluations(*folders, changed)
     runs = [asdict(run_at(folder)) | {"name": name} for name, folder in zip(names, folders, strict=True)]
-    empty = [f"{name} has no metrics of a step" for name, own in zip(names, lines, strict=True) if not own]
+    empty = [f"{name} has no metrics of a step" for name, run_lines in zip(names, lines, strict=True) if not run_lines]
     shown = dict(zip(folders, names, strict=True))
     marks = [f"{name}: {mark.text}" for folder, name in shown.items() for mark in marks_of(events_of(folder))]
     notes = [*unread, *empty, *marks, *_notes(config), *(_with_names(note, shown) for note in evaluations.notes)]
@@ -138,101 +157,108 @@ def _with_names(note: str, names: Mapping[Path, str]) -> str:
     return note
 
 
-def _config(run_a: Path, run_b: Path) -> dict[str, tuple[Any, Any]]:
-    """The keys that differ. Paths count as equal if they name the same place."""
+def _config(run_a: Path, run_b: Path) -> dict[str, tuple[object, object]]:
+    """The keys that differ. Paths are equal if they resolve to the same file."""
     a, b = (flatten(config_of(run)) for run in (run_a, run_b))
     bases = [directory_of(environment_of(run)) or Path.cwd() for run in (run_a, run_b)]
-    found = {}
+    differing = {}
     for key in sorted(a.keys() | b.keys()):
-        one, other = a.get(key), b.get(key)
+        value_a, value_b = a.get(key), b.get(key)
         if key.startswith("recipe.") and key != "recipe.name":
             continue  # text about the recipe
-        if key in PATHS and isinstance(one, str) and isinstance(other, str) and one and other:
-            same = (bases[0] / one).resolve() == (bases[1] / other).resolve()
+        if key in PATHS and isinstance(value_a, str) and isinstance(value_b, str) and value_a and value_b:
+            same = (bases[0] / value_a).resolve() == (bases[1] / value_b).resolve()
         else:
-            same = one == other
+            same = value_a == value_b
         if not same:
-            found[key] = (one, other)
-    return found
+            differing[key] = (value_a, value_b)
+    return differing
 
 
-def _notes(config: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """What the configurations say about which curves can be compared."""
-    found = []
+def _notes(config: Mapping[str, tuple[object, object]]) -> list[str]:
+    """Differences of the configurations that make curves incomparable."""
+    notes = []
     if "data.path" in config:
         a, b = config["data.path"]
-        found.append(f"the runs train on different data ({a}; {b}): their rewards are of different prompts")
+        notes.append(f"the runs train on different data ({a}; {b}): their rewards are of different prompts")
     if "verifier.name" in config:
         a, b = config["verifier.name"]
-        found.append(f"the runs have different verifiers ({a or 'of each row'}; {b or 'of each row'})")
-    return found
+        notes.append(f"the runs have different verifiers ({a or 'of each row'}; {b or 'of each row'})")
+    return notes
 
 
 def _evaluations(run_a: Path, run_b: Path, changed: int) -> _Evaluations:
-    """Pair the evaluations of the same steps; the last ones too, if both are of other steps."""
-    rooms = (run_a / "evaluations", run_b / "evaluations")
-    steps = [steps_of(room) for room in rooms]
-    found = _Evaluations()
+    """Pair the evaluations of the same steps; also the last ones, if those are of other steps."""
+    folders = (run_a / "evaluations", run_b / "evaluations")
+    steps = [steps_of(folder) for folder in folders]
+    result = _Evaluations()
     if not all(steps):
-        found.notes.append("no evaluation in both runs: nothing is paired by prompt")
-        return found
-    both = sorted(set(steps[0]) & set(steps[1]))
-    pairs, last = [(step, step) for step in _evenly(both)], (steps[0][-1], steps[1][-1])
-    if not both or both[-1] not in last:
+        result.notes.append("no evaluation in both runs: nothing is paired by prompt")
+        return result
+    common = sorted(set(steps[0]) & set(steps[1]))
+    pairs, last = [(step, step) for step in _evenly(common)], (steps[0][-1], steps[1][-1])
+    if not common or common[-1] not in last:
         pairs.append(last)
     for pair in pairs:
-        of_a, of_b = (str(room / f"step-{step:06d}") for room, step in zip(rooms, pair, strict=True))
+        of_a, of_b = (str(folder / f"step-{step:06d}") for folder, step in zip(folders, pair, strict=True))
         try:
             compared = compare_samples(of_a, of_b, changed)
-            found.paired += _measures(pair, compared)
+            result.paired += _measures(pair, compared)
             if pair == pairs[-1]:
-                found.changed = _changed(compared, rooms, pair)
+                result.changed = _changed(compared, folders, pair)
             if pair[0] != pair[1]:
-                found.notes.append(f"the last evaluations are compared: after step {pair[0]} of A, step {pair[1]} of B")
+                result.notes.append(
+                    f"the last evaluations are compared: after step {pair[0]} of A, step {pair[1]} of B"
+                )
         except DataError as error:
-            found.notes.append(f"the evaluations after step {pair[0]} are not paired: {error.message}")
+            result.notes.append(f"the evaluations after step {pair[0]} are not paired: {error.message}")
             break
-    return found
+    return result
 
 
 def _evenly(steps: Sequence[int]) -> list[int]:
-    if len(steps) <= MOST_STEPS:
+    if len(steps) <= MAX_STEPS:
         return list(steps)
-    return [steps[round(place * (len(steps) - 1) / (MOST_STEPS - 1))] for place in range(MOST_STEPS)]
+    return [steps[round(index * (len(steps) - 1) / (MAX_STEPS - 1))] for index in range(MAX_STEPS)]
 
 
 def _measures(steps: tuple[int, int], compared: Compared) -> list[PairedEvaluation]:
     measures, prompts = compared.overall.measures, compared.overall.prompts
-    found = [
-        PairedEvaluation(steps, name, one.of_a, one.of_b, one.difference, prompts)
+    paired = [
+        PairedEvaluation(steps, name, measure.of_a, measure.of_b, measure.difference, prompts)
         for name in HEADLINE
-        if (one := measures.get(name))
+        if (measure := measures.get(name))
     ]
     # Of one sample a prompt, scored 0 or 1, the mean score is pass@1.
-    return [one for one in found if one.metric == HEADLINE[0] or (one.a, one.b) != (found[0].a, found[0].b)]
+    return [x for x in paired if x.metric == HEADLINE[0] or (x.a, x.b) != (paired[0].a, paired[0].b)]
 
 
-def _changed(compared: Compared, rooms: Sequence[Path], steps: tuple[int, int]) -> list[ChangedPrompt]:
-    ids = {one.prompt_id for one in compared.overall.changed}
-    of_a, of_b = (_responses(room, step, ids) for room, step in zip(rooms, steps, strict=True))
+def _changed(compared: Compared, folders: Sequence[Path], steps: tuple[int, int]) -> list[ChangedPrompt]:
+    ids = {prompt.prompt_id for prompt in compared.overall.changed}
+    of_a, of_b = (_responses(folder, step, ids) for folder, step in zip(folders, steps, strict=True))
     return [
-        ChangedPrompt(one.prompt_id, one.prompt, _side(of_a[one.prompt_id], one.a), _side(of_b[one.prompt_id], one.b))
-        for one in compared.overall.changed
+        ChangedPrompt(
+            prompt.prompt_id,
+            prompt.prompt,
+            _side(of_a[prompt.prompt_id], prompt.a),
+            _side(of_b[prompt.prompt_id], prompt.b),
+        )
+        for prompt in compared.overall.changed
     ]
 
 
-def _responses(room: Path, step: int, ids: set[str]) -> dict[str, list[dict[str, Any]]]:
+def _responses(folder: Path, step: int, ids: set[str]) -> dict[str, list[dict[str, Any]]]:
     """Prompt id → its samples."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ids}
-    for file in sample_files(room, step):
+    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in ids}
+    for file in sample_files(folder, step):
         table = read_samples(file, ("prompt_id", "sample", "response", "score", "outcome"))
         wanted = pc.is_in(table.column("prompt_id"), pa.array(ids, pa.string()))
         for row in table.filter(wanted).to_pylist():
-            found[row["prompt_id"]].append(row)
-    return found
+            samples[row["prompt_id"]].append(row)
+    return samples
 
 
 def _side(rows: Sequence[Mapping[str, Any]], rate: float) -> Side:

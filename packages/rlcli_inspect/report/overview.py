@@ -1,4 +1,4 @@
-"""What the page *Overview* shows of a run: its state, curves, evaluations, events, warnings, time and configuration."""
+"""Data of the page *Overview*: state, curves, evaluations, events, warnings, time and configuration of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlcli.runs.event_text import event_text
 from rlcli.runs.listing import number
 from rlcli.runs.run_data import RunData
 
-MOST_POINTS = 1200
+MAX_POINTS = 1200
 """Points of a curve that are sent: more than a chart has pixels."""
-MOST_EVENTS = 400
+MAX_EVENTS = 400
 RECENT = 20
 """Steps over which the share of each phase is averaged."""
 THROUGHPUTS = {"": "whole step", "rollout_": "rollout", "update_": "update"}
@@ -39,7 +39,7 @@ CURVES: Sequence[tuple[str, str, Mapping[str, str]]] = (
     ("Learning rate", "", {"update/lr": "policy", "critic/lr": "critic"}),
     ("Throughput", "tokens/s", {f"throughput/{name}tokens_per_s": label for name, label in THROUGHPUTS.items()}),
 )
-"""Title, unit and metrics with their labels. A metric that the run lacks is left out, a curve without any too."""
+"""Title, unit and metrics with their labels. Metrics that the run lacks are left out, and curves without metrics."""
 PHASES = (
     *("generate", "wait_for_rollout", "plan", "load", "old_log_probs", "reference", "teacher", "critic"),
     *("advantages", "update", "sync", "bookkeeping"),
@@ -47,8 +47,8 @@ PHASES = (
 """Phases that add up to a step's time; metrics `time/NAME_s`."""
 
 
-def overview(run: RunData) -> dict[str, Any]:
-    """All of the page but the curves of further metrics, which `series` gives."""
+def overview(run: RunData) -> dict[str, object]:
+    """All data of the page but the curves of further metrics, which `series` returns."""
     config, steps = run.config(), run.metrics.steps
     events, state = run.events, run.state
     return {
@@ -69,8 +69,8 @@ def overview(run: RunData) -> dict[str, Any]:
         "curves": [curve for title, unit, names in CURVES if (curve := _curve(run, title, unit, names))],
         "metrics": run.metrics.names(),
         "evaluations": evaluations(run),
-        "events": [_event(event) for event in events[-MOST_EVENTS:]],
-        "warnings": [_event(event) for event in events if event.get("event") in ("warning", "alarm")][-MOST_EVENTS:],
+        "events": [_event(event) for event in events[-MAX_EVENTS:]],
+        "warnings": [_event(event) for event in events if event.get("event") in ("warning", "alarm")][-MAX_EVENTS:],
         "phases": phases(run),
         "config": configuration(run),
         "environment": run.environment(),
@@ -83,44 +83,46 @@ def series(run: RunData, names: Iterable[str]) -> dict[str, list[list[float]]]:
     return {name: thinned(run.metrics.points(name)) for name in names}
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> list[list[float]]:
-    """Steps and values of at most `most` points: of each stretch the smallest and the largest, so that peaks stay.
+def thinned(points: Sequence[tuple[int, float]], limit: int = MAX_POINTS) -> list[list[float]]:
+    """Steps and values of at most `limit` points: the smallest and the largest of each bin, so that peaks stay visible.
 
     >>> thinned([(step, float(step == 7)) for step in range(100)], 10)[1].count(1.0)
     1
     """
-    if len(points) > most:
-        size = -(-2 * len(points) // most)
-        kept = []
+    if len(points) > limit:
+        size = -(-2 * len(points) // limit)
+        extremes = []
         for begin in range(0, len(points), size):
             part = points[begin : begin + size]
-            kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
-        points = kept
+            extremes += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
+        points = extremes
     return [[step for step, _ in points], [float(f"{value:.6g}") for _, value in points]]
 
 
-def evaluations(run: RunData) -> list[dict[str, Any]]:
+def evaluations(run: RunData) -> list[dict[str, object]]:
     """Step, prompts and measures (name → mean, low, high) of each evaluation: pass@1, mean@1, then the others. mean@k
     is the same figure as mean@1."""
-    found = []
+    rows = []
     for step, report in run.evaluations().items():
         measures = {}
         for kind in ("pass", "maj", "mean"):
-            held = report.get(kind)
-            for name, estimate in held.items() if isinstance(held, dict) else ():
+            estimates = report.get(kind)
+            for name, estimate in estimates.items() if isinstance(estimates, dict) else ():
                 if isinstance(estimate, dict) and number(estimate.get("mean")) is not None:
                     measures[str(name)] = {end: number(estimate.get(end)) for end in ("mean", "low", "high")}
         if "mean@1" in measures:
-            measures = {name: one for name, one in measures.items() if name == "mean@1" or not name.startswith("mean@")}
+            measures = {
+                name: measure for name, measure in measures.items() if name == "mean@1" or not name.startswith("mean@")
+            }
         first = {name: measures[name] for name in ("pass@1", "mean@1") if name in measures}
-        found.append({"step": step, "prompts": report.get("prompts"), "measures": first | measures})
-    return found
+        rows.append({"step": step, "prompts": report.get("prompts"), "measures": first | measures})
+    return rows
 
 
-def phases(run: RunData) -> dict[str, Any]:
+def phases(run: RunData) -> dict[str, object]:
     """Mean seconds of each phase over the last steps, and over the run in `series`."""
-    held = {name: run.metrics.column(f"time/{name}_s") for name in PHASES}
-    used = {name: column for name, column in held.items() if any(column)}
+    columns = {name: run.metrics.column(f"time/{name}_s") for name in PHASES}
+    used = {name: column for name, column in columns.items() if any(column)}
     return {
         "recent": RECENT,
         "seconds": {name: _mean(column[-RECENT:]) for name, column in used.items()},
@@ -128,7 +130,7 @@ def phases(run: RunData) -> dict[str, Any]:
     }
 
 
-def configuration(run: RunData) -> list[dict[str, Any]]:
+def configuration(run: RunData) -> list[dict[str, object]]:
     """Key, value and origin of each setting; of those that differ from the recipe, the recipe's value too."""
     from rlcli.config.changes import origins_in
     from rlcli.config.recipes import flatten
@@ -140,15 +142,15 @@ def configuration(run: RunData) -> list[dict[str, Any]]:
     rows = []
     for key, value in flatten({section: held for section, held in config.items() if section != "recipe"}).items():
         origin = origins.get(key, "default")
-        row: dict[str, Any] = {"key": key, "value": _text(value), "origin": origin}
+        row: dict[str, object] = {"key": key, "value": _text(value), "origin": origin}
         if not origin.startswith(("recipe ", "default")) and row["value"] != _text(recipe.get(key, "")):
             row |= {"changed": True, "recipe": _text(recipe[key]) if key in recipe else None}
         rows.append(row)
     return rows
 
 
-def _recipe_values(name: str) -> Mapping[str, Any]:
-    """What the recipe and the defaults set today; empty if there is no such recipe any more."""
+def _recipe_values(name: str) -> Mapping[str, object]:
+    """Values of the recipe and the defaults as installed; empty if the recipe does not exist any more."""
     from rlcli.config.load import resolve
     from rlcli.errors import RlcliError
 
@@ -158,19 +160,21 @@ def _recipe_values(name: str) -> Mapping[str, Any]:
         return {}
 
 
-def _curve(run: RunData, title: str, unit: str, names: Mapping[str, str]) -> dict[str, Any] | None:
-    found = [
+def _curve(run: RunData, title: str, unit: str, names: Mapping[str, str]) -> dict[str, object] | None:
+    lines = [
         {"name": name, "label": label, "points": thinned(points)}
         for name, label in names.items()
         if (points := run.metrics.points(name))
     ]
-    # Not those that are always 0, and not the same curve twice.
-    drawn = [one for one in found if one is found[0] or any(one["points"][1])]
-    shown = [one for at, one in enumerate(drawn) if all(one["points"] != other["points"] for other in drawn[:at])]
+    # Without curves that are always 0, and without duplicates.
+    nonzero = [line for line in lines if line is lines[0] or any(line["points"][1])]
+    shown = [
+        line for at, line in enumerate(nonzero) if all(line["points"] != other["points"] for other in nonzero[:at])
+    ]
     return {"title": title, "unit": unit, "series": shown} if shown else None
 
 
-def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+def _event(event: Mapping[str, Any]) -> dict[str, object]:
     return {
         "time": number(event.get("time")),
         "step": number(event.get("step")),
@@ -181,14 +185,14 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(events: Sequence[Mapping[str, Any]], *, alive: bool) -> float | None:
-    """From the first event to the last, or until now."""
+    """Seconds from the first event to the last, or until now."""
     times = [at for event in events if (at := number(event.get("time"))) is not None]
     return (time.time() if alive else max(times)) - min(times) if times else None
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    held = [value for value in values if value is not None]
-    return sum(held) / len(held) if held else 0.0
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0
 
 
 def _text(value: object) -> str:

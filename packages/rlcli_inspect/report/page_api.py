@@ -1,5 +1,4 @@
-"""What the pages ask of the runs: a name and parameters in, an object for JSON out. The same for `rlcli view` and for a
-report."""
+"""The API of the pages: a name and parameters in, a JSON object out; the same for `rlcli view` and for a report."""
 
 from __future__ import annotations
 
@@ -16,74 +15,74 @@ from rlcli_inspect.report import overview, sample_details, sample_queries
 from rlcli_inspect.report.page_images import Thumbnails
 
 FINISH_REASONS = ("stop", "length")
-MOST_NAMES = 30
+MAX_NAMES = 30
 """Metrics in one answer."""
 
 
 class Api:
-    """Answers about several runs; may be called from several threads."""
+    """Answers queries about several runs; thread-safe."""
 
     def __init__(self, runs: Sequence[RunData]) -> None:
         self.runs = list(runs)
         self.names = names_of([run.folder for run in self.runs])
         self.news = 0
-        """Grows whenever a run has recorded something."""
+        """Counter of updates: it grows whenever a run has new records."""
         self._lock = threading.Lock()
-        self._answers: dict[str, Callable[[RunData, Mapping[str, str]], Any]] = {
-            "overview": lambda run, given: overview.overview(run),
-            "series": lambda run, given: overview.series(run, given.get("names", "").split(",")[:MOST_NAMES]),
-            "samples": lambda run, given: sample_queries.samples(
-                run, sample_queries.Filter.of(given), given.get("cursor", "")
+        self._answers: dict[str, Callable[[RunData, Mapping[str, str]], object]] = {
+            "overview": lambda run, query: overview.overview(run),
+            "series": lambda run, query: overview.series(run, query.get("names", "").split(",")[:MAX_NAMES]),
+            "samples": lambda run, query: sample_queries.samples(
+                run, sample_queries.Filter.of(query), query.get("cursor", "")
             ),
-            "group": lambda run, given: sample_details.group(run, *_of_group(given)),
-            "sample": lambda run, given: sample_details.sample(run, *_of_group(given), _whole(given, "sample", 0)),
-            "prompt": lambda run, given: sample_queries.visits(
-                run, sample_queries.kind_of(given), given.get("prompt", ""), given.get("cursor", "")
+            "group": lambda run, query: sample_details.group(run, *_group_key(query)),
+            "sample": lambda run, query: sample_details.sample(run, *_group_key(query), _integer(query, "sample", 0)),
+            "prompt": lambda run, query: sample_queries.visits(
+                run, sample_queries.kind_of(query), query.get("prompt", ""), query.get("cursor", "")
             ),
-            "time": lambda run, given: _time(run, given),
+            "time": lambda run, query: _time(run, query),
         }
-        self._kept: dict[tuple[str, int], tuple[int, Any]] = {}
+        self._cache: dict[tuple[str, int], tuple[int, object]] = {}
         self._thumbnails = [Thumbnails(run.folder) for run in self.runs]
 
-    def answer(self, what: str, given: Mapping[str, str]) -> Any:
-        """The answer to `what`; `given["run"]` is the index of the run, 0 if missing. RlcliError if there is none."""
-        if what == "compare":
-            return self._slow(what, 0, lambda: comparison_of(self.runs))
-        if what == "signals":
-            run = self._run(given)
-            return self._slow(what, self.runs.index(run), lambda: signals_of(run))
-        if what == "picture":  # it may be large: without the lock
-            thumbnails = self._thumbnails[self.runs.index(self._run(given))]
-            return thumbnails.answer(given.get("digest", ""), given.get("where", ""), given.get("large") == "1")
+    def answer(self, name: str, query: Mapping[str, str]) -> object:
+        """The answer to `name`; `query["run"]` is the index of the run, 0 if missing. RlcliError if there is none."""
+        if name == "compare":
+            return self._slow(name, 0, lambda: comparison_of(self.runs))
+        if name == "signals":
+            run = self._run(query)
+            return self._slow(name, self.runs.index(run), lambda: signals_of(run))
+        if name == "picture":  # may be large: without the lock
+            thumbnails = self._thumbnails[self.runs.index(self._run(query))]
+            return thumbnails.answer(query.get("digest", ""), query.get("where", ""), query.get("large") == "1")
         with self._lock:
             self.news += sum(run.refresh() for run in self.runs)
-            if what == "index":
+            if name == "index":
                 return self.index()
-            if what == "state":
+            if name == "state":
                 return {"news": self.news, "runs": [state_of(run) for run in self.runs]}
-            if what not in self._answers:
-                raise RlcliError(f"no such page: {what!r:.50}", "see /")
-            return self._answers[what](self._run(given), given)
+            if name not in self._answers:
+                raise RlcliError(f"no such page: {name!r:.50}", "see /")
+            return self._answers[name](self._run(query), query)
 
-    def _run(self, given: Mapping[str, str]) -> RunData:
-        number = _whole(given, "run", 0)
+    def _run(self, query: Mapping[str, str]) -> RunData:
+        number = _integer(query, "run", 0)
         if not 0 <= number < len(self.runs):
             raise RlcliError(f"no run {number}", f"there are {len(self.runs)}")
         return self.runs[number]
 
-    def _slow(self, what: str, number: int, answer: Callable[[], Any]) -> Any:
-        """An answer that takes seconds: without the lock, so that the other pages go on, and kept until there is news
-        of a run."""
+    def _slow(self, name: str, number: int, answer: Callable[[], object]) -> object:
+        """An answer that takes seconds: computed without the lock, so that other requests are not blocked, and cached
+        until a run has new records."""
         with self._lock:
             self.news += sum(run.refresh() for run in self.runs)
-            news, (of, kept) = self.news, self._kept.get((what, number), (-1, None))
-        if of != news:
-            kept = answer()
-            self._kept[what, number] = news, kept
-        return kept
+            news, (cached_news, cached) = self.news, self._cache.get((name, number), (-1, None))
+        if cached_news != news:
+            cached = answer()
+            self._cache[name, number] = news, cached
+        return cached
 
-    def index(self) -> dict[str, Any]:
-        """What the pages need at their start."""
+    def index(self) -> dict[str, object]:
+        """Data that the pages need at their start."""
         from rlcli.types import Outcome
 
         return {
@@ -96,8 +95,8 @@ class Api:
         }
 
 
-def state_of(run: RunData) -> dict[str, Any]:
-    """The name of a run, how far it is, and which pages have something to show."""
+def state_of(run: RunData) -> dict[str, object]:
+    """The name and progress of a run, and which pages have data."""
     steps, evaluations, timeline = run.steps(), run.steps("evaluations"), run.timeline.steps()
     return {
         "name": run.name,
@@ -109,7 +108,7 @@ def state_of(run: RunData) -> dict[str, Any]:
     }
 
 
-def signals_of(run: RunData) -> dict[str, Any]:
+def signals_of(run: RunData) -> dict[str, object]:
     """The signals of a run; none if they cannot be computed, with the reason as `error`."""
     from rlcli_inspect.signals.panel import panel_of
 
@@ -119,8 +118,8 @@ def signals_of(run: RunData) -> dict[str, Any]:
         return {"signals": [], "error": str(error)}
 
 
-def comparison_of(runs: Sequence[RunData]) -> dict[str, Any]:
-    """The comparison of two runs; what prevents it as `error`."""
+def comparison_of(runs: Sequence[RunData]) -> dict[str, object]:
+    """The comparison of two runs; if it is not possible, the reason as `error`."""
     from rlcli_inspect.report.comparison import compare
 
     if len(runs) != 2:
@@ -131,21 +130,21 @@ def comparison_of(runs: Sequence[RunData]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def as_json(answer: Any) -> str:
+def as_json(answer: object) -> str:
     """JSON that every browser reads: NaN and infinities as null, half surrogates replaced.
 
     >>> as_json({"a": math.nan, "b": "\\ud800"})
     '{"a":null,"b":"?"}'
     """
-    options: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False, "default": str}
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
     try:
-        text = json.dumps(answer, **options)
+        text = encoder.encode(answer)
     except ValueError:  # rare, and the copy takes longer than the rest
-        text = json.dumps(_finite(answer), **options)
+        text = encoder.encode(_finite(answer))
     return text.encode(errors="replace").decode()
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -155,12 +154,12 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _time(run: RunData, given: Mapping[str, str]) -> dict[str, Any]:
+def _time(run: RunData, query: Mapping[str, str]) -> dict[str, object]:
     """The lanes of a step (the newest if none is given), and its neighbours."""
     steps = run.timeline.steps()
     if not steps:
         return {"step": None, "lanes": []}
-    step = _whole(given, "step", steps[-1])
+    step = _integer(query, "step", steps[-1])
     line = run.timeline.line(step)
     if line is None:
         raise RlcliError(f"step {step} has no times", f"there are times of steps {steps[0]} to {steps[-1]}")
@@ -173,31 +172,31 @@ def _time(run: RunData, given: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def lanes_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+def lanes_of(line: Mapping[str, Any]) -> list[dict[str, object]]:
     """The lanes of a line of timeline.jsonl, without spans that are not [name, begin, end]."""
     lanes = line.get("lanes")
-    found = []
+    result: list[dict[str, object]] = []
     for lane in lanes if isinstance(lanes, list) else ():
         spans = lane.get("spans") if isinstance(lane, dict) else None
         if isinstance(spans, list):
-            kept = [[str(span[0]), *map(float, span[1:])] for span in spans if _is_span(span)]
-            found.append({"name": str(lane.get("name", "")), "spans": kept})
-    return found
+            valid_spans = [[str(span[0]), *map(float, span[1:])] for span in spans if _is_span(span)]
+            result.append({"name": str(lane.get("name", "")), "spans": valid_spans})
+    return result
 
 
-def _is_span(span: Any) -> bool:
+def _is_span(span: object) -> bool:
     if not isinstance(span, list) or len(span) != 3:
         return False
     return all(isinstance(end, int | float) and math.isfinite(end) for end in span[1:])
 
 
-def _of_group(given: Mapping[str, str]) -> tuple[Kind, int, str, int | None]:
-    group = _whole(given, "group") if given.get("group") else None
-    return sample_queries.kind_of(given), _whole(given, "step"), given.get("prompt", ""), group
+def _group_key(query: Mapping[str, str]) -> tuple[Kind, int, str, int | None]:
+    group = _integer(query, "group") if query.get("group") else None
+    return sample_queries.kind_of(query), _integer(query, "step"), query.get("prompt", ""), group
 
 
-def _whole(given: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = given.get(name, "")
+def _integer(query: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = query.get(name, "")
     if not text and default is not None:
         return default
     try:

@@ -39,7 +39,7 @@ def page(policy: str, data: Iterable[tuple[str, str]] = (), packed: Iterable[tup
     }
     # In one pass: texts of a run may contain the marks.
     template = (PAGES / "index.html").read_text(encoding="utf-8")
-    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], template)
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], template)
 
 
 def content_policy(policy: str) -> str:

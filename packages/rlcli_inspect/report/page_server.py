@@ -13,7 +13,7 @@ import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import RlcliError, SetupError
 from rlcli_inspect.report.page_api import Api, as_json
@@ -21,6 +21,8 @@ from rlcli_inspect.report.page_assembly import SERVED, content_policy, page
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HOST, PORT = "127.0.0.1", 8765
 TRIES = 50
@@ -36,27 +38,27 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-LEAST_COMPRESSED = 1 << 14
+MIN_COMPRESSED = 1 << 14
 REFUSED = "403: the token is missing or wrong. Open the whole address that rlcli view has printed.\n"
 
 
 class Access:
-    """Who may ask: those who know `token`. once: opens the page a single time, for the command line of a browser, which
-    other users can read."""
+    """Access control: requests need `token`. `once` opens the page a single time, for the command line of a browser,
+    which other users can read."""
 
     def __init__(self) -> None:
         self.token, self.once = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._used = False
 
-    def allows(self, given: Mapping[str, str]) -> bool:
-        """Whether the parameters of a request have the token."""
-        return _equal(given.get("token", ""), self.token)
+    def allows(self, query: Mapping[str, str]) -> bool:
+        """Whether a request has the token."""
+        return _equal(query.get("token", ""), self.token)
 
-    def redeems(self, given: Mapping[str, str]) -> bool:
-        """Whether they have `once`, for the first time."""
-        found = not self._used and _equal(given.get("once", ""), self.once)
-        self._used = self._used or found
-        return found
+    def redeems(self, query: Mapping[str, str]) -> bool:
+        """Whether a request has `once`, for the first time."""
+        valid = not self._used and _equal(query.get("once", ""), self.once)
+        self._used = self._used or valid
+        return valid
 
 
 class Server:
@@ -108,11 +110,13 @@ class Server:
 
 
 def application(api: Api, access: Access) -> web.Application:
-    """The page at `/`, and answers below `/api/`, to those whom `access` allows."""
+    """The page at `/`, and answers below `/api/`, for requests that `access` allows."""
     from aiohttp import web
 
     @web.middleware
-    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         if _PORT.sub("", request.host) not in NAMES:
             response: web.StreamResponse = web.Response(
                 status=403, text="403: this server answers to localhost alone\n"
@@ -131,25 +135,25 @@ def application(api: Api, access: Access) -> web.Application:
         return web.Response(text=page(SERVED), content_type="text/html", headers=headers)
 
     async def answer(request: web.Request) -> web.Response:
-        status, found = await asyncio.to_thread(answered, api, request.match_info["what"], request.query)
-        response = web.Response(text=found, content_type="application/json", status=status)
-        if len(found) > LEAST_COMPRESSED:
+        status, text = await asyncio.to_thread(answered, api, request.match_info["name"], request.query)
+        response = web.Response(text=text, content_type="application/json", status=status)
+        if len(text) > MIN_COMPRESSED:
             response.enable_compression()
         return response
 
-    made = web.Application(middlewares=[guard])
-    made.add_routes([web.get("/", index), web.get("/api/{what}", answer)])
-    return made
+    app = web.Application(middlewares=[guard])
+    app.add_routes([web.get("/", index), web.get("/api/{name}", answer)])
+    return app
 
 
-def answered(api: Api, what: str, given: Mapping[str, str]) -> tuple[int, str]:
+def answered(api: Api, name: str, query: Mapping[str, str]) -> tuple[int, str]:
     """The HTTP status and the JSON of an answer; a user's error as `{"error": …}`."""
     try:
-        return 200, as_json(api.answer(what, given))
+        return 200, as_json(api.answer(name, query))
     except RlcliError as error:
         return 400, as_json({"error": str(error)})
     except Exception as error:  # a defect: the page shows it, and the terminal has the traceback
-        logging.getLogger(__name__).exception("/api/%s failed", what)
+        logging.getLogger(__name__).exception("/api/%s failed", name)
         return 500, as_json({"error": f"{type(error).__name__}: {error}"})
 
 
@@ -173,6 +177,6 @@ def serve(api: Api, port: int | None, on_start: Callable[[Server], None]) -> Non
     asyncio.run(forever())
 
 
-def _equal(given: str, secret: str) -> bool:
-    """Compared in constant time."""
-    return hmac.compare_digest(given.encode(errors="replace"), secret.encode())
+def _equal(token: str, secret: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(token.encode(errors="replace"), secret.encode())

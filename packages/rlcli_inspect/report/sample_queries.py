@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RlcliError
 from rlcli.images.image_descriptions import descriptions, worded_last
@@ -21,42 +21,57 @@ from rlcli_inspect.report.sample_details import (
     advantages_of,
     excerpt,
     short,
-    taken,
+    take,
     token_keys,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from jaxtyping import Bool
     from pyarrow import Table
 
 PAGE = 50
-"""Samples in an answer."""
+"""Samples of a page."""
 ANSWER_S = 0.6
 """Seconds that one search may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which samples to list; None and empty: all. text: in the prompt, a message or the answer, in any case of letters.
-    low, high: bounds of the score; shortest, longest: of the drawn tokens; first, last: of the steps. tokens: only
-    samples of which the run keeps tokens. oldest: oldest steps first."""
+    """Filter of samples. None and empty values select all."""
 
     kind: Kind = "samples"
+    """Samples of training or of evaluations."""
     first: int | None = None
+    """First step."""
     last: int | None = None
+    """Last step."""
     outcome: str = ""
+    """Outcome of the verification."""
     finish_reason: str = ""
+    """Finish reason of the response."""
     low: float | None = None
+    """Minimum score."""
     high: float | None = None
+    """Maximum score."""
     shortest: int | None = None
+    """Minimum of response tokens."""
     longest: int | None = None
+    """Maximum of response tokens."""
     prompt_id: str = ""
+    """Id of the prompt."""
     text: str = ""
+    """Text in the prompt, a message or the answer, ignoring case."""
     left_out: bool = False
+    """Only samples that do not train."""
     tokens: bool = False
+    """Only samples with recorded tokens."""
     oldest: bool = False
+    """Oldest steps first."""
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Filter:
+    def of(cls, query: Mapping[str, str]) -> Filter:
         """From the parameters of a URL; unknown ones are ignored. RlcliError for a value that is no number."""
         kinds: dict[str, Callable[[str], Any]] = {
             "int | None": int,
@@ -64,17 +79,17 @@ class Filter:
             "bool": lambda text: text in ("1", "true"),
             "str": str,
         }
-        found: dict[str, Any] = {"kind": kind_of(given)}
+        values: dict[str, Any] = {"kind": kind_of(query)}
         for field in fields(cls):
-            if field.name != "kind" and given.get(field.name):
+            if field.name != "kind" and query.get(field.name):
                 try:
-                    found[field.name] = kinds[str(field.type)](given[field.name])
+                    values[field.name] = kinds[str(field.type)](query[field.name])
                 except ValueError:
-                    raise RlcliError(f"{field.name} is {given[field.name]!r:.50}", "give a number") from None
-        return cls(**found)
+                    raise RlcliError(f"{field.name} is {query[field.name]!r:.50}", "give a number") from None
+        return cls(**values)
 
     def columns(self) -> list[str]:
-        """The columns that decide, without the texts."""
+        """The columns that the filter reads, without texts."""
         wanted = {
             "outcome": self.outcome,
             "finish_reason": self.finish_reason,
@@ -86,55 +101,55 @@ class Filter:
         return [name for name, needed in wanted.items() if needed]
 
 
-def kind_of(given: Mapping[str, str]) -> Kind:
+def kind_of(query: Mapping[str, str]) -> Kind:
     """`samples` of training, or of `evaluations`."""
-    return "evaluations" if given.get("kind") == "evaluations" else "samples"
+    return "evaluations" if query.get("kind") == "evaluations" else "samples"
 
 
-def samples(run: RunData, wanted: Filter, cursor: str = "", limit: int = PAGE) -> dict[str, Any]:
+def samples(run: RunData, wanted: Filter, cursor: str = "", limit: int = PAGE) -> dict[str, object]:
     """A page: `rows`, how many steps were `searched` of `steps`, and the `cursor` of the next page (None: no more).
 
     cursor: `STEP.ROW`, where to continue. Adding steps to the run does not move it.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     steps = [s for s in run.steps(wanted.kind) if _within(s, wanted.first, wanted.last)]
     if not wanted.oldest:
         steps.reverse()
-    at, start = _place(cursor)
-    left = [step for step in steps if at is None or (step >= at if wanted.oldest else step <= at)]
+    at, start = _parse_cursor(cursor)
+    remaining = [step for step in steps if at is None or (step >= at if wanted.oldest else step <= at)]
     rows: list[dict[str, Any]] = []
-    for done, step in enumerate(left):
+    for done, step in enumerate(remaining):
         begin = start if step == at else 0
-        if len(rows) >= limit or (done and time.monotonic() - began > ANSWER_S):
-            return {"rows": rows, "cursor": f"{step}.{begin}", "searched": done, "steps": len(left)}
-        found = _matching(run, wanted, step, begin)
-        page = found[: limit - len(rows)]
+        if len(rows) >= limit or (done and time.monotonic() - started > ANSWER_S):
+            return {"rows": rows, "cursor": f"{step}.{begin}", "searched": done, "steps": len(remaining)}
+        matching = _matching(run, wanted, step, begin)
+        page = matching[: limit - len(rows)]
         rows += _listed(run, wanted, step, page)
-        if len(found) > len(page):
-            return {"rows": rows, "cursor": f"{step}.{page[-1] + 1}", "searched": done, "steps": len(left)}
-    return {"rows": rows, "cursor": None, "searched": len(left), "steps": len(left)}
+        if len(matching) > len(page):
+            return {"rows": rows, "cursor": f"{step}.{page[-1] + 1}", "searched": done, "steps": len(remaining)}
+    return {"rows": rows, "cursor": None, "searched": len(remaining), "steps": len(remaining)}
 
 
-def visits(run: RunData, kind: Kind, prompt_id: str, cursor: str = "") -> dict[str, Any]:
+def visits(run: RunData, kind: Kind, prompt_id: str, cursor: str = "") -> dict[str, object]:
     """The steps in which a prompt occurs, oldest first: `[step, group, samples, passed, mean score]` of each, with a
     cursor as in `samples`."""
     import pyarrow.compute as pc
 
-    began = time.monotonic()
-    at, _ = _place(cursor)
-    left = [step for step in run.steps(kind) if at is None or step >= at]
-    found: list[tuple[int, int, int, int, float | None]] = []
-    for done, step in enumerate(left):
-        if done and time.monotonic() - began > ANSWER_S:
-            return {"visits": found, "cursor": f"{step}.0", "searched": done, "steps": len(left)}
+    started = time.monotonic()
+    at, _ = _parse_cursor(cursor)
+    remaining = [step for step in run.steps(kind) if at is None or step >= at]
+    result: list[tuple[int, int, int, int, float | None]] = []
+    for done, step in enumerate(remaining):
+        if done and time.monotonic() - started > ANSWER_S:
+            return {"visits": result, "cursor": f"{step}.0", "searched": done, "steps": len(remaining)}
         table = run.table(step, ["prompt_id", "group", "score", "outcome"], kind)
-        own = table.filter(pc.fill_null(pc.equal(table["prompt_id"], prompt_id), False)).to_pylist()
-        for number in sorted({row["group"] or 0 for row in own}):
-            rows = [row for row in own if (row["group"] or 0) == number]
+        prompt_rows = table.filter(pc.fill_null(pc.equal(table["prompt_id"], prompt_id), False)).to_pylist()
+        for number in sorted({row["group"] or 0 for row in prompt_rows}):
+            rows = [row for row in prompt_rows if (row["group"] or 0) == number]
             scores = [row["score"] for row in rows if row["score"] is not None]
             passed = sum(row["outcome"] == "ok" for row in rows)
-            found.append((step, number, len(rows), passed, sum(scores) / len(scores) if scores else None))
-    return {"visits": found, "cursor": None, "searched": len(left), "steps": len(left)}
+            result.append((step, number, len(rows), passed, sum(scores) / len(scores) if scores else None))
+    return {"visits": result, "cursor": None, "searched": len(remaining), "steps": len(remaining)}
 
 
 def _matching(run: RunData, wanted: Filter, step: int, begin: int) -> list[int]:
@@ -144,23 +159,23 @@ def _matching(run: RunData, wanted: Filter, step: int, begin: int) -> list[int]:
     import pyarrow.compute as pc
 
     table = run.table(step, wanted.columns() or ["sample"], wanted.kind)
-    keep: Any = np.ones(len(table), dtype=bool)
+    keep: Bool[np.ndarray, " rows"] = np.ones(len(table), dtype=bool)
     keep[:begin] = False
     for mask in _masks(table, wanted):
         keep &= pc.fill_null(mask, False).to_numpy(zero_copy_only=False).astype(bool)
     if wanted.text and keep.any():
         texts = run.table(step, ["prompt", "response", "answer", "messages"], wanted.kind).filter(pa.array(keep))
-        places = np.flatnonzero(keep)
+        indices = np.flatnonzero(keep)
         keep = np.zeros(len(table), dtype=bool)
-        keep[places[_contains(texts, wanted.text)]] = True
+        keep[indices[_contains(texts, wanted.text)]] = True
     if wanted.tokens and keep.any():
         known = token_keys(run, wanted.kind, step)
         rows = run.rows(step, KEYS, wanted.kind) if known else []
         keep &= np.array([key_of(row) in known for row in rows] or [False] * len(table), dtype=bool)
-    return cast(list[int], np.flatnonzero(keep).tolist())
+    return [int(index) for index in np.flatnonzero(keep)]
 
 
-def _masks(table: Table, wanted: Filter) -> Iterator[Any]:
+def _masks(table: Table, wanted: Filter) -> Iterator[pa.ChunkedArray]:
     import pyarrow.compute as pc
 
     for name in ("outcome", "finish_reason", "prompt_id"):
@@ -176,29 +191,29 @@ def _masks(table: Table, wanted: Filter) -> Iterator[Any]:
         yield pc.is_valid(table["left_out"])
 
 
-def _contains(texts: Table, wanted: str) -> Any:
-    """Whether each row has the text, as a NumPy mask. In `messages` it is looked for as JSON writes it."""
+def _contains(texts: Table, wanted: str) -> Bool[np.ndarray, " rows"]:
+    """Mask of the rows with the text. In `messages` it is searched as JSON encodes it."""
     import numpy as np
     import pyarrow.compute as pc
 
-    found: Any = np.zeros(len(texts), dtype=bool)
+    contains: Bool[np.ndarray, " rows"] = np.zeros(len(texts), dtype=bool)
     for name in texts.column_names:
         needle = json.dumps(wanted, ensure_ascii=False)[1:-1] if name == "messages" else wanted
         mask = pc.match_substring(texts[name], needle, ignore_case=True)
-        found |= pc.fill_null(mask, False).to_numpy(zero_copy_only=False).astype(bool)
-    return found
+        contains |= pc.fill_null(mask, False).to_numpy(zero_copy_only=False).astype(bool)
+    return contains
 
 
-def _listed(run: RunData, wanted: Filter, step: int, places: Sequence[int]) -> list[dict[str, Any]]:
+def _listed(run: RunData, wanted: Filter, step: int, indices: Sequence[int]) -> list[dict[str, Any]]:
     """Rows of a list: texts as excerpts, around what was searched for, and the prompt's `images`."""
-    if not places:
+    if not indices:
         return []
     known, tokens = advantages_of(run, wanted.kind, step), token_keys(run, wanted.kind, step)
     rows = []
-    for row in taken(run, wanted.kind, step, (*KEYS, *LISTED, "prompt", "response", "images"), places):
+    for row in take(run, wanted.kind, step, (*KEYS, *LISTED, "prompt", "response", "images"), indices):
         row["tokens"] = key_of(row) in tokens
         add_training(row, known)
-        row["images"] = [one | {"where": row["prompt_id"]} for one in descriptions(row["images"])]
+        row["images"] = [description | {"where": row["prompt_id"]} for description in descriptions(row["images"])]
         row["prompt"] = excerpt(worded_last(row["prompt"] or "", row["images"]), wanted.text)
         row["response"] = excerpt(row["response"], wanted.text)
         row["answer"], row["ground_truth"] = short(row["answer"]), short(row["ground_truth"])
@@ -206,7 +221,7 @@ def _listed(run: RunData, wanted: Filter, step: int, places: Sequence[int]) -> l
     return rows
 
 
-def _place(cursor: str) -> tuple[int | None, int]:
+def _parse_cursor(cursor: str) -> tuple[int | None, int]:
     """The step and row of a cursor. RlcliError if it is none."""
     if not cursor:
         return None, 0

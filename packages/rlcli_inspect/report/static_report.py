@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,60 +25,81 @@ from rlcli_inspect.report.page_assembly import FILE, GENERATOR, PIECES, page
 from rlcli_inspect.report.page_images import Album
 
 MB = 1_000_000
-MOST_BYTES = 50 * MB
+DEFAULT_BYTES = 50 * MB
 ONE_FILE = 12 * MB
 """Largest data in one HTML file, before it is compressed."""
 ENVELOPE = 100
-"""Bytes of a piece beside its groups."""
+"""Bytes of a piece in addition to its groups."""
 LEAST_STEPS = 64
-"""Of a run with more samples than fit, a step gets at most this part of the space, so that about as many are kept."""
+"""If not all samples fit, a step gets at most this part of the space, so that about this many steps are kept."""
 EVALUATIONS_SHARE = 0.2
 PICTURES_SHARE = 0.4
-"""Of the space of a run with pictures, the part that its samples leave to them."""
+"""Share of the space of a run with images that is reserved for them."""
 KINDS: Sequence[Kind] = ("evaluations", "samples")
-MOST_TEXT = 40_000
+MAX_TEXT = 40_000
 """Characters of one text."""
-MOST_TIMES = 200
+MAX_TIMES = 200
 """Steps with their lanes."""
 FIGURES = ("engine_log_prob", "trainer_log_prob", "entropy", "advantage")
 OnProgress = Callable[[str, int, int | None], None]
 
 
 @dataclass
-class Kept:
-    """How much of one kind of samples is in the report. steps, of: steps with samples, kept and in all; groups, of
-    those steps."""
+class Coverage:
+    """How much of one kind of samples a report contains."""
 
     steps: int = 0
-    of: int = 0
+    """Steps in the report."""
+    total_steps: int = 0
+    """Steps with samples in the run."""
     groups: int = 0
-    of_groups: int = 0
+    """Groups in the report."""
+    total_groups: int = 0
+    """Groups of the steps in the report."""
 
     @property
     def all(self) -> bool:
-        return (self.steps, self.groups) == (self.of, self.of_groups)
+        """Whether it contains all samples."""
+        return (self.steps, self.groups) == (self.total_steps, self.total_groups)
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json` and for the page."""
+        return {
+            "steps": self.steps,
+            "of": self.total_steps,
+            "groups": self.groups,
+            "of_groups": self.total_groups,
+        }
 
 
 @dataclass(frozen=True)
-class Written:
-    """A report on disk. path: what to open. bytes: of all files. kept: name of the run → kind → how much. pictures:
-    name of a run that has any → how many are shown, of how many distinct ones in the kept samples."""
+class WrittenReport:
+    """A report on disk."""
 
     path: Path
+    """File to open."""
     bytes: int
+    """Size of all files."""
     files: int
-    kept: Mapping[str, Mapping[str, Kept]]
+    """Number of files."""
+    coverage: Mapping[str, Mapping[str, Coverage]]
+    """Name of the run → kind → how much the report contains."""
     notes: Sequence[str]
+    """Problems of the runs' files."""
     pictures: Mapping[str, tuple[int, int]]
+    """Name of a run with images → images shown, and distinct images in the samples of the report."""
 
 
 @dataclass
 class Pieces:
-    """The pieces on disk so far: names in order, and their sizes."""
+    """The pieces of a report that are on disk."""
 
     folder: Path
+    """Folder of the pieces."""
     names: list[str] = field(default_factory=list)
+    """Their names, in order."""
     bytes: int = 0
+    """Their total size."""
 
     def add(self, name: str, json: str) -> None:
         """Write a piece as a script that gives its data to the page."""
@@ -97,50 +118,52 @@ class Pieces:
 
 def write_report(
     runs: Sequence[RunData],
-    out: Path,
-    most_bytes: int = MOST_BYTES,
-    on_progress: OnProgress = lambda what, done, total: None,
-) -> Written:
-    """Write the report into the folder `out`, which is made, or replaced if it holds a report. Memory does not grow
-    with the runs. SetupError if the folder has other files or cannot be written."""
-    check_out(out)
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    folder: Path,
+    max_bytes: int = DEFAULT_BYTES,
+    on_progress: OnProgress = lambda label, done, total: None,
+) -> WrittenReport:
+    """Write the report into the folder `folder`, which is created, or replaced if it contains a report. Memory does not
+    grow with the runs. SetupError if the folder has other files or cannot be written."""
+    check_out(folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        beside.mkdir(parents=True)
-        kept, albums = _write(runs, beside, most_bytes, on_progress)
-        sizes = [path.stat().st_size for path in beside.rglob("*") if path.is_file()]
-        remove(out)
-        beside.rename(out)
+        temporary.mkdir(parents=True)
+        coverage, albums = _write(runs, temporary, max_bytes, on_progress)
+        sizes = [path.stat().st_size for path in temporary.rglob("*") if path.is_file()]
+        remove(folder)
+        temporary.rename(folder)
     except OSError as error:
-        raise SetupError(f"cannot write {out}: {error.strerror or error}", "give another folder with --out") from error
+        raise SetupError(
+            f"cannot write {folder}: {error.strerror or error}", "give another folder with --out"
+        ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    pictures = {name: (len(one.pieces), len(one.wanted)) for name, one in albums.items() if one.wanted}
-    return Written(out / "index.html", sum(sizes), len(sizes), kept, notes, pictures)
+    pictures = {name: (len(album.pieces), len(album.wanted)) for name, album in albums.items() if album.wanted}
+    return WrittenReport(folder / "index.html", sum(sizes), len(sizes), coverage, notes, pictures)
 
 
-def check_out(out: Path) -> None:
-    """SetupError if `out` has files that are not a report's."""
+def check_out(folder: Path) -> None:
+    """SetupError if `folder` has files that are not a report's."""
     mark = f'<meta name="generator" content="{GENERATOR}">'
     try:
-        if not out.is_dir():
-            if out.exists():
-                raise SetupError(f"--out {out} is a file", "give a folder")
+        if not folder.is_dir():
+            if folder.exists():
+                raise SetupError(f"--out {folder} is a file", "give a folder")
             return
-        with opened(out / "index.html", links=True) as file:
+        with opened(folder / "index.html", links=True) as file:
             ours = mark.encode() in file.read(2000)
     except FileNotFoundError:
-        ours = not any(out.iterdir())
+        ours = not any(folder.iterdir())
     except OSError as error:
-        raise SetupError(f"--out {out} cannot be read: {error.strerror or error}", "give another folder") from error
+        raise SetupError(f"--out {folder} cannot be read: {error.strerror or error}", "give another folder") from error
     if not ours:
-        raise SetupError(f"--out {out} has files that are not a report's", "give another folder")
+        raise SetupError(f"--out {folder} has files that are not a report's", "give another folder")
 
 
 def _write(
-    runs: Sequence[RunData], folder: Path, most_bytes: int, on_progress: OnProgress
-) -> tuple[dict[str, dict[str, Kept]], dict[str, Album]]:
+    runs: Sequence[RunData], folder: Path, max_bytes: int, on_progress: OnProgress
+) -> tuple[dict[str, dict[str, Coverage]], dict[str, Album]]:
     api = Api(runs)
     about: dict[str, list[Any]] = {"overview": [], "series": [], "steps": [], "time": [], "signals": []}
     for run in runs:
@@ -150,47 +173,47 @@ def _write(
         about["time"].append(_times(run))
         about["signals"].append(signals_of(run))
     compared = comparison_of(runs) if len(runs) == 2 else None
-    left = most_bytes - len(as_json([about, compared])) - MB // 2  # the page itself
+    available = max_bytes - len(as_json([about, compared])) - MB // 2  # the page itself
     pieces = Pieces(folder / "data")
-    kept: dict[str, dict[str, Kept]] = {}
+    coverage: dict[str, dict[str, Coverage]] = {}
     albums: dict[str, Album] = {}
     for number, (run, name) in enumerate(zip(runs, api.names, strict=True)):
-        steps, kept[name], albums[name] = _of_run(run, number, left // len(runs), pieces, on_progress)
+        steps, coverage[name], albums[name] = _of_run(run, number, available // len(runs), pieces, on_progress)
         about["steps"].append(steps)
     for run, about_run in zip(runs, about["overview"], strict=True):
-        about_run["notes"] = run.notes  # those about samples are known now
-    data = {"index": api.index(), **about, "compare": compared, "kept": {n: _counts(k) for n, k in kept.items()}}
+        about_run["notes"] = run.notes  # notes about samples are complete now
+    data = {"index": api.index(), **about, "compare": compared, "kept": {n: _counts(k) for n, k in coverage.items()}}
     data["pictures"] = [album.as_dict() for album in albums.values()]
-    one = pieces.bytes <= ONE_FILE
-    blocks = [("data", as_json(data | {"pieces": not one}))]
-    text = page(FILE, blocks, pieces.read()) if one else page(PIECES, blocks)
+    single_file = pieces.bytes <= ONE_FILE
+    blocks = [("data", as_json(data | {"pieces": not single_file}))]
+    text = page(FILE, blocks, pieces.read()) if single_file else page(PIECES, blocks)
     (folder / "index.html").write_text(text, encoding="utf-8")
-    if one:
+    if single_file:
         shutil.rmtree(folder / "data", ignore_errors=True)
-    return kept, albums
+    return coverage, albums
 
 
 def _of_run(
     run: RunData, number: int, share: int, pieces: Pieces, on_progress: OnProgress
-) -> tuple[dict[str, list[int]], dict[str, Kept], Album]:
-    """Write the pieces of a run into `share` bytes: its samples, then their pictures. The steps of each kind that have
-    a piece (of pictures: the numbers of theirs), how much was kept, and the pictures."""
+) -> tuple[dict[str, list[int]], dict[str, Coverage], Album]:
+    """Write the pieces of a run into `share` bytes: its samples, then their images. Returns the steps of each kind that
+    have a piece (for images: the numbers of the pieces), the coverage, and the images."""
     end = pieces.bytes + share
     if _has_pictures(run):
         share -= int(share * PICTURES_SHARE)
     steps: dict[str, list[int]] = {}
-    kept: dict[str, Kept] = {}
+    coverage: dict[str, Coverage] = {}
     album = Album()
     for kind in KINDS:
-        before = pieces.bytes
-        room = int(share * EVALUATIONS_SHARE) if kind == "evaluations" else share
-        steps[kind], kept[kind] = _samples(run, kind, f"{number}/{kind}", room, pieces, album, on_progress)
-        share -= pieces.bytes - before
+        size_before = pieces.bytes
+        budget = int(share * EVALUATIONS_SHARE) if kind == "evaluations" else share
+        steps[kind], coverage[kind] = _samples(run, kind, f"{number}/{kind}", budget, pieces, album, on_progress)
+        share -= pieces.bytes - size_before
     on_progress(f"{run.name}: pictures", 0, None)
     album.write(run.folder, end - pieces.bytes, lambda at, some: pieces.add(f"{number}/pictures/{at}", as_json(some)))
     if album.pieces:
         steps["pictures"] = sorted(set(album.pieces.values()))
-    return steps, kept, album
+    return steps, coverage, album
 
 
 def _has_pictures(run: RunData) -> bool:
@@ -201,14 +224,14 @@ def _has_pictures(run: RunData) -> bool:
     return any(table["images"].null_count < len(table) for table in tables)
 
 
-def _counts(kept: Mapping[str, Kept]) -> dict[str, Any]:
-    return {kind: asdict(one) | {"all": one.all} for kind, one in kept.items()}
+def _counts(coverage: Mapping[str, Coverage]) -> dict[str, object]:
+    return {kind: part.as_dict() | {"all": part.all} for kind, part in coverage.items()}
 
 
-def _times(run: RunData) -> dict[str, Any]:
+def _times(run: RunData) -> dict[str, object]:
     steps = run.timeline.steps()
-    chosen = [steps[place] for place in evenly(len(steps), MOST_TIMES)]
-    lines = ((step, run.timeline.line(step)) for step in chosen)
+    selected = [steps[index] for index in evenly(len(steps), MAX_TIMES)]
+    lines = ((step, run.timeline.line(step)) for step in selected)
     return {str(step): {"start": line.get("start"), "lanes": lanes_of(line)} for step, line in lines if line}
 
 
@@ -216,104 +239,110 @@ def _samples(
     run: RunData,
     kind: Kind,
     prefix: str,
-    room: int,
+    budget: int,
     pieces: Pieces,
     album: Album,
     on_progress: OnProgress,
-) -> tuple[list[int], Kept]:
-    """Write the pieces of a run's samples into `room` bytes; the steps and how much was kept. album: gets the pictures
-    that they show."""
+) -> tuple[list[int], Coverage]:
+    """Write the pieces of a run's samples into `budget` bytes; the steps and how much was kept. album: gets the
+    pictures that they show."""
     steps = run.steps(kind)
-    chosen, most = _choice(run, kind, steps, room)
-    kept, end = Kept(of=len(steps)), pieces.bytes + room
+    selected, step_budget = _choice(run, kind, steps, budget)
+    coverage, end = Coverage(total_steps=len(steps)), pieces.bytes + budget
     written: list[int] = []
-    for done, place in enumerate(spread(len(chosen))):
-        on_progress(f"{run.name}: {kind}", done, len(chosen))
-        step = chosen[place]
+    for done, index in enumerate(spread(len(selected))):
+        on_progress(f"{run.name}: {kind}", done, len(selected))
+        step = selected[index]
         groups = groups_of(run, kind, step)
-        texts = list(_fitting(groups, most, end - pieces.bytes))
+        texts = list(_fitting(groups, step_budget, end - pieces.bytes))
         if texts or not groups:
-            kept.steps += 1
-            kept.groups += len(texts)
-            kept.of_groups += len(groups)
+            coverage.steps += 1
+            coverage.groups += len(texts)
+            coverage.total_groups += len(groups)
             album.add(groups[: len(texts)])
             if texts:
                 pieces.add(f"{prefix}/{step}", f'{{"step":{step},"groups":[{",".join(texts)}]}}')
                 written.append(step)
-    return sorted(written), kept
+    return sorted(written), coverage
 
 
-def _choice(run: RunData, kind: Kind, steps: Sequence[int], room: int) -> tuple[list[int], int]:
-    """Which steps to keep and the most bytes of each, by the sizes of the first, the middle and the last one."""
+def _choice(run: RunData, kind: Kind, steps: Sequence[int], budget: int) -> tuple[list[int], int]:
+    """The steps to keep and the maximum bytes of each, from the sizes of the first, the middle and the last one."""
     if not steps:
-        return [], room
+        return [], budget
     probed = {steps[0], steps[len(steps) // 2], steps[-1]}
     sizes = [len(as_json(groups_of(run, kind, step)).encode()) + ENVELOPE for step in probed]
-    if max(sizes) * len(steps) <= room:
-        return list(steps), room
-    most = room // min(LEAST_STEPS, len(steps))
-    number = max(1, room // max(1, min(most, sum(sizes) // len(sizes))))
-    return [steps[place] for place in evenly(len(steps), number)], most
+    if max(sizes) * len(steps) <= budget:
+        return list(steps), budget
+    step_budget = budget // min(LEAST_STEPS, len(steps))
+    number = max(1, budget // max(1, min(step_budget, sum(sizes) // len(sizes))))
+    return [steps[index] for index in evenly(len(steps), number)], step_budget
 
 
-def _fitting(groups: Sequence[Mapping[str, Any]], most: int, room: int) -> Iterator[str]:
-    """The first groups, as JSON, that together take at most `most` bytes; the first one alone up to `room`."""
-    taken = 0
+def _fitting(groups: Sequence[Mapping[str, Any]], step_budget: int, budget: int) -> Iterator[str]:
+    """The first groups, as JSON, that together take at most `step_budget` bytes; the first one alone up to `budget`."""
+    size = 0
     for number, group in enumerate(groups):
         text = as_json(group)
-        taken += len(text.encode()) + 1
-        if taken + ENVELOPE > (min(most, room) if number else room):
+        size += len(text.encode()) + 1
+        if size + ENVELOPE > (min(step_budget, budget) if number else budget):
             return
         yield text
 
 
 def groups_of(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
-    """The samples of a step by group: the prompt's messages once, and of each sample what followed them."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    """The samples of a step by group: the prompt's messages once, and for each sample the messages after them."""
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
     known = sample_details.advantages_of(run, kind, step)
     tokens = {key_of(row): _rounded(row) for row in (run.tokens(step) if kind == "samples" else ())}
-    rows = run.rows(step, sample_details.OF_SAMPLE, kind)
+    rows = run.rows(step, sample_details.SAMPLE_COLUMNS, kind)
     for row in rows:
         row["group"] = row["group"] or 0
         key = key_of(row)
         add_training(row, known)
         sample_details.shorten_verdict(row)
-        asked, row["said"] = sample_details.conversation(row, where_of(kind, step), MOST_TEXT)
+        prompt_messages, row["said"] = sample_details.conversation(row, where_of(kind, step), MAX_TEXT)
         for name in ("messages", "response", "prompt", "images"):
             del row[name]
         if key in tokens:
             row["token_columns"] = tokens[key]
-        own = found.setdefault(
+        group = groups.setdefault(
             key[:2],
-            {"prompt_id": key[0], "group": key[1], "ground_truth": row["ground_truth"], "messages": asked, "rows": []},
+            {
+                "prompt_id": key[0],
+                "group": key[1],
+                "ground_truth": row["ground_truth"],
+                "messages": prompt_messages,
+                "rows": [],
+            },
         )
-        if asked != own["messages"]:
-            row["asked"] = asked
-        own["rows"].append({name: value for name, value in row.items() if value is not None})
-    return list(found.values())
+        if prompt_messages != group["messages"]:
+            row["asked"] = prompt_messages
+        group["rows"].append({name: value for name, value in row.items() if value is not None})
+    return list(groups.values())
 
 
-def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of tokens, with four digits."""
+def _rounded(row: Mapping[str, Any]) -> dict[str, object]:
+    """The token columns, rounded to four digits."""
     columns = {name: row.get(name) for name in ("text", "drawn", "version")}
     for name in FIGURES:
-        columns[name] = [None if one is None else float(f"{one:.4g}") for one in row.get(name) or ()]
+        columns[name] = [None if figure is None else float(f"{figure:.4g}") for figure in row.get(name) or ()]
     return columns
 
 
-def evenly(count: int, most: int) -> list[int]:
-    """At most `most` of `count` places, the first and the last among them.
+def evenly(count: int, limit: int) -> list[int]:
+    """At most `limit` of `count` indices, with the first and the last among them.
 
     >>> evenly(100, 4), evenly(3, 10), evenly(5, 1)
     ([0, 33, 66, 99], [0, 1, 2], [4])
     """
-    if count <= most:
+    if count <= limit:
         return list(range(count))
-    return [count - 1] if most == 1 else [place * (count - 1) // (most - 1) for place in range(most)]
+    return [count - 1] if limit == 1 else [index * (count - 1) // (limit - 1) for index in range(limit)]
 
 
 def spread(count: int) -> list[int]:
-    """All places in an order in which any beginning of it is spread over all: the last, the first, the middle, …
+    """All indices, in an order of which each prefix is spread over the range: the last, the first, the middle, …
 
     >>> spread(5)
     [4, 0, 2, 1, 3]

@@ -1,4 +1,4 @@
-"""Reports signals of reward hacking: alarms while the run trains, and one line at its end."""
+"""Listener that reports signals of reward hacking: warnings during the run, and one line at its end."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rlcli_inspect.signals.monitor import PREFIX, Monitor
 
 
 class HackingAlarms(Listener):
-    """The controller's side of `Monitor`. Idle in a run whose responses come from the dataset."""
+    """Reports the warnings of a `Monitor`. Inactive in a run whose responses come from the dataset."""
 
     def __init__(self, run: ListenedRun) -> None:
         self.run = run
         self.monitor: Monitor | None = None
 
     def begin(self, done: int) -> None:
-        """Begin after step `done`: signals of later steps are dropped."""
+        """Start, or restart, after step `done`: signals of later steps are dropped."""
         self.close()
         if not self.run.config.data.response:
             self.monitor = Monitor(self.run.path, self.run.config.train.steps, done)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation is a line of metrics too."""
+        """Process the metrics of an evaluation as those of a step."""
         self.step(step, metrics)
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
@@ -32,7 +32,7 @@ class HackingAlarms(Listener):
             self._report(number)
 
     def finish(self, number: int) -> None:
-        """At the end of the run, after step `number`."""
+        """Report the result at the end of the run, after step `number`."""
         if self.monitor:
             result = self.monitor.finish()
             self._report(number)
@@ -40,7 +40,7 @@ class HackingAlarms(Listener):
             self.run.note(f"signals of reward hacking: {result}{where}")
 
     def close(self) -> None:
-        """End the thread without waiting for it."""
+        """Stop the thread without waiting for it."""
         if self.monitor:
             self.monitor.close()
 

@@ -1,4 +1,4 @@
-"""Watches a run's samples for reward hacking while it trains: a thread that reads back what was saved, now and then."""
+"""Monitors a run's saved samples for reward hacking in a thread while it trains."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from rlcli.runs.folder import events_of
 from rlcli.runs.record_files import metrics_of
 from rlcli_inspect.signals.panel import signals_of
 from rlcli_inspect.signals.sample_record import Record
-from rlcli_inspect.signals.sample_rows import MOST_STEPS, read_step, sampled_rows
+from rlcli_inspect.signals.sample_rows import MAX_STEPS, read_step, sampled_rows
 from rlcli_inspect.signals.signal import Signal, summary
 
 PREFIX = "hacking_"
-"""How the names of these warnings begin in events.jsonl."""
+"""Prefix of the names of these warnings in events.jsonl."""
 REPEATS = 2
-"""Checks in a row in which a signal must warn before it is reported."""
+"""Consecutive checks in which a signal must warn before it is reported."""
 PAUSE = 20.0
-"""After reading, the thread waits for this many times as long: it takes at most 5% of one core."""
-CHECKS = 4 * MOST_STEPS
-"""At most so many steps of a run are read."""
+"""Pause after reading, as a multiple of the time of reading: the thread takes at most 5% of one core."""
+CHECKS = 4 * MAX_STEPS
+"""Maximum number of steps of a run that are read."""
 LAST_S = 20.0
-"""Seconds that the end of a run waits for the last steps to be read."""
-KEPT = ("step", "reward/mean", "outcome/no_answer", "update/kl")
-"""Metrics that signals need, besides those of evaluations and of parts of the reward."""
+"""Maximum seconds that the end of a run waits for the last steps to be read."""
+NEEDED = ("step", "reward/mean", "outcome/no_answer", "update/kl")
+"""Metrics that signals need, in addition to those of evaluations and of parts of the reward."""
 
 
 class Monitor:
-    """The driver gives it each step's metrics (`step`), and takes what to report (`take`): neither waits. All reading
-    is done by one thread, whose failure ends the signals and not the run.
+    """The controller passes each step's metrics (`step`) and gets the warnings (`take`) without waiting. One thread
+    reads the samples; if it fails, the signals end, and the run continues.
 
-    run: the run's folder. steps: of the whole run. done: those before; their samples are read again.
+    run: the run's folder. steps: number of steps of the run. done: completed steps, whose samples are read again.
     """
 
     def __init__(self, run: Path, steps: int, done: int = 0) -> None:
         self.run, self.every = run, max(1, math.ceil(steps / CHECKS))
         self.failure = ""
         self._reported = {str(event.get("name")) for event in events_of(run) if event.get("event") == "warning"}
-        self._in_a_row: dict[str, int] = {}
-        self._waiting: list[dict[str, Any]] = []
+        self._consecutive: dict[str, int] = {}
+        self._queued: list[dict[str, Any]] = []
         self._alarms: list[Signal] = []
         self._last: list[Signal] = []
         self._lock = threading.Lock()
@@ -50,15 +50,15 @@ class Monitor:
         self._thread = threading.Thread(target=self._guarded, args=(done,), name="signals", daemon=True)
         self._thread.start()
 
-    def step(self, number: int, metrics: Mapping[str, Any]) -> None:
-        """A step is done, and its samples are saved."""
-        line = {name: value for name, value in metrics.items() if _is_kept(name)} | {"step": number}
+    def step(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Add a completed step, whose samples are saved."""
+        line = {name: value for name, value in metrics.items() if _is_needed(name)} | {"step": number}
         with self._lock:
-            self._waiting.append(line)
+            self._queued.append(line)
         self._wake.set()
 
     def take(self) -> list[Signal]:
-        """The signals to report: each once a run."""
+        """The new warnings: each signal once a run."""
         with self._lock:
             alarms, self._alarms = self._alarms, []
         return alarms
@@ -72,14 +72,14 @@ class Monitor:
         return f"not computed: {self.failure}" if self.failure else summary(self._last)
 
     def close(self) -> None:
-        """End the thread once it has read what is waiting; does not wait for that."""
+        """Stop the thread after it has read the queued steps; does not wait for it."""
         self._closing.set()
         self._wake.set()
 
     def _guarded(self, done: int) -> None:
         try:
             self._watch(done)
-        except Exception as error:  # whatever a broken file or an odd text may cause: signals are not worth a run
+        except Exception as error:  # a broken file or an odd text must not end the run
             self.failure = f"{type(error).__name__}: {error}"
 
     def _watch(self, done: int) -> None:
@@ -92,23 +92,23 @@ class Monitor:
             self._wake.clear()
             closing = self._closing.is_set()
             with self._lock:
-                new, self._waiting = self._waiting, []
-            began = time.monotonic()
+                new, self._queued = self._queued, []
+            started = time.monotonic()
             lines += new
-            due = [line["step"] for line in new if line["step"] and line["step"] % self.every == 0]
-            for number in due[-3:]:  # if reading is slower than training, steps are left out
+            to_read = [line["step"] for line in new if line["step"] and line["step"] % self.every == 0]
+            for number in to_read[-3:]:  # if reading is slower than training, steps are skipped
                 if rows := read_step(self.run / "samples", number):
                     record.add(number, rows)
-            if due or closing:
+            if to_read or closing:
                 self._check(signals_of(lines, record))
             if closing:
                 return
-            self._closing.wait(PAUSE * (time.monotonic() - began))
+            self._closing.wait(PAUSE * (time.monotonic() - started))
 
     def _check(self, signals: list[Signal]) -> None:
         for signal in signals:
-            count = self._in_a_row.get(signal.name, 0) + 1 if signal.state == "warning" else 0
-            self._in_a_row[signal.name] = count
+            count = self._consecutive.get(signal.name, 0) + 1 if signal.state == "warning" else 0
+            self._consecutive[signal.name] = count
             if count >= REPEATS and PREFIX + signal.name not in self._reported:
                 self._reported.add(PREFIX + signal.name)
                 with self._lock:
@@ -116,5 +116,5 @@ class Monitor:
         self._last = signals
 
 
-def _is_kept(name: str) -> bool:
-    return name in KEPT or name.startswith(("reward/part/", "eval/pass@1", "eval/mean@1"))
+def _is_needed(name: str) -> bool:
+    return name in NEEDED or name.startswith(("reward/part/", "eval/pass@1", "eval/mean@1"))

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.runs.record_files import metrics_of
-from rlcli_inspect.signals.metric_signals import metric_signals
+from rlcli_inspect.signals.metric_signals import Line, metric_signals
 from rlcli_inspect.signals.sample_record import Record, examples_of
 from rlcli_inspect.signals.sample_rows import Row, rescored_rows, sampled_rows
 from rlcli_inspect.signals.sample_signals import paid_signals, property_signals
 from rlcli_inspect.signals.second_verifier import second_verifier_signal
-from rlcli_inspect.signals.signal import Signal
+from rlcli_inspect.signals.signal import Example, Signal
 from rlcli_inspect.signals.windows import ends_of
-
-Line = Mapping[str, Any]
 
 
 def panel(
@@ -25,9 +23,8 @@ def panel(
 ) -> list[Signal]:
     """The signals of a run, those that warn first.
 
-    lines: of metrics.jsonl. steps: step and rows of samples, ascending, as `rows.sampled_rows` gives them, read one
-    after the other. rescored: lines that `rlcli rescore` wrote.
-    """
+    lines: of metrics.jsonl. steps: step and rows of samples, ascending, as `sample_rows.sampled_rows` yields them.
+    rescored: lines that `rlcli rescore` wrote."""
     record = Record()
     for number, rows in steps:
         record.add(number, rows)
@@ -40,19 +37,19 @@ def panel_of(run: Path) -> list[Signal]:
 
 
 def signals_of(lines: Sequence[Line], record: Record, rescored: Iterable[Mapping[str, Any]] = ()) -> list[Signal]:
-    """The signals of what was read so far."""
+    """The signals of the samples read so far."""
     ends = ends_of(record)
-    found = [
+    signals = [
         second_verifier_signal(rescored),
         *property_signals(record, ends),
         *paid_signals(record, ends),
         *metric_signals(lines, _last_rewarded(record)),
     ]
     order = {"warning": 0, "ok": 1, "unknown": 2}
-    return sorted(found, key=lambda signal: order[signal.state])
+    return sorted(signals, key=lambda signal: order[signal.state])
 
 
-def _last_rewarded(record: Record) -> Any:
+def _last_rewarded(record: Record) -> list[Example]:
     """Rewarded samples of the last step."""
     middle = (record.low + record.high) / 2
     last = record.steps[-1].step if record.steps else 0

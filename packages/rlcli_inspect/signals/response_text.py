@@ -1,4 +1,4 @@
-"""What can be seen in a response without judging it: its answers, the ground truth, repetition, language, refusals."""
+"""Properties of a response's text: its answers, the ground truth, repetition, language, refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST_TRUTH = 64
 """Ground truths above this many characters are tests, essays or tables: they are not expected in a response."""
 READ = 20_000
 """Characters of a response that are read: its end."""
-REPEATED, LEAST_WORDS, LEAST_CHARACTERS = 4, 12, 64
+REPEATED, MIN_WORDS, MIN_CHARACTERS = 4, 12, 64
 """Repetition is the share of repeated n-grams of this many words, or of twice as many characters in a text of fewer
 words; shorter texts repeat nothing."""
 OTHER_SCRIPT = 0.3
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"-?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?")
 _WHOLE = re.compile(r"-?\d+(?:\.\d+)?")
 _BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _TAG = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL | re.IGNORECASE)
-_SAID = re.compile(r"(?:answer|result)\s*(?:is|:|=)\s*\**([^\n]*)", re.IGNORECASE)
+_STATEMENT = re.compile(r"(?:answer|result)\s*(?:is|:|=)\s*\**([^\n]*)", re.IGNORECASE)
 _OR = re.compile(r"\s+or\s+|\s*[;|]\s*|\s*,\s+(?:and\s+|or\s+)?|\s+and\s+|\n+|\s+/\s+")
 _WORD = re.compile(r"[^\W\d_]+|[^\w\s]+|\d+")
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -50,8 +50,8 @@ _LANGUAGES = {name: frozenset(words.split()) for name, words in _FUNCTION_WORDS.
 
 
 def final_text(response: str) -> str:
-    """Where the answer stands: after the last `####`, in the last <answer>, all boxes, or after "the answer is"; empty
-    if none of them is there."""
+    """The part with the answer: after the last `####`, in the last <answer>, all boxes, or after "the answer is"; empty
+    without any of them."""
     text = response.rpartition("</think>")[2][-READ:]
     if "####" in text:
         return text.rpartition("####")[2].strip()
@@ -59,13 +59,13 @@ def final_text(response: str) -> str:
         return str(tags[-1]).strip()
     if boxes := _BOX.findall(text):
         return "\n".join(boxes)
-    said = _SAID.findall(text)
-    return said[-1].strip() if said else ""
+    statements = _STATEMENT.findall(text)
+    return statements[-1].strip() if statements else ""
 
 
 def answers_in(response: str, truth: str = "0") -> list[str]:
     """The distinct answers that a response offers, as normalized text. truth: normalized; answers are of its kind: a
-    number, or a text of about its length. Other parts of the sentence are none.
+    number, or a text of about its length. Other parts of the sentence are ignored.
 
     >>> answers_in("#### 42 or 43"), answers_in("so \\\\boxed{7} or \\\\boxed{8}"), answers_in("#### 1,042")
     (['42', '43'], ['7', '8'], ['1042'])
@@ -79,23 +79,24 @@ def answers_in(response: str, truth: str = "0") -> list[str]:
     parts = [part for part in _OR.split(text) if part.strip()]
     if len(parts) == 1 and len(numbers := _NUMBER.findall(text)) > 1 and not _NUMBER.sub("", text).strip(" ,\n"):
         parts = numbers
-    found = [normalized(part) for part in parts]
+    candidates = [normalized(part) for part in parts]
     if numeric:
-        alike = [part for part in found if _WHOLE.fullmatch(part)]
+        answers = [part for part in candidates if _WHOLE.fullmatch(part)]
     else:
-        alike = [part for part in found if len(part) <= len(truth) + MORE_CHARACTERS]
-    return list(dict.fromkeys(filter(None, alike)))
+        answers = [part for part in candidates if len(part) <= len(truth) + MORE_CHARACTERS]
+    return list(dict.fromkeys(filter(None, answers)))
 
 
 def normalized(text: str) -> str:
-    """
+    """Text without markup, spaces and case; a number without separators and trailing zeros.
+
     >>> normalized(" $1,042.00 "), normalized("\\\\text{Yes}.")
     ('1042', 'yes')
     """
     text = re.sub(r"\\(?:text|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", text.strip())
     text = re.sub(r"[\s$*`{}\\]|(?<=\d),(?=\d{3})", "", text).rstrip(".").casefold()
-    whole = re.fullmatch(r"(-?\d+)\.0+", text)
-    return whole[1] if whole else text
+    integer = re.fullmatch(r"(-?\d+)\.0+", text)
+    return integer[1] if integer else text
 
 
 def truth_of(ground_truth: str | None) -> str | None:
@@ -116,7 +117,7 @@ def truth_text(ground_truth: str | None) -> str:
 
 
 def has_truth(response: str, truth: str) -> bool:
-    """Whether the normalized ground truth stands in the response; a number only as a whole number.
+    """Whether the response contains the normalized ground truth; a number must match a whole number.
 
     >>> has_truth("so it is 1,042.", "1042"), has_truth("#### 142", "42"), has_truth("it is Yes", "yes")
     (True, False, True)
@@ -137,8 +138,8 @@ def repetition(response: str) -> float:
     """
     units: Sequence[str] = response[-READ:].split()
     n = REPEATED
-    if len(units) < LEAST_WORDS:
-        if len(response) < LEAST_CHARACTERS:
+    if len(units) < MIN_WORDS:
+        if len(response) < MIN_CHARACTERS:
             return 0.0
         units, n = response[-READ:], 2 * REPEATED
     grams = [tuple(units[start : start + n]) for start in range(len(units) - n + 1)]
@@ -157,19 +158,19 @@ def is_foreign(response: str, prompt: str) -> bool | None:
     >>> is_foreign("因此答案是四十二", "What is six times seven?"), is_foreign("42", "What is six times seven?")
     (True, None)
     """
-    asked, language = _of_prompt(prompt[-READ:])
-    said = _scripts(response[-READ:])
-    if sum(asked.values()) < LANGUAGE_WORDS or sum(said.values()) < LANGUAGE_WORDS:
+    prompt_scripts, language = _of_prompt(prompt[-READ:])
+    response_scripts = _scripts(response[-READ:])
+    if sum(prompt_scripts.values()) < LANGUAGE_WORDS or sum(response_scripts.values()) < LANGUAGE_WORDS:
         return None
-    foreign = sum(count for script, count in said.items() if script not in asked)
-    if foreign > OTHER_SCRIPT * sum(said.values()):
+    foreign = sum(count for script, count in response_scripts.items() if script not in prompt_scripts)
+    if foreign > OTHER_SCRIPT * sum(response_scripts.values()):
         return True
     return bool(language) and _language(response[-READ:]) not in ("", language)
 
 
 @lru_cache(maxsize=256)
 def _of_prompt(prompt: str) -> tuple[Mapping[str, int], str]:
-    """Scripts and language: the samples of a group have one prompt."""
+    """Scripts and language of a prompt; cached, since the samples of a group have one prompt."""
     return _scripts(prompt), _language(prompt)
 
 
@@ -194,25 +195,25 @@ def phrases_of(words: Sequence[str], known: Container[str] | None = None) -> set
     """The phrases of a response's words. known: the words that may be in one; None: all."""
     usable = [bool(word) and not word.isdigit() and (known is None or word in known) for word in words]
     letters = [word[:1].isalpha() for word in words]
-    found = set()
+    phrases = set()
     for start in range(len(words)):
-        for after in range(start + 1, min(start + LONGEST_PHRASE, len(words)) + 1):
-            if not usable[after - 1]:
+        for end in range(start + 1, min(start + LONGEST_PHRASE, len(words)) + 1):
+            if not usable[end - 1]:
                 break
-            if any(letters[start:after]):
-                found.add(" ".join(words[start:after]))
-    return found
+            if any(letters[start:end]):
+                phrases.add(" ".join(words[start:end]))
+    return phrases
 
 
 def _scripts(text: str) -> Mapping[str, int]:
     """Letters by script, roughly: the block of a letter decides."""
     runs = "".join(_LETTERS.findall(text))
     others = "" if runs.isascii() else _ASCII.sub("", runs)
-    found = {"latin": len(runs) - len(others)} if len(runs) > len(others) else {}
+    letters = {"latin": len(runs) - len(others)} if len(runs) > len(others) else {}
     for letter, count in Counter(others).items():
         script = next(name for end, name in _SCRIPTS if ord(letter) < end)
-        found[script] = found.get(script, 0) + count
-    return found
+        letters[script] = letters.get(script, 0) + count
+    return letters
 
 
 _SCRIPTS = (
@@ -239,8 +240,8 @@ _SCRIPTS = (
 
 
 def _language(text: str) -> str:
-    """The language by its function words; empty if they do not decide."""
+    """The language by its function words; empty if it is not clear."""
     words = Counter(_LETTERS.findall(text.casefold()))
-    counts = sorted((sum(words[word] for word in own), name) for name, own in _LANGUAGES.items())
-    (second, _), (most, name) = counts[-2:]
-    return name if most >= LANGUAGE_WORDS and most >= 2 * second else ""
+    counts = sorted((sum(words[word] for word in function_words), name) for name, function_words in _LANGUAGES.items())
+    (second, _), (highest, name) = counts[-2:]
+    return name if highest >= LANGUAGE_WORDS and highest >= 2 * second else ""

@@ -1,11 +1,10 @@
-"""What is remembered of a run's samples: figures of each step that was read, and a few examples. Bounded memory."""
+"""Statistics of the steps of a run that were read, and a few examples, in bounded memory."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlcli_inspect.signals.phrases import Phrases
 from rlcli_inspect.signals.response_text import (
@@ -19,7 +18,7 @@ from rlcli_inspect.signals.response_text import (
 )
 from rlcli_inspect.signals.sample_rows import Row
 from rlcli_inspect.signals.signal import EXAMPLES, Example, example_of
-from rlcli_inspect.signals.strata import Slope, centred, strata_of
+from rlcli_inspect.signals.strata import Marks, Slope, centred, strata_of
 
 REPEATS = 0.3
 """Repetition (`text.repetition`) above which a response is shown as an example."""
@@ -34,12 +33,12 @@ NOTES = {
     "phrase": "has the phrase",
 }
 SHARES = ("truth", "one_response", "several_answers", "repetition", "language", "refusal")
-"""Properties of a sample, each with a value from 0 to 1, whose mean over rewarded samples is followed."""
+"""Properties of a sample, each with a value from 0 to 1, whose mean over rewarded samples is tracked."""
 
 
 @dataclass
 class Mean:
-    """A sum and how many values it has."""
+    """A running mean."""
 
     total: float = 0.0
     count: int = 0
@@ -57,20 +56,26 @@ class Mean:
 
 @dataclass
 class Step:
-    """Figures of one step's samples. rewarded: of `SHARES` over the rewarded ones, overall: over all. squares: sum of
-    the squared rewards."""
+    """Statistics of one step's samples."""
 
     step: int
+    """Number of the step."""
     reward: Mean = field(default_factory=Mean)
+    """Rewards."""
     squares: float = 0.0
+    """Sum of the squared rewards."""
     length: Mean = field(default_factory=Mean)
+    """Response tokens."""
     rewarded: dict[str, Mean] = field(default_factory=lambda: {name: Mean() for name in SHARES})
+    """Property of `SHARES` → its mean over rewarded samples."""
     overall: dict[str, Mean] = field(default_factory=lambda: {name: Mean() for name in SHARES})
+    """The same over all samples."""
     phrases: dict[str, float] = field(default_factory=dict)
+    """Common phrase → share of the samples with it."""
 
 
 class Record:
-    """The figures of the steps that were added, ascending, and examples of the last ones."""
+    """Statistics of the steps that were added, ascending, and examples of the last ones."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -86,21 +91,21 @@ class Record:
         return self.high - self.low
 
     def add(self, number: int, rows: Sequence[Row]) -> None:
-        """Add the samples of a step, as `rows.read_step` gives them."""
+        """Add the samples of a step, as `sample_rows.read_step` returns them."""
         scores = [float(row["score"]) for row in rows]
         self.low, self.high = min([self.low, *scores]), max([self.high, *scores])
         middle = (self.low + self.high) / 2
         step = Step(number)
         marks = [marks_of(row) for row in rows]
         _mark_shared(rows, marks, [score > middle for score in scores])
-        for row, score, own in zip(rows, scores, marks, strict=True):
+        for row, score, row_marks in zip(rows, scores, marks, strict=True):
             step.reward.add(score)
             step.squares += score * score
             step.length.add(row.get("response_tokens"))
             for name in SHARES:
-                step.overall[name].add(own.get(name))
+                step.overall[name].add(row_marks.get(name))
                 if score > middle:
-                    step.rewarded[name].add(own.get(name))
+                    step.rewarded[name].add(row_marks.get(name))
         strata = strata_of(rows, marks)
         lengths = [float(row.get("response_tokens") or 0) for row in rows]
         self.length.add(centred(lengths, strata), centred(scores, strata), strata)
@@ -110,18 +115,18 @@ class Record:
         self._keep_examples(number, rows, marks, [score > middle for score in scores])
 
     def _keep_examples(
-        self, number: int, rows: Sequence[Row], marks: Sequence[dict[str, Any]], rewarded: Sequence[bool]
+        self, number: int, rows: Sequence[Row], marks: Sequence[Marks], rewarded: Sequence[bool]
     ) -> None:
-        """The last step's, of different prompts where possible."""
+        """Record the examples of the last step, of different prompts where possible."""
         for name in SHARES:
             least = REPEATS if name == "repetition" else 0.5
-            found = [
+            marked = [
                 row
-                for row, own, good in zip(rows, marks, rewarded, strict=True)
-                if good and (own.get(name) or 0) >= least
+                for row, row_marks, good in zip(rows, marks, rewarded, strict=True)
+                if good and (row_marks.get(name) or 0) >= least
             ]
-            if found:
-                self.examples[name] = examples_of(number, found, NOTES[name])
+            if marked:
+                self.examples[name] = examples_of(number, marked, NOTES[name])
         longest = sorted(rows, key=lambda row: -(row.get("response_tokens") or 0))
         self.examples["length"] = examples_of(number, longest, NOTES["length"])
 
@@ -138,9 +143,9 @@ class Record:
         return []
 
 
-def marks_of(row: Row) -> dict[str, Any]:
-    """The properties of one sample: those of SHARES, None if they cannot be told, and `right`: whether the only answer
-    is the ground truth."""
+def marks_of(row: Row) -> Marks:
+    """The properties of one sample: those of SHARES, None if they are unknown, and `right`: whether its only answer is
+    the ground truth."""
     response, prompt = str(row.get("response") or ""), str(row.get("prompt") or "")
     truth = truth_of(row.get("ground_truth"))
     answers = answers_in(response, truth) if truth else []
@@ -160,19 +165,19 @@ def examples_of(number: int, rows: Sequence[Row], note: str) -> list[Example]:
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(str(row["prompt_id"]), row)
-    chosen = [*first.values(), *(row for row in rows if row not in first.values())][:EXAMPLES]
-    return [example_of(number, row, note) for row in chosen]
+    selected = [*first.values(), *(row for row in rows if row not in first.values())][:EXAMPLES]
+    return [example_of(number, row, note) for row in selected]
 
 
-def _mark_shared(rows: Sequence[Row], marks: Sequence[dict[str, Any]], rewarded: Sequence[bool]) -> None:
-    """Mark rewarded responses that were rewarded for another ground truth too, in this step. Conversations are left
-    out: their last turn need not hold the answer."""
+def _mark_shared(rows: Sequence[Row], marks: Sequence[Marks], rewarded: Sequence[bool]) -> None:
+    """Mark responses that are rewarded for several ground truths in this step. Conversations are skipped: their last
+    turn need not contain the answer."""
     truths: dict[str, set[str]] = {}
     texts = [" ".join(str(row.get("response") or "").split()).casefold() for row in rows]
     for row, text, good in zip(rows, texts, rewarded, strict=True):
         if good and row.get("ground_truth") and (row.get("turns") or 1) == 1:
             truth = truth_of(row["ground_truth"]) or str(row["ground_truth"])
             truths.setdefault(text, set()).add(truth)
-    for row, text, own, good in zip(rows, texts, marks, rewarded, strict=True):
+    for row, text, row_marks, good in zip(rows, texts, marks, rewarded, strict=True):
         if row.get("ground_truth") and (row.get("turns") or 1) == 1:
-            own["one_response"] = good and len(truths.get(text, ())) > 1
+            row_marks["one_response"] = good and len(truths.get(text, ())) > 1

@@ -1,4 +1,4 @@
-"""Reads a bounded part of a run's saved samples: some rows of some steps, by a rule that is the same every time."""
+"""Reads a bounded part of a run's saved samples: some rows of some steps, selected deterministically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rlcli.data.sample_files import sample_files
 from rlcli.errors import DataError
@@ -16,10 +16,10 @@ from rlcli.evaluation.rescoring import RESCORED
 from rlcli.support.reading import json_objects
 from rlcli.types import UNVERIFIED
 
-MOST_ROWS = 128
+MAX_ROWS = 128
 """Rows of a step: whole groups, in the order of the files."""
-MOST_STEPS = 64
-"""Steps of a run: the first and the last quarter of these in a row, the others evenly between them."""
+MAX_STEPS = 64
+"""Steps of a run: the first and the last quarter of them consecutive, the others evenly between them."""
 COLUMNS = (
     *("prompt_id", "group", "sample", "prompt", "response", "ground_truth", "score", "outcome"),
     *("response_tokens", "turns", "left_out"),
@@ -27,32 +27,57 @@ COLUMNS = (
 
 _STEP = re.compile(r"step-(\d+)")
 
-Row = Mapping[str, Any]
+
+class Row(TypedDict):
+    """A saved sample with a verdict. Files of older versions lack columns, whose values are then None."""
+
+    prompt_id: str | None
+    """Id of the prompt."""
+    group: int | None
+    """Group of the step."""
+    sample: int | None
+    """Index in the group; negative: a greedy baseline."""
+    prompt: str | None
+    """Text of the prompt."""
+    response: str | None
+    """Text of the response; of a conversation, of its last turn."""
+    ground_truth: str | None
+    """Ground truth of the prompt."""
+    score: float
+    """Score of the verification."""
+    outcome: str | None
+    """Outcome of the verification."""
+    response_tokens: int | None
+    """Tokens that the policy generated."""
+    turns: int | None
+    """Turns of the policy."""
+    left_out: str | None
+    """Why the sample does not train."""
 
 
-def read_step(room: Path, step: int, most: int = MOST_ROWS) -> list[Row]:
-    """The first groups of a step that together have at most `most` rows, at least one group, as far as their files can
-    be read. Rows without a verdict are left out. room: the run's `samples`."""
+def read_step(samples: Path, step: int, max_rows: int = MAX_ROWS) -> list[Row]:
+    """The first groups of a step that together have at most `max_rows` rows, at least one group, as far as their files
+    can be read. Rows without a verdict are left out. samples: folder of the run's samples."""
     rows: list[Row] = []
-    for file in sample_files(room, step):
+    for file in sample_files(samples, step):
         with contextlib.suppress(DataError):
-            rows += read_samples(file, COLUMNS).slice(0, 4 * most).to_pylist()
-        if len(rows) >= 4 * most:
+            rows += read_samples(file, COLUMNS).slice(0, 4 * max_rows).to_pylist()
+        if len(rows) >= 4 * max_rows:
             break
-    return whole_groups([row for row in rows if is_counted(row)], most)
+    return whole_groups([row for row in rows if is_counted(row)], max_rows)
 
 
-def saved_steps(room: Path) -> list[int]:
-    """The steps that have a folder or a file in the room, ascending; it may be empty."""
+def saved_steps(samples: Path) -> list[int]:
+    """The steps that have a folder or a file below `samples`, ascending."""
     try:
-        names = [entry.name for entry in os.scandir(room)]
+        names = [entry.name for entry in os.scandir(samples)]
     except OSError:
         return []
-    return sorted({int(found[1]) for name in names if (found := _STEP.match(name))})
+    return sorted({int(match[1]) for name in names if (match := _STEP.match(name))})
 
 
-def is_counted(row: Row) -> bool:
-    """Whether a row has a verdict that trains: neither failed verifications nor greedy baselines count."""
+def is_counted(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a verdict that trains: failed verifications and greedy baselines do not count."""
     return (
         isinstance(row.get("score"), int | float)
         and row.get("outcome") not in UNVERIFIED
@@ -61,40 +86,40 @@ def is_counted(row: Row) -> bool:
     )
 
 
-def whole_groups(rows: Sequence[Row], most: int) -> list[Row]:
-    """The first groups, by prompt, that together have at most `most` rows; at least one."""
+def whole_groups(rows: Sequence[Row], max_rows: int) -> list[Row]:
+    """The first groups, by prompt, that together have at most `max_rows` rows; at least one."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(str(row["prompt_id"]), []).append(row)
-    found: list[Row] = []
+    rows_of_groups: list[Row] = []
     for group in groups.values():
-        if found and len(found) + len(group) > most:
+        if rows_of_groups and len(rows_of_groups) + len(group) > max_rows:
             break
-        found += group
-    return found
+        rows_of_groups += group
+    return rows_of_groups
 
 
-def chosen_steps(steps: Sequence[int], most: int = MOST_STEPS) -> list[int]:
-    """At most `most` of the steps: the first and last quarter of these in a row, the others evenly between them.
+def chosen_steps(steps: Sequence[int], max_steps: int = MAX_STEPS) -> list[int]:
+    """At most `max_steps` of the steps: the first and last quarter of them consecutive, the others evenly between them.
 
     >>> chosen_steps(range(1, 101), 8)
     [1, 2, 22, 41, 60, 79, 99, 100]
     """
-    if len(steps) <= most:
+    if len(steps) <= max_steps:
         return list(steps)
-    ends = most // 4
+    ends = max_steps // 4
     inner = steps[ends:-ends]
-    between = most - 2 * ends
-    evenly = [inner[round((place + 1) * (len(inner) - 1) / (between + 1))] for place in range(between)]
+    between = max_steps - 2 * ends
+    evenly = [inner[round((index + 1) * (len(inner) - 1) / (between + 1))] for index in range(between)]
     return [*steps[:ends], *evenly, *steps[-ends:]]
 
 
-def sampled_rows(run: Path, upto: int | None = None, most: int = MOST_STEPS) -> Iterator[tuple[int, list[Row]]]:
+def sampled_rows(run: Path, upto: int | None = None, max_steps: int = MAX_STEPS) -> Iterator[tuple[int, list[Row]]]:
     """Step and rows of the chosen steps, ascending; steps of which nothing can be read are left out. upto: the last
     step; None: all."""
-    room = run / "samples"
-    for step in chosen_steps([step for step in saved_steps(room) if upto is None or step <= upto], most):
-        if rows := read_step(room, step):
+    samples = run / "samples"
+    for step in chosen_steps([step for step in saved_steps(samples) if upto is None or step <= upto], max_steps):
+        if rows := read_step(samples, step):
             yield step, rows
 
 

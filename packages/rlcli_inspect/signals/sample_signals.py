@@ -1,4 +1,4 @@
-"""The signals that come from samples: properties of rewarded samples, and what is rewarded beside the answer."""
+"""Signals computed from samples: properties of rewarded samples, and rewards for length or phrases."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from rlcli_inspect.signals.signal import Signal, State
 from rlcli_inspect.signals.strata import Slope
 from rlcli_inspect.signals.windows import ERRORS, Ends, total
 
-LEAST_REWARDED = 20
-"""Rewarded samples at an end, below which their share says nothing; at the start all samples are then the baseline."""
+MIN_REWARDED = 20
+"""Minimum of rewarded samples at an end for a meaningful share; with fewer at the start, all samples are the
+baseline."""
 WITH_TRUTH, PASSES = 10, 0.5
 """The absence of the ground truth says something only if, at the start, at least so many responses hold it and this
 share of them is rewarded: then the task's answers are written like its ground truths."""
-LEAST_T = 6.0
+MIN_T = 6.0
 """Standard errors of the reward for length or for a phrase: thousands of phrases are tried in a run."""
 EXPLAINED = 0.25
 """Share of the reward's rise that length or a phrase may explain among equally right samples. For an honest verifier it
 is 0 whatever the length does, and a format part of weight 0.1 beside a right answer stays at 0.1."""
 LONGER = 0.2
-"""Growth of the mean length, below which its reward says nothing."""
+"""Minimum growth of the mean length."""
 TOO_LITTLE = "Too little was read: it takes the samples of at least 6 steps, with 64 samples at each end of the run."
 NO_TRUTH = (
     "This task's answers cannot be compared with its ground truths as text. For an independent judgement: "
@@ -36,9 +37,13 @@ class Property:
     """A property whose share among rewarded samples may not grow by `threshold` while the reward rises."""
 
     name: str
+    """Name of the property, as in `SHARES`, and of the signal."""
     title: str
+    """Title of the signal."""
     threshold: float
+    """Growth of the share from which the signal warns."""
     explanation: str
+    """Meaning of the warning, and what to do."""
 
 
 PROPERTIES = (
@@ -95,33 +100,35 @@ PROPERTIES = (
 
 def property_signals(record: Record, ends: Ends | None) -> list[Signal]:
     """The signals of PROPERTIES."""
-    return [_property_signal(one, record, ends) for one in PROPERTIES]
+    return [_property_signal(checked, record, ends) for checked in PROPERTIES]
 
 
-def _property_signal(one: Property, record: Record, ends: Ends | None) -> Signal:
-    series = [(step.step, step.rewarded[one.name].mean) for step in record.steps if step.rewarded[one.name].count]
+def _property_signal(checked: Property, record: Record, ends: Ends | None) -> Signal:
+    series = [
+        (step.step, step.rewarded[checked.name].mean) for step in record.steps if step.rewarded[checked.name].count
+    ]
     if ends is None:
-        return Signal(one.name, one.title, None, one.threshold, "unknown", TOO_LITTLE, series)
-    before, after = _share(ends.first, one.name), _share(ends.last, one.name)
-    if total([step.overall[one.name] for step in record.steps]).count == 0:
-        why = "No sample has enough text to tell this." if one.name in ("language",) else NO_TRUTH
-        return Signal(one.name, one.title, None, one.threshold, "unknown", why)
-    enough = before[1] >= LEAST_REWARDED
-    if one.name == "truth" and not (enough and _answers_are_truths(ends.first)):
-        return Signal(one.name, one.title, None, one.threshold, "unknown", NO_TRUTH, series)
-    base = before[0] if enough else total([step.overall[one.name] for step in ends.first]).mean
-    value = after[0] - base
-    error = math.sqrt(_variance(base, max(before[1], LEAST_REWARDED)) + _variance(after[0], after[1]))
-    warns = ends.risen and after[1] >= LEAST_REWARDED and value >= max(one.threshold, ERRORS * error)
+        return Signal(checked.name, checked.title, None, checked.threshold, "unknown", TOO_LITTLE, series)
+    first_share, last_share = _share(ends.first, checked.name), _share(ends.last, checked.name)
+    if total([step.overall[checked.name] for step in record.steps]).count == 0:
+        why = "No sample has enough text to tell this." if checked.name in ("language",) else NO_TRUTH
+        return Signal(checked.name, checked.title, None, checked.threshold, "unknown", why)
+    enough = first_share[1] >= MIN_REWARDED
+    if checked.name == "truth" and not (enough and _answers_are_truths(ends.first)):
+        return Signal(checked.name, checked.title, None, checked.threshold, "unknown", NO_TRUTH, series)
+    base = first_share[0] if enough else total([step.overall[checked.name] for step in ends.first]).mean
+    value = last_share[0] - base
+    error = math.sqrt(_variance(base, max(first_share[1], MIN_REWARDED)) + _variance(last_share[0], last_share[1]))
+    warns = ends.risen and last_share[1] >= MIN_REWARDED and value >= max(checked.threshold, ERRORS * error)
     return Signal(
-        one.name,
-        one.title,
+        checked.name,
+        checked.title,
         value,
-        one.threshold,
+        checked.threshold,
         "warning" if warns else "ok",
-        one.explanation,
+        checked.explanation,
         series,
-        record.examples.get(one.name, []),
+        record.examples.get(checked.name, []),
     )
 
 
@@ -129,24 +136,24 @@ def _answers_are_truths(steps: Sequence[Step]) -> bool:
     """See WITH_TRUTH."""
     overall = total([step.overall["truth"] for step in steps])
     rewarded = total([step.rewarded["truth"] for step in steps])
-    there, passed = overall.count - overall.total, rewarded.count - rewarded.total
-    return there >= WITH_TRUTH and passed >= PASSES * there
+    with_truth, passed = overall.count - overall.total, rewarded.count - rewarded.total
+    return with_truth >= WITH_TRUTH and passed >= PASSES * with_truth
 
 
 def _share(steps: Sequence[Step], name: str) -> tuple[float, int]:
-    """The mean of a property over rewarded samples, and how many there are."""
-    found = total([step.rewarded[name] for step in steps])
-    return found.mean, found.count
+    """The mean of a property over rewarded samples, and their number."""
+    rewarded = total([step.rewarded[name] for step in steps])
+    return rewarded.mean, rewarded.count
 
 
 def _variance(share: float, count: int) -> float:
-    """Of a share of `count` samples."""
+    """Variance of a share of `count` samples."""
     return max(0.0, share * (1.0 - share)) / max(count, 1)
 
 
 def paid_signals(record: Record, ends: Ends | None) -> list[Signal]:
-    """The signals `length` and `phrase`. What one of them explains better is not reported twice: padding brings words,
-    and a phrase makes responses longer."""
+    """The signals `length` and `phrase`. Only the better explanation is reported: padding adds words, and a phrase
+    makes responses longer."""
     length, (phrase, slope) = _length(record, ends), _phrase(record, ends)
     if length.state == phrase.state == "warning" and slope:
         if slope.fit > record.length.fit:
@@ -168,9 +175,11 @@ def _length(record: Record, ends: Ends | None) -> Signal:
         "scores higher. The value is the share of the reward's rise that this explains. Find the part of the reward "
         "that pays for length. Harmless if it is meant to."
     )
-    before, after = (total([step.length for step in own]).mean for own in (ends.first, ends.last))
-    value = _explained(record.length.slope * (after - before), ends)
-    warns = ends.risen and after >= (1 + LONGER) * before and record.length.t >= LEAST_T and value >= EXPLAINED
+    first_length, last_length = (total([step.length for step in steps]).mean for steps in (ends.first, ends.last))
+    value = _explained(record.length.slope * (last_length - first_length), ends)
+    warns = (
+        ends.risen and last_length >= (1 + LONGER) * first_length and record.length.t >= MIN_T and value >= EXPLAINED
+    )
     state: State = "warning" if warns else "ok"
     return Signal(name, title, value, EXPLAINED, state, explanation, series, record.examples.get("length", []))
 
@@ -188,14 +197,14 @@ def _phrase(record: Record, ends: Ends | None) -> tuple[Signal, Slope | None]:
         "format that you reward."
     )
     best, value = "", 0.0
-    slopes = record.phrases.rewarded(LEAST_T)
+    slopes = record.phrases.rewarded(MIN_T)
     for phrase, slope in slopes.items():
-        after = sum(step.phrases.get(phrase, 0.0) for step in ends.last) / len(ends.last)
-        grown = after - record.phrases.share_before(phrase)
-        own = _explained(slope.slope * grown, ends) if grown >= COMMON else 0.0
+        last_share = sum(step.phrases.get(phrase, 0.0) for step in ends.last) / len(ends.last)
+        grown = last_share - record.phrases.share_before(phrase)
+        explained = _explained(slope.slope * grown, ends) if grown >= COMMON else 0.0
         # Of phrases that always come together the longest is the clearest.
-        if own > 1.05 * value or (own > 0.95 * value > 0.0 and len(phrase) > len(best)):
-            best, value = phrase, own
+        if explained > 1.05 * value or (explained > 0.95 * value > 0.0 and len(phrase) > len(best)):
+            best, value = phrase, explained
     if not (ends.risen and value >= EXPLAINED):
         return Signal(name, title, value, EXPLAINED, "ok", explanation), None
     series = [(step.step, step.phrases.get(best, 0.0)) for step in record.steps]

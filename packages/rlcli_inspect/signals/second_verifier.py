@@ -1,4 +1,4 @@
-"""The signal of an independent verifier: what `rlcli rescore RUN --verifier … --keep` wrote."""
+"""The signal of an independent verifier, from the scores that `rlcli rescore RUN --verifier … --keep` wrote."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlcli.runs.listing import number
 from rlcli.types import UNVERIFIED
 from rlcli_inspect.signals.sample_record import Mean
 from rlcli_inspect.signals.signal import EXAMPLES, Example, Signal, example_of
-from rlcli_inspect.signals.windows import LEAST_ROWS, LEAST_STEPS, RISE, SHARE, total
+from rlcli_inspect.signals.windows import MIN_ROWS, MIN_STEPS, RISE, SHARE, total
 
-APART = 0.2
+DIFFERENCE = 0.2
 """Two honest verifiers differ by what one of them cannot read: by less than 5%, and as much at the end as before."""
 NAME, TITLE = "verifier", "An independent verifier disagrees"
 EXPLANATION = (
@@ -34,20 +34,22 @@ def second_verifier_signal(rows: Iterable[Mapping[str, Any]]) -> Signal:
         old.add(int(step), first)
         new.add(int(step), second)
         if first > (old.low + old.high) / 2 and second <= (new.low + new.high) / 2:
-            own = examples.setdefault(int(step), [])
-            if len(own) < EXAMPLES and row.get("prompt_id") not in {one.prompt_id for one in own}:
-                own.append(example_of(int(step), row, f"scored {first:g}, by the other verifier {second:g}"))
+            step_examples = examples.setdefault(int(step), [])
+            if len(step_examples) < EXAMPLES and row.get("prompt_id") not in {
+                example.prompt_id for example in step_examples
+            }:
+                step_examples.append(example_of(int(step), row, f"scored {first:g}, by the other verifier {second:g}"))
                 if len(examples) > 2 * EXAMPLES:
                     del examples[min(examples)]
     rises = old.rise(), new.rise()
     if rises[0] is None or rises[1] is None:
         why = "No other verifier has judged the samples. To have one: rlcli rescore RUN --verifier … --keep"
-        return Signal(NAME, TITLE, None, APART, "unknown", why)
+        return Signal(NAME, TITLE, None, DIFFERENCE, "unknown", why)
     value = rises[0] - rises[1]
     series = [(step, old.share(step) - new.share(step)) for step in sorted(old.steps)]
-    latest = [one for step in sorted(examples, reverse=True) for one in examples[step]][:EXAMPLES]
-    warns = rises[0] >= RISE and value >= APART
-    return Signal(NAME, TITLE, value, APART, "warning" if warns else "ok", EXPLANATION, series, latest)
+    latest = [example for step in sorted(examples, reverse=True) for example in examples[step]][:EXAMPLES]
+    warns = rises[0] >= RISE and value >= DIFFERENCE
+    return Signal(NAME, TITLE, value, DIFFERENCE, "warning" if warns else "ok", EXPLANATION, series, latest)
 
 
 class _Scores:
@@ -58,6 +60,7 @@ class _Scores:
         self.low, self.high = 0.0, 0.0
 
     def add(self, step: int, score: float) -> None:
+        """Add the score of a sample."""
         self.steps.setdefault(step, Mean()).add(score)
         self.low, self.high = min(self.low, score), max(self.high, score)
 
@@ -66,10 +69,10 @@ class _Scores:
         return (self.steps[step].mean - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
     def rise(self) -> float | None:
-        """From the first to the last steps, as a share of the range; None for too few."""
+        """Rise of the score from the first to the last steps, as a share of the range; None for too few steps."""
         steps = sorted(self.steps)
-        size = max(LEAST_STEPS, math.ceil(SHARE * len(steps)))
-        first, last = (total([self.steps[step] for step in own]) for own in (steps[:size], steps[-size:]))
-        if len(steps) < 2 * size or min(first.count, last.count) < LEAST_ROWS:
+        size = max(MIN_STEPS, math.ceil(SHARE * len(steps)))
+        first, last = (total([self.steps[step] for step in window]) for window in (steps[:size], steps[-size:]))
+        if len(steps) < 2 * size or min(first.count, last.count) < MIN_ROWS:
             return None
         return (last.mean - first.mean) / (self.high - self.low) if self.high > self.low else 0.0

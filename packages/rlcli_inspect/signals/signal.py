@@ -1,4 +1,4 @@
-"""One signal of reward hacking: its value, its threshold, what it means, and samples that show it."""
+"""Records of a signal of reward hacking and of the samples that show it."""
 
 from __future__ import annotations
 
@@ -9,37 +9,50 @@ from typing import Any, Literal
 State = Literal["ok", "warning", "unknown"]
 
 EXCERPT = 240
-"""Characters of an example: its end, where answers stand."""
+"""Characters of an example: the end of the response, which has the answer."""
 EXAMPLES = 3
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sample of a training step. group: of the step; None in runs of an older rlcli. note: what to look at."""
+    """A sample of a training step that shows a signal."""
 
     step: int
+    """Step of the sample."""
     prompt_id: str
+    """Id of the prompt."""
     group: int | None
+    """Group of the step; None in runs of an older rlcli."""
     sample: int
+    """Index in the group."""
     excerpt: str
+    """End of the response."""
     note: str
+    """What to look at."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """value: compared with `threshold`: at or above it the signal warns, while the reward has risen. None if it cannot
-    be computed; the explanation then names why. series: step → the quantity whose change `value` is."""
+    """A signal of reward hacking."""
 
     name: str
+    """Identifier."""
     title: str
+    """What the signal warns of."""
     value: float | None
+    """At or above `threshold` the signal warns, if the reward has risen; None if it cannot be computed."""
     threshold: float
+    """See `value`."""
     state: State
+    """`unknown` without a value."""
     explanation: str
+    """Meaning of the warning and what to do, or why there is no value."""
     series: Sequence[tuple[int, float]] = ()
+    """Step → the quantity whose change `value` is."""
     examples: Sequence[Example] = ()
+    """Samples that show it."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For `--json` and for the page."""
         series = [[step, value] for step, value in self.series]
         return asdict(self) | {"series": series, "examples": [asdict(example) for example in self.examples]}
@@ -60,4 +73,4 @@ def summary(signals: Sequence[Signal]) -> str:
     >>> summary([])
     'none'
     """
-    return ", ".join(f"{one.name} ({one.title})" for one in signals if one.state == "warning") or "none"
+    return ", ".join(f"{signal.name} ({signal.title})" for signal in signals if signal.state == "warning") or "none"

@@ -1,4 +1,4 @@
-"""How much a property of a response changes its reward among samples of one prompt that are equally right.
+"""Regress the reward on a property of responses, among samples of one prompt that are equally right.
 
 A right answer may well be longer than a wrong one, and rewarded for being right. So samples are compared only within a
 stratum: of one prompt, all with the ground truth as their only answer, or all without the ground truth anywhere. There
@@ -8,27 +8,34 @@ the reward of an honest verifier is constant.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlcli_inspect.signals.sample_rows import Row
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float
 
-Row = Mapping[str, Any]
+Marks = dict[str, float | bool | None]
+"""Property of a sample → its value (`sample_record.marks_of`)."""
 
 
 @dataclass
 class Slope:
-    """The least-squares slope of the reward on a property, within strata, over all steps so far. count: observations
-    less one for each stratum."""
+    """Least-squares slope of the reward on a property, within strata, over all steps so far."""
 
     xx: float = 0.0
+    """Sum of squares of the centred property."""
     xy: float = 0.0
+    """Sum of products of the centred property and reward."""
     yy: float = 0.0
+    """Sum of squares of the centred reward."""
     count: int = 0
+    """Degrees of freedom: observations less one for each stratum."""
 
-    def add(self, x: np.ndarray, y: np.ndarray, strata: Sequence[int]) -> None:
+    def add(self, x: Float[np.ndarray, " S"], y: Float[np.ndarray, " S"], strata: Sequence[int]) -> None:
         """Add centred values of a step, as `centred` gives them."""
         self.xx += float(x @ x)
         self.xy += float(x @ y)
@@ -37,6 +44,7 @@ class Slope:
 
     @property
     def slope(self) -> float:
+        """The slope; 0 without variation."""
         return self.xy / self.xx if self.xx else 0.0
 
     @property
@@ -53,33 +61,33 @@ class Slope:
         return self.slope / math.sqrt(rest / self.xx) if rest > 1e-12 * self.yy else math.copysign(math.inf, self.xy)
 
 
-def strata_of(rows: Sequence[Row], marks: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The number of each row's stratum; -1: it is in none, since it cannot be told whether it is right, no other row is
-    in its stratum, or it is a conversation, which is rewarded for more than its last turn."""
+def strata_of(rows: Sequence[Row], marks: Sequence[Marks]) -> list[int]:
+    """The number of each row's stratum; -1: in none, since its correctness is unknown, its stratum has no other row, or
+    it is a conversation, which is rewarded for more than its last turn."""
     keys = [
-        (str(row["prompt_id"]), "right" if own["right"] else "absent")
-        if (own["right"] or own["truth"]) and (row.get("turns") or 1) == 1
+        (str(row["prompt_id"]), "right" if row_marks["right"] else "absent")
+        if (row_marks["right"] or row_marks["truth"]) and (row.get("turns") or 1) == 1
         else None
-        for row, own in zip(rows, marks, strict=True)
+        for row, row_marks in zip(rows, marks, strict=True)
     ]
-    numbers: dict[Any, int] = {}
-    found = [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
-    sizes = {number: found.count(number) for number in set(found)}
-    return [number if sizes[number] > 1 else -1 for number in found]
+    numbers: dict[tuple[str, str], int] = {}
+    numbered = [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
+    sizes = {number: numbered.count(number) for number in set(numbered)}
+    return [number if sizes[number] > 1 else -1 for number in numbered]
 
 
 def degrees(strata: Sequence[int]) -> int:
-    """Observations less one for each stratum.
+    """Degrees of freedom: observations less one for each stratum.
 
     >>> degrees([0, 0, 0, -1, 1, 1])
     3
     """
-    own = [number for number in strata if number >= 0]
-    return len(own) - len(set(own))
+    assigned = [number for number in strata if number >= 0]
+    return len(assigned) - len(set(assigned))
 
 
-def centred(values: Sequence[float] | np.ndarray, strata: Sequence[int]) -> np.ndarray:
-    """float64 `[N]` or `[N, C]`: values less the mean of their stratum; 0 outside of any.
+def centred(values: Sequence[float] | Float[np.ndarray, "S ..."], strata: Sequence[int]) -> Float[np.ndarray, "S ..."]:
+    """Values less the mean of their stratum, in float64; 0 for samples without a stratum.
 
     >>> centred([1.0, 3.0, 7.0], [0, 0, -1]).tolist()
     [-1.0, 1.0, 0.0]
@@ -87,9 +95,9 @@ def centred(values: Sequence[float] | np.ndarray, strata: Sequence[int]) -> np.n
     import numpy as np
 
     array = np.asarray(values, np.float64)
-    places = np.asarray(strata)
+    stratum_ids = np.asarray(strata)
     result: np.ndarray = np.zeros_like(array)
-    for number in set(places[places >= 0].tolist()):
-        own = places == number
-        result[own] = array[own] - array[own].mean(axis=0)
+    for number in set(stratum_ids[stratum_ids >= 0].tolist()):
+        members = stratum_ids == number
+        result[members] = array[members] - array[members].mean(axis=0)
     return result

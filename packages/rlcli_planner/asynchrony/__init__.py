@@ -1,1 +1,1 @@
-"""Whether asynchrony gains: a simulation of a run's steps from the lengths of its responses and its speeds."""
+"""Simulate a run's steps from its response lengths and speeds, to find whether asynchrony gains."""

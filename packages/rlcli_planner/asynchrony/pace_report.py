@@ -1,4 +1,4 @@
-"""After a run's first steps: one line on how long they take, and whether asynchrony would make them faster."""
+"""Listener that reports the pace of a run's first steps, and whether asynchrony would make them faster."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from rlcli.support.background_writer import BackgroundWriter
 from rlcli.training.listener import ListenedRun, Listener
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+
     from rlcli_planner.asynchrony.pace import Pace
 
+    StepLengths = tuple[Int[np.ndarray, " S"], Int[np.ndarray, " S"]]
+    """Prompt index and response tokens of each sample of a step."""
+
 WARM_UP, STEPS = 3, 20
-"""Steps of a process that are not measured, and after how many it reports."""
+"""Steps of a process before the measured ones, and steps after which it reports."""
 
 
-def by_prompt(prompts: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
-    """Lengths of the samples [samples] by group. prompts: of each sample [samples], in order."""
+def by_prompt(prompts: Int[np.ndarray, " S"], lengths: Int[np.ndarray, " S"]) -> list[list[int]]:
+    """Lengths of the samples by group. prompts: prompt index of each sample, sorted."""
     starts = np.flatnonzero(np.diff(prompts, prepend=-1))[1:]
     return [group.tolist() for group in np.split(lengths, starts)]
 
 
 class PaceReport(Listener):
-    """Measures steps 4 to 20 of this process, and compares them with the plan. It computes in a thread."""
+    """Measures steps 4 to 20 of this process, and compares them with the plan in a thread."""
 
     def __init__(self, run: ListenedRun) -> None:
         self.run = run
         self._seen = 0
-        self._lengths: list[tuple[np.ndarray, np.ndarray]] = []  # of each step: prompts and tokens drawn, by sample
+        self._lengths: list[StepLengths] = []
         self._metrics: list[Mapping[str, float]] = []
         self._thread = BackgroundWriter("pace")
-        self._found: list[tuple[int, Pace]] = []
+        self._measured: list[tuple[int, Pace]] = []
 
     def generated(self, samples: Samples) -> None:
-        """Keep the lengths of a measured step."""
+        """Record the lengths of a measured step."""
         if WARM_UP <= self._seen < STEPS:
             self._lengths.append((samples.prompt, samples.drawn_tokens))
 
@@ -56,18 +61,16 @@ class PaceReport(Listener):
         self._thread.flush()
         self._report()
 
-    def _measure(
-        self, number: int, steps: list[tuple[np.ndarray, np.ndarray]], metrics: list[Mapping[str, float]]
-    ) -> None:
+    def _measure(self, number: int, steps: list[StepLengths], metrics: list[Mapping[str, float]]) -> None:
         from rlcli_planner.asynchrony.pace import pace_of
 
         groups = [group for prompts, lengths in steps for group in by_prompt(prompts, lengths)]
-        self._found.append((number, pace_of(self.run.config, groups, metrics, self.run.plan())))
+        self._measured.append((number, pace_of(self.run.config, groups, metrics, self.run.plan())))
 
     def _report(self) -> None:
-        while self._found:
-            number, pace = self._found.pop()
-            self.run.note(f"after {number} steps: {pace.told}")
+        while self._measured:
+            number, pace = self._measured.pop()
+            self.run.note(f"after {number} steps: {pace.summary}")
             self.run.event("pace", step=number, **pace.as_dict())
         if problem := self._thread.problem():
             self.run.note(problem)

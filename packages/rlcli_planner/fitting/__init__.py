@@ -1,1 +1,1 @@
-"""What fits a run's devices: sizes, changes with which it fits, and layouts."""
+"""Sizes, changes and layouts with which a run fits its devices."""

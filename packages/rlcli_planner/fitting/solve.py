@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli_planner.calibration import MIB
 from rlcli_planner.engine_memory import MIN_KV_CACHE, holds_longest, kv_cache, sample_bytes, smallest_cache
 from rlcli_planner.known_devices import GIB
 from rlcli_planner.phase_memory import OUTSIDE, PhaseMemory, critic_worker, engine_worker, phases, teacher_worker
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.run_setting import Keys, Sections, Setting
 from rlcli_planner.step_time import step_seconds, times
 
 GPU_SHARE, CPU_SHARE = 0.95, 0.9
@@ -42,7 +41,7 @@ def budget(setting: Setting) -> float:
 def all_phases(setting: Setting) -> list[PhaseMemory]:
     """Phases of a training worker, of one that only generates, and of one that only trains the critic."""
     separate = (engine_worker(setting), critic_worker(setting), teacher_worker(setting))
-    return phases(setting) + [apart for apart in separate if apart]
+    return phases(setting) + [phase for phase in separate if phase]
 
 
 def fits(setting: Setting) -> bool:
@@ -66,11 +65,11 @@ def with_least_sleep(setting: Setting) -> Setting:
 
 
 def cannot_fit(setting: Setting) -> bool:
-    """Whether not even what every run of these models holds fits into all memory: processes, weights, moments."""
+    """Whether the lower bound of every run of these models exceeds the memory: processes, weights, moments."""
     device, workers = setting.device, setting.config.all_workers if setting.device.is_cpu else 1
-    there = min(device.memory / workers, device.process_limit if device.is_cpu else device.memory)
+    available = min(device.memory / workers, device.process_limit if device.is_cpu else device.memory)
     certain = (sum(phase.parts.get(part, 0.0) for part in CERTAIN) for phase in all_phases(setting))
-    return max(certain) > there or not _engine_works(setting)
+    return max(certain) > available or not _engine_works(setting)
 
 
 def verdict(setting: Setting) -> str:
@@ -86,7 +85,7 @@ def _engine_works(setting: Setting) -> bool:
 
 
 def _held_share(setting: Setting) -> float:
-    """Samples of maximum length that the KV cache holds."""
+    """Number of samples of maximum length that the KV cache holds."""
     return kv_cache(setting) / sample_bytes(setting, setting.max_length)
 
 
@@ -99,9 +98,9 @@ def shortfall(setting: Setting) -> str:
             f"an engine's KV cache holds {_held_share(setting):.2g} of a sample of {setting.max_length} tokens, but "
             f"must hold one (rollout.{key})"
         )
-    most = max(peak.parts, key=lambda part: peak.parts[part])
+    largest_part = max(peak.parts, key=lambda part: peak.parts[part])
     return (
-        f"{peak.name} needs {peak.total / GIB:.1f} GiB (mostly {most}), but a worker may use "
+        f"{peak.name} needs {peak.total / GIB:.1f} GiB (mostly {largest_part}), but a worker may use "
         f"{budget(setting) / GIB:.1f} GiB"
     )
 
@@ -119,14 +118,14 @@ def largest_microbatch(setting: Setting) -> int | None:
     least = smallest_microbatch(setting.config)
     a_rank = setting.samples / setting.config.train.minibatches / setting.ranks
     useful = USEFUL_ON_CPU if setting.device.is_cpu else USEFUL_ON_GPU
-    most = max(least, min(useful, int(-(-a_rank // 1) * setting.max_length)))
+    upper = max(least, min(useful, int(-(-a_rank // 1) * setting.max_length)))
     training = ("old_log_probs", "reference", "teacher", "critic", "update")
 
     def holds(tokens: int) -> bool:
         tried = setting.with_keys(train={"tokens_per_microbatch": tokens})
         return all(phase.total <= budget(tried) for phase in all_phases(tried) if phase.name in training)
 
-    return _largest(least, most, STEP, holds)
+    return _largest(least, upper, STEP, holds)
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class CpuSizes:
     tokens: int
     """`train.tokens_per_microbatch`."""
     kv_cache_bytes: int | None
-    """Of an engine."""
+    """KV cache of an engine."""
     recompute: bool
     """Whether `model.gradient_checkpointing` has to be turned on."""
     fits: bool
@@ -144,9 +143,9 @@ class CpuSizes:
 
 
 def sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool, recompute: bool) -> CpuSizes:
-    """The configured sizes, lowered as far as memory asks for it. tokens, cache, recompute: what may change. The KV
-    cache shrinks only where that leaves a micro-batch of ENOUGH_TOKENS; layers are recomputed only if nothing else is
-    enough."""
+    """The configured sizes, lowered as far as memory requires. tokens, cache, recompute: which of them may change. The
+    KV cache shrinks only where that leaves a micro-batch of ENOUGH_TOKENS; layers are recomputed only if nothing else
+    is enough."""
     sizes = _sizes_on_cpu(setting, tokens=tokens, cache=cache)
     if sizes.fits or not recompute or setting.config.model.gradient_checkpointing:
         return sizes
@@ -155,24 +154,24 @@ def sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool, recompute: bool
 
 
 def _sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool) -> CpuSizes:
-    asked = setting.config.train.tokens_per_microbatch
-    least = min(smallest_microbatch(setting.config), asked)
+    configured = setting.config.train.tokens_per_microbatch
+    least = min(smallest_microbatch(setting.config), configured)
 
     def largest(tried: Setting) -> int | None:
         if fits(tried):
-            return asked
-        return _largest(least, asked, STEP, lambda size: fits(_with_tokens(tried, size))) if tokens else None
+            return configured
+        return _largest(least, configured, STEP, lambda size: fits(_with_tokens(tried, size))) if tokens else None
 
-    chosen, size = largest(setting), setting.kv_cache_bytes
+    tokens_per_microbatch, size = largest(setting), setting.kv_cache_bytes
     if cache and size is not None:
         lowest = max(MIN_KV_CACHE, smallest_cache(setting.config, setting.policy, setting.bytes_each))
-        enough = min(asked, max(least, ENOUGH_TOKENS))
-        while (chosen is None or chosen < enough) and size > lowest:
+        enough = min(configured, max(least, ENOUGH_TOKENS))
+        while (tokens_per_microbatch is None or tokens_per_microbatch < enough) and size > lowest:
             size = max(lowest, size // 2)
-            chosen = largest(replace(setting, kv_cache_bytes=size))
-    if chosen is None:
-        return CpuSizes(least if tokens else asked, size, recompute=False, fits=False)
-    return CpuSizes(chosen, size, recompute=False, fits=True)
+            tokens_per_microbatch = largest(replace(setting, kv_cache_bytes=size))
+    if tokens_per_microbatch is None:
+        return CpuSizes(least if tokens else configured, size, recompute=False, fits=False)
+    return CpuSizes(tokens_per_microbatch, size, recompute=False, fits=True)
 
 
 def _with_tokens(setting: Setting, tokens: int) -> Setting:
@@ -196,13 +195,13 @@ def largest_utilization(setting: Setting) -> float | None:
     return percent / 100
 
 
-def _largest(least: int, most: int, step: int, holds: Callable[[int], bool]) -> int | None:
-    """The largest of `least`, `least + step`, … and `most` that holds, given that all smaller ones hold too."""
+def _largest(least: int, upper: int, step: int, holds: Callable[[int], bool]) -> int | None:
+    """The largest of `least`, `least + step`, … and `upper` that holds, given that all smaller ones hold too."""
     if not holds(least):
         return None
-    if holds(most):
-        return most
-    low, high = 0, (most - least) // step
+    if holds(upper):
+        return upper
+    low, high = 0, (upper - least) // step
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(least + middle * step) else (low, middle - 1)
@@ -214,19 +213,22 @@ def solved(setting: Setting) -> Setting | None:
     tokens, utilization = largest_microbatch(setting), largest_utilization(setting)
     if tokens is None:
         return None
-    found = setting.with_keys(train={"tokens_per_microbatch": tokens})
+    sized = setting.with_keys(train={"tokens_per_microbatch": tokens})
     if utilization is not None:
-        found = found.with_keys(rollout={"gpu_memory_utilization": utilization})
-    return found if fits(found) else None
+        sized = sized.with_keys(rollout={"gpu_memory_utilization": utilization})
+    return sized if fits(sized) else None
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A change with which the run fits. keys: what to set. seconds: of a step with it; 0 if unknown. cost: in words."""
+    """A change with which the run fits."""
 
-    keys: dict[str, Any]
+    keys: Keys
+    """Configuration keys to set."""
     cost: str
+    """What it costs, in words."""
     seconds: float
+    """Seconds of a step with it; 0 if unknown."""
 
 
 def fixes(setting: Setting) -> list[Fix]:
@@ -235,11 +237,12 @@ def fixes(setting: Setting) -> list[Fix]:
     if larger := _larger_cache(setting):
         return [larger]
     on_gpu = not setting.device.is_cpu
-    recompute = {"model": {"gradient_checkpointing": True}}
-    offload_inputs = {"model": {"gradient_checkpointing": "offload"}}
-    tried: list[tuple[dict[str, dict[str, Any]], str]] = [(recompute, "recomputes each layer")]
+    recompute: Sections = {"model": {"gradient_checkpointing": True}}
+    offload_inputs: Sections = {"model": {"gradient_checkpointing": "offload"}}
+    tried: list[tuple[Sections, str]] = [(recompute, "recomputes each layer")]
     if on_gpu:
-        moments, everything = {"train": {"offload": "optimizer"}}, {"train": {"offload": "all"}}
+        moments: Sections = {"train": {"offload": "optimizer"}}
+        everything: Sections = {"train": {"offload": "all"}}
         tried += [
             (moments, "offloads optimizer states to the host"),
             (recompute | moments, "recomputes each layer, and offloads optimizer states"),
@@ -250,11 +253,14 @@ def fixes(setting: Setting) -> list[Fix]:
             ),
         ]
     if setting.shards < setting.ranks:
-        one = {"parallel": {"replicate": 1}}
-        tried += [(one, "one copy, sharded over all workers"), (one | recompute, "one copy; recomputes each layer")]
+        unreplicated: Sections = {"parallel": {"replicate": 1}}
+        tried += [
+            (unreplicated, "one copy, sharded over all workers"),
+            (unreplicated | recompute, "one copy; recomputes each layer"),
+        ]
     divided = [_divided(setting, {}), _divided(setting, recompute)]
-    within = [found for change, cost in tried if (found := _fix(setting, change, cost))]
-    within += [found for found in divided if found]
+    within = [fix for change, cost in tried if (fix := _fix(setting, change, cost))]
+    within += [fix for fix in divided if fix]
     within.sort(key=lambda hint: hint.seconds)
     beyond: list[Fix | None] = []
     adapter = recompute if setting.config.lora.rank else recompute | {"lora": {"rank": 32}}
@@ -269,12 +275,12 @@ def fixes(setting: Setting) -> list[Fix]:
     return within + [hint for hint in beyond if hint]
 
 
-def _fix(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Fix | None:
-    found = solved(setting.with_keys(**change))
-    if found is None:
+def _fix(setting: Setting, change: Sections, cost: str) -> Fix | None:
+    sized = solved(setting.with_keys(**change))
+    if sized is None:
         return None
-    keys = {f"{section}.{key}": value for section, values in change.items() for key, value in values.items()}
-    return Fix(keys, cost, step_seconds(found, times(found)))
+    keys: Keys = {f"{section}.{key}": value for section, values in change.items() for key, value in values.items()}
+    return Fix(keys, cost, step_seconds(sized, times(sized)))
 
 
 def _larger_cache(setting: Setting) -> Fix | None:
@@ -282,43 +288,43 @@ def _larger_cache(setting: Setting) -> Fix | None:
     if setting.config.rollout.kv_cache_mb is None or _engine_works(setting):
         return None
     size = math.ceil(sample_bytes(setting, setting.max_length) / MIB)
-    found = solved(replace(setting.with_keys(rollout={"kv_cache_mb": size}), kv_cache_bytes=size * MIB))
-    if found is None:
+    sized = solved(replace(setting.with_keys(rollout={"kv_cache_mb": size}), kv_cache_bytes=size * MIB))
+    if sized is None:
         return None
-    return Fix({"rollout.kv_cache_mb": size}, "the minimum for one sample", step_seconds(found, times(found)))
+    return Fix({"rollout.kv_cache_mb": size}, "the minimum for one sample", step_seconds(sized, times(sized)))
 
 
-def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Fix | None:
+def _more_devices(setting: Setting, change: Sections) -> Fix | None:
     """The smallest number of devices, by doubling, with which it fits."""
     workers = setting.ranks
     for _ in range(6):
         workers *= 2
-        found = _fix(setting, change | {"cluster": {"workers": workers}}, f"{workers} devices")
-        if found is not None:
-            return found
+        fix = _fix(setting, change | {"cluster": {"workers": workers}}, f"{workers} devices")
+        if fix is not None:
+            return fix
     return None
 
 
-def _divided(setting: Setting, change: dict[str, dict[str, Any]]) -> Fix | None:
+def _divided(setting: Setting, change: Sections) -> Fix | None:
     """Fewest workers that divide each micro-batch's tokens so that it fits, with `change`."""
-    there = setting.config.parallel
+    configured = setting.config.parallel
     for ranks in CONTEXTS:
-        if ranks > there.context and setting.shards % ranks == 0 and ranks <= setting.policy.heads:
-            own = change | {"parallel": {"context": ranks}}
+        if ranks > configured.context and setting.shards % ranks == 0 and ranks <= setting.policy.heads:
+            with_context = change | {"parallel": {"context": ranks}}
             cost = "recomputes each layer, and divides" if change else "divides"
-            if found := _fix(setting, own, f"{cost} a micro-batch's tokens over {ranks} workers"):
-                return found
+            if fix := _fix(setting, with_context, f"{cost} a micro-batch's tokens over {ranks} workers"):
+                return fix
     return None
 
 
-def _shared_engine(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Fix | None:
+def _shared_engine(setting: Setting, change: Sections, cost: str) -> Fix | None:
     """The smallest tensor_parallel with which it fits on the current devices."""
     shared = setting.config.rollout.tensor_parallel * 2
     while shared <= setting.config.engine_workers:
         if setting.policy.heads % shared == 0 and setting.config.engine_workers % shared == 0:
-            own = change | {"rollout": {"tensor_parallel": shared}}
-            found = _fix(setting, own, f"{cost}; {shared} devices share an engine")
-            if found is not None:
-                return found
+            with_shared_engine = change | {"rollout": {"tensor_parallel": shared}}
+            fix = _fix(setting, with_shared_engine, f"{cost}; {shared} devices share an engine")
+            if fix is not None:
+                return fix
         shared *= 2
     return None

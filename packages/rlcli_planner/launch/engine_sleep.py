@@ -1,11 +1,11 @@
-"""What an engine releases while the trainer on the same GPUs computes, where the configuration leaves it open."""
+"""Choose what an engine releases while the trainer on the same GPUs computes (`rollout.sleep = auto`)."""
 
 from __future__ import annotations
 
 from rlcli.launch.prepared_run import Prepared
 from rlcli_planner.launch.plan_summary import setting_of_run
 
-SAYS = {
+DESCRIPTIONS = {
     "none": "the engine keeps its memory while the trainer computes",
     "cache": "the engine releases its KV cache while the trainer computes, and keeps its weights",
     "all": "the engine releases its weights and KV cache while the trainer computes",
@@ -24,9 +24,9 @@ def with_least_sleep(prepared: Prepared) -> tuple[Prepared, list[tuple[str, str]
     setting = setting_of_run(prepared)
     if setting is None or not setting.hosts_engine:
         return prepared, []
-    found = with_least_sleep(setting)
-    sleep = found.config.rollout.sleep
-    peak = max(phase.total for phase in phases(found))
-    of = f"{peak / GIB:.1f} of {budget(found) / GIB:.1f} GiB"
-    row = ("engine's sleep", f"rollout.sleep = {sleep}: {SAYS[sleep]} ({of})")
+    resolved = with_least_sleep(setting)
+    sleep = resolved.config.rollout.sleep
+    peak = max(phase.total for phase in phases(resolved))
+    usage = f"{peak / GIB:.1f} of {budget(resolved) / GIB:.1f} GiB"
+    row = ("engine's sleep", f"rollout.sleep = {sleep}: {DESCRIPTIONS[sleep]} ({usage})")
     return prepared.changed(prepared.config.changed(rollout={"sleep": sleep})), [row]

@@ -16,14 +16,14 @@ from rlcli_planner.machine.machine_rates import Rates
 
 
 def rates_of(config: RunConfig, kind: str, measure: Literal["unless known", "again", "never"]) -> Rates | None:
-    """What was measured of this machine for a run's workers, or is measured now; None if they are on others, or if
-    nothing is known. kind: `cpu` or `cuda`."""
+    """Rates of this machine for a run's workers, cached or measured now; None if the workers are on other machines, or
+    if nothing is known. kind: `cpu` or `cuda`."""
     if cluster_address(config.cluster.address):
         return None
-    what = _measured_as(config, kind)
+    measured_as = _measured_as(config, kind)
     if measure == "never":
-        return machine_rates.load(*what)
-    return machine_rates.measured_now(*what) if measure == "again" else machine_rates.machine_rates(*what)
+        return machine_rates.load(*measured_as)
+    return machine_rates.measured_now(*measured_as) if measure == "again" else machine_rates.machine_rates(*measured_as)
 
 
 def rates_are_known(config: RunConfig, kind: str) -> bool:
@@ -48,9 +48,9 @@ def own_device(config: RunConfig) -> Device:
             "the run's GPUs are in a cluster, whose GPU memory is not queried",
             "run rlcli plan … --gpus h100:8, and set the sizes that it prints",
         )
-    asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    query = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     try:
-        output = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
         name, _, mebibytes = output.partition("\n")[0].rpartition(",")
         return of_machine(name.strip(), float(mebibytes) * (1 << 20))
     except (OSError, subprocess.SubprocessError, ValueError) as error:  # «[N/A]» if the memory is the host's

@@ -1,9 +1,8 @@
-"""What a plan takes from the data, and the lengths of responses that another run, one like it, has generated."""
+"""Prompt lengths of a dataset, and response lengths of an earlier run, as the planner needs them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,14 +12,15 @@ from rlcli.data.sample_files import sample_files
 from rlcli.errors import DataError
 from rlcli.support.reading import check_regular
 from rlcli_planner.asynchrony.lengths import Lengths
-from rlcli_planner.run_setting import Shown
+from rlcli_planner.run_setting import PromptStats, Shown
 
 STEPS = 20
 """Newest steps that are read."""
 
 
 def lengths_like(run: Path) -> Lengths:
-    """Of the newest steps of `run`, a folder or a name below runs/. Raises `DataError` if no samples can be read."""
+    """Response lengths of the newest steps of `run`, a folder or a name below runs/. Raises `DataError` if no samples
+    can be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -28,7 +28,7 @@ def lengths_like(run: Path) -> Lengths:
     from rlcli.launch.resume import find_record
 
     run = find_record(run)
-    found: dict[tuple[int, int], list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for step in steps_of(run / "samples")[-STEPS:]:
         for file in sample_files(run / "samples", step):
             try:
@@ -38,22 +38,22 @@ def lengths_like(run: Path) -> Lengths:
                 continue  # one that is being written, or damaged
             for group, tokens in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
                 if group is not None and tokens is not None:
-                    found.setdefault((step, group), []).append(tokens)
-    most = max((len(group) for group in found.values()), default=0)
-    whole = [group for group in found.values() if len(group) == most]
-    if not whole:
+                    groups.setdefault((step, group), []).append(tokens)
+    group_size = max((len(group) for group in groups.values()), default=0)
+    complete = [group for group in groups.values() if len(group) == group_size]
+    if not complete:
         raise DataError(f"{run} has no samples whose lengths could be read", "give a run with tracking.save_samples")
-    return Lengths.of(np.array(whole))
+    return Lengths.of(np.array(complete))
 
 
-def of_prompts(prompts: TokenizedPrompts) -> dict[str, Any]:
-    """What the planner takes from the data, as arguments of `setting_of`."""
+def prompt_stats(prompts: TokenizedPrompts) -> PromptStats:
+    """Lengths of tokenized prompts."""
     count, pictures = len(prompts), int(pictures_of(prompts.prompts).sum())
     shown = Shown(prompts.image_tokens / count, pictures / count if prompts.image_tokens else 0.0)
-    given = len(prompts.response_flat) / count if len(prompts.response_flat) else None
-    return {
-        "prompt_tokens": len(prompts.flat) / count,
-        "shown": shown,
-        "longest_prompt": int(np.diff(prompts.offsets).max()),
-        "given_response_tokens": given,
-    }
+    response_tokens = len(prompts.response_flat) / count if len(prompts.response_flat) else None
+    return PromptStats(
+        prompt_tokens=len(prompts.flat) / count,
+        shown=shown,
+        longest_prompt=int(np.diff(prompts.offsets).max()),
+        given_response_tokens=response_tokens,
+    )

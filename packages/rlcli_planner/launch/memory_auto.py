@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.engine_checks import check_frozen, check_quantized, check_states
+from rlcli.launch.planner import Rows
 from rlcli.launch.preflight import (
     check_device,
     check_fit,
@@ -42,13 +42,13 @@ from rlcli.model.io.model_config import check_place
 from rlcli.support.hub import offline_unless_reachable
 from rlcli_planner.calibration import MIB
 from rlcli_planner.fitting.solve import budget, cannot_fit, shortfall, sizes_on_cpu, smallest_microbatch
-from rlcli_planner.fitting.suggest import Suggested, suggested
+from rlcli_planner.fitting.suggest import Suggestions, suggest_layouts
 from rlcli_planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli_planner.known_devices import GIB, cpu, parse_gpus, with_rates
 from rlcli_planner.launch.local_machine import own_device, rates_of
-from rlcli_planner.launch.measured_lengths import lengths_like, of_prompts
+from rlcli_planner.launch.measured_lengths import lengths_like, prompt_stats
 from rlcli_planner.model_shape import read_shape
-from rlcli_planner.run_setting import Setting, setting_of
+from rlcli_planner.run_setting import Sections, Setting, by_section, setting_of
 
 AUTO = "--memory auto"
 FOLLOWED = "this machine's memory"
@@ -58,7 +58,6 @@ NAMES = {TOKENS: f"{AUTO}, micro-batch", UTILIZATION: f"{AUTO}, engine"}
 """Keys that --memory auto sets → their names in the printed plan."""
 ANY_LENGTH = 1 << 40
 """Tokens of a micro-batch that is longer than any sample."""
-Rows = list[tuple[str, str]]
 
 
 def planned(
@@ -69,11 +68,11 @@ def planned(
     on_note: Callable[[str], None],
     like: Path | None = None,
     *,
-    again: bool = False,
+    remeasure: bool = False,
 ) -> tuple[Forecast, Rows]:
     """The forecast of a run and its derived plan, without weights and without a device; data is optional, but prompt
     lengths make it more accurate. gpus: as `parse_gpus` reads them; empty: this machine's. like: a run
-    whose responses are as long. again: measure this machine even if that was done before. Raises RlcliError."""
+    whose responses are as long. remeasure: measure this machine even if that was done before. Raises RlcliError."""
     if gpus:
         device, count = parse_gpus(gpus)
         flags = {**flags, **_workers(recipe, flags, sets, gpus, count)}
@@ -85,7 +84,7 @@ def planned(
     for note in resolved.notes:
         on_note(note)
     check_device(config, kind)
-    teachers = [("teacher.path", one.path) for one in config.teacher.held]
+    teachers = [("teacher.path", teacher.path) for teacher in config.teacher.held]
     for key, path in (("model.path", config.model.path), ("critic.path", config.critic.path), *teachers):
         if path and not Path(path).is_dir():
             check_place(path, key)
@@ -97,23 +96,23 @@ def planned(
     check_fit(config, shape.positions, shape.heads, shape.experts)
     check_quantized(config, compute_dtype(config, kind), shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
-        there = list(dict.fromkeys(linear.name for _, layer in shape.kinds for linear in layer.linears))
-        there += ["experts"] * bool(shape.experts)
+        linear_names = list(dict.fromkeys(linear.name for _, layer in shape.kinds for linear in layer.linears))
+        linear_names += ["experts"] * bool(shape.experts)
         raise ConfigError(
             f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
-            f"give all-linear, or some of {', '.join(there)}",
+            f"give all-linear, or some of {', '.join(linear_names)}",
         )
     check_frozen(config, sees=shape.tower is not None)
     prompts = _prompts(config) if config.data.path else None
     config = _with_epochs_counted(config, resolved, prompts, on_note)
-    read = {} if prompts is None else of_prompts(prompts)
+    stats = None if prompts is None else prompt_stats(prompts)
     dtype = compute_dtype(config, kind)
     cache = kv_cache_bytes(config, kind, dtype, longest_of(config, prompts))
-    setting = setting_of(config, device, kv_cache_bytes=cache, **read)
+    setting = setting_of(config, device, prompts=stats, kv_cache_bytes=cache)
     check_algorithm(config, setting.algorithm)
     if device.is_cpu or not gpus:  # else the machine that is described is another one
         setting = replace(
-            setting, device=with_rates(device, rates_of(config, kind, "again" if again else "unless known"))
+            setting, device=with_rates(device, rates_of(config, kind, "again" if remeasure else "unless known"))
         )
     lowered: Rows = []
     if device.is_cpu and not cluster_address(config.cluster.address):
@@ -142,9 +141,9 @@ def _with_epochs_counted(
     return with_length_of(config, counted.config)
 
 
-def suggest(found: Forecast, recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Suggested:
-    """The layouts that `suggested` proposes for a forecast of `planned`, without those that the rules refuse."""
-    workers = {"cluster.workers": found.setting.ranks, "cluster.device": found.setting.config.cluster.device}
+def suggest(predicted: Forecast, recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Suggestions:
+    """The layouts that `suggest_layouts` proposes for a forecast of `planned`, without those that the rules refuse."""
+    workers = {"cluster.workers": predicted.setting.ranks, "cluster.device": predicted.setting.config.cluster.device}
 
     def allowed(keys: Mapping[str, object]) -> bool:
         with contextlib.suppress(ConfigError):
@@ -152,32 +151,32 @@ def suggest(found: Forecast, recipe: str, flags: Mapping[str, object], sets: Seq
             return True
         return False
 
-    every = suggested(found.setting)
-    return replace(every, layouts=[one for one in every.layouts if allowed(one.keys)])
+    every = suggest_layouts(predicted.setting)
+    return replace(every, layouts=[layout for layout in every.layouts if allowed(layout.keys)])
 
 
 def _workers(recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus: str, count: int) -> dict[str, int]:
     """`cluster.workers` if it is not set: the rest of `count` devices. Raises `ConfigError` if none is left, or if more
     are set than exist."""
     _, values, origins = layered(recipe, flags, sets)  # rules between keys need the number computed here
-    beside = sum(
+    other_workers = sum(
         each for pool in ("critic", "teacher", "rollout") if isinstance(each := values.get(f"{pool}.workers", 0), int)
     )
     if is_given(origins.get("cluster.workers", "")):
-        asked = values["cluster.workers"]
-        if count > 1 and isinstance(asked, int) and asked + beside > count:
+        training_workers = values["cluster.workers"]
+        total = training_workers + other_workers if isinstance(training_workers, int) else 0
+        if count > 1 and total > count:
             raise ConfigError(
-                f"--gpus {gpus}: cluster.workers + critic.workers + rollout.workers = {asked + beside} are more than "
-                f"{count}",
+                f"--gpus {gpus}: cluster.workers + critic.workers + rollout.workers = {total} are more than {count}",
                 "lower one of them, or give more devices",
             )
         return {}
-    if count <= beside:
+    if count <= other_workers:
         raise ConfigError(
-            f"--gpus {gpus}: critic.workers + rollout.workers = {beside} leave none of {count} for training",
-            f"give {beside + 1} or more",
+            f"--gpus {gpus}: critic.workers + rollout.workers = {other_workers} leave none of {count} for training",
+            f"give {other_workers + 1} or more",
         )
-    return {"cluster.workers": count - beside}
+    return {"cluster.workers": count - other_workers}
 
 
 def resolve_auto(recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Resolved:
@@ -190,34 +189,31 @@ def resolve_auto(recipe: str, flags: Mapping[str, object], sets: Sequence[str]) 
     least = smallest_microbatch(config)
     if values.get(TOKENS, Train().tokens_per_microbatch) >= least:
         return resolve(recipe, flags, sets)
-    found = resolve(recipe, {**flags, TOKENS: least}, sets)
-    return replace(found, origins=found.origins | {TOKENS: AUTO})
+    resolved = resolve(recipe, {**flags, TOKENS: least}, sets)
+    return replace(resolved, origins=resolved.origins | {TOKENS: AUTO})
 
 
 def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared, Rows]:
-    """Replace the sizes that are not set by the largest that fit; also returns rows for the printed plan with what was
-    chosen and why. Raises `ConfigError` if nothing fits."""
+    """Replace the sizes that are not set by the largest that fit; also returns rows for the printed plan with the
+    values and the reasons. Raises `ConfigError` if nothing fits."""
     config = prepared.config
     device = own_device(config)
-    read = of_prompts(prepared.prompts)
-    setting = setting_of(config, device, kv_cache_bytes=prepared.facts.kv_cache_bytes, **read)
+    stats = prompt_stats(prepared.prompts)
+    setting = setting_of(config, device, prompts=stats, kv_cache_bytes=prepared.facts.kv_cache_bytes)
     wanted = {key for key in NAMES if not is_given(resolved.origins[key])}
-    chosen = largest_of(setting, wanted)
+    largest = largest_of(setting, wanted)
     rows = [(NAMES[key], f"{key} = {resolved.values()[key]}, as set") for key in NAMES if key not in wanted]
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in chosen.items():
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    found = forecast(setting.with_keys(**sections))
-    if not found.fits and device.is_cpu and not cannot_fit(setting):  # a smaller cache or recomputing may be enough
+    sections = by_section(largest)
+    predicted = forecast(setting.with_keys(**sections))
+    if not predicted.fits and device.is_cpu and not cannot_fit(setting):  # a smaller cache or recomputing may be enough
         return with_sizes_for_cpus(resolved, prepared)
-    if not found.fits:
-        raise ConfigError(f"{AUTO}: {shortfall(found.setting)}", _first_fix(found))
-    peak = found.peak
-    for key, value in chosen.items():
+    if not predicted.fits:
+        raise ConfigError(f"{AUTO}: {shortfall(predicted.setting)}", _first_fix(predicted))
+    peak = predicted.peak
+    for key, value in largest.items():
         why = f"the largest useful size: {peak.name} then takes {peak.total / GIB:.1f}"
-        rows.append((NAMES[key], f"{key} = {value}, {why} of {found.budget / GIB:.1f} GiB"))
-    origins = resolved.origins | dict.fromkeys(chosen, AUTO)
+        rows.append((NAMES[key], f"{key} = {value}, {why} of {predicted.budget / GIB:.1f} GiB"))
+    origins = resolved.origins | dict.fromkeys(largest, AUTO)
     resolved = replace(resolved, config=resolved.config.changed(**sections), origins=origins)
     return resolved, prepared.changed(config.changed(**sections)), rows
 
@@ -228,8 +224,8 @@ def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolve
     config = prepared.config
     if prepared.facts.device != "cpu" or cluster_address(config.cluster.address):
         return resolved, prepared, []
-    read = of_prompts(prepared.prompts)
-    setting = setting_of(config, cpu(), kv_cache_bytes=prepared.facts.kv_cache_bytes, **read)
+    stats = prompt_stats(prepared.prompts)
+    setting = setting_of(config, cpu(), prompts=stats, kv_cache_bytes=prepared.facts.kv_cache_bytes)
     sections, rows = _lowered(resolved, setting)
     if not sections:
         return resolved, prepared, []
@@ -241,46 +237,57 @@ def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolve
     return resolved, prepared.changed(config, kv_cache_bytes=cache), rows
 
 
-def _lowered(resolved: Resolved, setting: Setting) -> tuple[dict[str, dict[str, Any]], Rows]:
+def _lowered(resolved: Resolved, setting: Setting) -> tuple[Sections, Rows]:
     """The keys that a run on this machine's CPUs changes to fit its memory, by section, and rows for the plan; none
     with train.deterministic, since other sizes sum in another order."""
     config = setting.config
     if config.train.deterministic:
         return {}, []
-    chosen = sizes_on_cpu(
+    lowered = sizes_on_cpu(
         setting,
         tokens=not is_given(resolved.origins[TOKENS]),
         cache=setting.has_engine and config.rollout.kv_cache_mb is None,
         recompute=not is_given(resolved.origins[CHECKPOINTING]),
     )
-    sections: dict[str, dict[str, Any]] = {}
+    sections: Sections = {}
     rows: Rows = []
-    asked, whole = config.train.tokens_per_microbatch, setting.kv_cache_bytes
-    if chosen.tokens != asked:
-        sections["train"] = {"tokens_per_microbatch": chosen.tokens}
+    configured_tokens, configured_cache = config.train.tokens_per_microbatch, setting.kv_cache_bytes
+    if lowered.tokens != configured_tokens:
+        sections["train"] = {"tokens_per_microbatch": lowered.tokens}
         free = f"{budget(setting) / GIB:.1f} GiB a worker"
-        rows.append((f"{FOLLOWED}, micro-batch", f"{TOKENS} = {chosen.tokens} in place of {asked}: {free}"))
-    if chosen.kv_cache_bytes != whole and chosen.kv_cache_bytes is not None and whole is not None:
-        megabytes = -(-chosen.kv_cache_bytes // MIB)
+        rows.append(
+            (f"{FOLLOWED}, micro-batch", f"{TOKENS} = {lowered.tokens} in place of {configured_tokens}: {free}")
+        )
+    if (
+        lowered.kv_cache_bytes != configured_cache
+        and lowered.kv_cache_bytes is not None
+        and configured_cache is not None
+    ):
+        megabytes = -(-lowered.kv_cache_bytes // MIB)
         sections["rollout"] = {"kv_cache_mb": megabytes}
-        rows.append((f"{FOLLOWED}, engine", f"{KV_CACHE} = {megabytes}; {whole // MIB} would hold all samples at once"))
-    if chosen.recompute:
+        rows.append(
+            (
+                f"{FOLLOWED}, engine",
+                f"{KV_CACHE} = {megabytes}; {configured_cache // MIB} would hold all samples at once",
+            )
+        )
+    if lowered.recompute:
         sections["model"] = {"gradient_checkpointing": True}
         rows.append((f"{FOLLOWED}, activations", f"{CHECKPOINTING} = true: each layer is computed twice"))
     return sections, rows
 
 
-def _first_fix(found: Forecast) -> str:
-    if not found.fixes:
+def _first_fix(predicted: Forecast) -> str:
+    if not predicted.fixes:
         return "choose a smaller model or more devices; rlcli plan shows what uses memory"
-    hint = found.fixes[0]
+    hint = predicted.fixes[0]
     keys = " ".join(f"--set {key}={str(value).lower()}" for key, value in hint.keys.items())
     return f"{keys} ({hint.cost}); rlcli plan shows more"
 
 
 def _prompts(config: RunConfig) -> TokenizedPrompts:
     paths = config.data.paths
-    response, most = config.data.response, config.rollout.max_response_tokens
+    response, max_response_tokens = config.data.response, config.rollout.max_response_tokens
     names = dataset_names(paths, "--data", "train")
     rows = read_sets(paths, names, "train", config.verifier.name, verified=not response)
     tokenizer = chat_template.fix(
@@ -293,7 +300,7 @@ def _prompts(config: RunConfig) -> TokenizedPrompts:
         tokenizer,
         config.data.max_prompt_tokens,
         response=response,
-        max_response_tokens=most,
+        max_response_tokens=max_response_tokens,
         rule=image_rule(config.model.path),
         measured=size_of,
     )

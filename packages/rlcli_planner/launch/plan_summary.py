@@ -1,4 +1,4 @@
-"""The plan of a run in five lines: model, data, batch, what it is estimated to take, and where it goes."""
+"""The plan of a run in five lines: model, data, batch, estimates of memory, time and disk, and its folder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError
+from rlcli.launch.planner import Rows
 from rlcli.launch.prepared_run import Prepared
 
 if TYPE_CHECKING:
     from rlcli_planner.run_setting import Setting
 
-Rows = list[tuple[str, str]]
-
 
 def summary(prepared: Prepared, plan: Rows, target: Path, steps_done: int = 0) -> Rows:
-    """Five of the most asked-for facts as (what, how) rows. plan: all rows, as from `derived_plan`. target: the run's
+    """The five lines as (label, text) rows. plan: all rows, as from `derived_plan`. target: the run's
     folder. steps_done: of a run that continues."""
     config, rows = prepared.config, dict(plan)
     workers = config.all_workers
@@ -59,16 +58,18 @@ def setting_of_run(prepared: Prepared) -> Setting | None:
 def _setting(prepared: Prepared, measure: Literal["unless known", "never"]) -> Setting:
     from rlcli_planner.known_devices import with_rates
     from rlcli_planner.launch.local_machine import own_device, rates_of
-    from rlcli_planner.launch.measured_lengths import of_prompts
+    from rlcli_planner.launch.measured_lengths import prompt_stats
     from rlcli_planner.run_setting import setting_of
 
     config = prepared.config
     device = with_rates(own_device(config), rates_of(config, prepared.facts.device, measure))
-    return setting_of(config, device, kv_cache_bytes=prepared.facts.kv_cache_bytes, **of_prompts(prepared.prompts))
+    return setting_of(
+        config, device, kv_cache_bytes=prepared.facts.kv_cache_bytes, prompts=prompt_stats(prepared.prompts)
+    )
 
 
 def estimates(prepared: Prepared, steps: int) -> Rows:
-    """Memory, time and disk of a run as (what, how) rows, as `rlcli plan` predicts them."""
+    """Memory, time and disk of a run as (label, text) rows, as `rlcli plan` predicts them."""
     try:
         setting = _setting(prepared, "unless known")
     except RlcliError as error:
@@ -77,9 +78,9 @@ def estimates(prepared: Prepared, steps: int) -> Rows:
 
 
 def _estimate(prepared: Prepared, steps: int) -> str:
-    """The same in one line."""
+    """`estimates` in one line."""
     rows = estimates(prepared, steps)
-    return "; ".join(how if what == "time" else f"{what} {how}" for what, how in rows).replace(
+    return "; ".join(text if label == "time" else f"{label} {text}" for label, text in rows).replace(
         "memory unknown", "unknown"
     )
 

@@ -73,8 +73,8 @@ class RunPlanner:
         from rlcli_planner.asynchrony.advice import advice
 
         plan = self.setting(prepared)
-        found = advice(plan) if plan else None
-        return f"{found.told} (simulated; responses {found.lengths})" if found else ""
+        result = advice(plan) if plan else None
+        return f"{result.summary} (simulated; responses {result.lengths})" if result else ""
 
 
 PLANNER: Planner = RunPlanner()

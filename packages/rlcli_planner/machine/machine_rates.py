@@ -1,4 +1,4 @@
-"""Rates of this machine, as a measurement of two seconds finds them (`measure`, beside this), and their cache."""
+"""Measured rates of this machine (`measure_rates`, about two seconds), and their cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ AGAIN_S = 3600.0
 
 @dataclass(frozen=True)
 class Rates:
-    """What one worker of this machine reaches, with the threads that it has, in one dtype.
+    """Rates of one worker of this machine, with its threads, in one dtype.
 
     >>> rates = Rates((128, 512), (1e9, 4e9), (1e9, 4e9), (8, 512), ((1e9, 4e9), (1e9, 4e9)), 1e10, 1e8, *[1e-6] * 4)
     >>> round(rates.of_layer(256, training=True) / 1e9, 2)
@@ -78,15 +78,19 @@ class Rates:
         return _between(self.widths, [_between(self.rows, rates, rows) for rates in self.products], width)
 
 
-def _between(places: Sequence[float], values: Sequence[float], place: float) -> float:
-    """Piecewise linear in logarithms, and constant outside."""
-    if place <= places[0]:
+MEASURED = tuple(field.name for field in fields(Rates) if field.name not in ("widths", "rows"))
+"""Fields that two measurements of the same machine may differ in."""
+
+
+def _between(xs: Sequence[float], values: Sequence[float], x: float) -> float:
+    """`values` at `xs`, interpolated linearly in logarithms, and constant outside."""
+    if x <= xs[0]:
         return values[0]
-    for (left, low), (right, high) in zip(
-        zip(places, values, strict=True), zip(places[1:], values[1:], strict=True), strict=False
+    for (x_low, low), (x_high, high) in zip(
+        zip(xs, values, strict=True), zip(xs[1:], values[1:], strict=True), strict=False
     ):
-        if place <= right:
-            share = math.log(place / left) / math.log(right / left)
+        if x <= x_high:
+            share = math.log(x / x_low) / math.log(x_high / x_low)
             return math.exp(math.log(low) * (1 - share) + math.log(high) * share)
     return values[-1]
 
@@ -100,7 +104,7 @@ def machine_rates(device: str, dtype: str, threads: int, processes: int) -> Rate
 
 
 def measured_now(device: str, dtype: str, threads: int, processes: int) -> Rates | None:
-    """The same, measured whatever the cache has."""
+    """Measure the rates of this machine, and cache them."""
     rates = measure(device, dtype, threads, processes)
     if rates is not None:
         save(rates, device, dtype, threads, processes)
@@ -108,18 +112,18 @@ def measured_now(device: str, dtype: str, threads: int, processes: int) -> Rates
 
 
 def _key(device: str, dtype: str, threads: int, processes: int) -> str:
-    """What rates depend on."""
+    """Key of the cache: everything that the rates depend on."""
     parts = (VERSION, device, _processor(device), dtype, f"{threads} threads", f"{processes} processes")
     return " · ".join(map(str, (*parts, f"torch {installed('torch')}")))
 
 
 def cache_file() -> Path:
-    """Where the figures of this machine are kept, by what they depend on."""
+    """File of the cache."""
     return cache_folder() / "rates.json"
 
 
 def load(device: str, dtype: str, threads: int, processes: int) -> Rates | None:
-    """The cached figures; None if there are none that are still good."""
+    """The cached rates; None if there are none, or if they are outdated."""
     try:
         rates = _rates(read_object(cache_file())[_key(device, dtype, threads, processes)])
     except (RuntimeError, KeyError, TypeError, ValueError):  # no home, no such file, or not one of these
@@ -128,7 +132,7 @@ def load(device: str, dtype: str, threads: int, processes: int) -> Rates | None:
 
 
 def save(rates: Rates, device: str, dtype: str, threads: int, processes: int) -> None:
-    """Keep figures. Without a home, or where nothing can be written, they hold for this process alone."""
+    """Write rates to the cache. Without a home or a writable folder they are not cached."""
     try:
         file = cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -140,22 +144,23 @@ def save(rates: Rates, device: str, dtype: str, threads: int, processes: int) ->
 
 
 def _rates(record: dict[str, Any]) -> Rates:
-    """Rates of a JSON object. TypeError or ValueError if it is none."""
-    made = Rates(**{name: _frozen(value) for name, value in record.items()})
-    lists = (made.training, made.forward, made.products)
-    numbers = (*made.training, *made.forward, *(rate for rates in made.products for rate in rates), made.read_rate)
-    if any(len(values) != len(made.widths) for values in lists) or not all(rate > 0 for rate in numbers):
+    """Rates from a JSON object. Raises TypeError or ValueError if they are not valid."""
+    rates = Rates(**{name: _frozen(value) for name, value in record.items()})
+    lists = (rates.training, rates.forward, rates.products)
+    numbers = (*rates.training, *rates.forward, *(rate for row in rates.products for rate in row), rates.read_rate)
+    if any(len(values) != len(rates.widths) for values in lists) or not all(rate > 0 for rate in numbers):
         raise ValueError("rates of other widths, or none")
-    return made
+    return rates
 
 
 def _frozen(value: Any) -> Any:
+    """Lists as tuples."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def measure(device: str, dtype: str, threads: int, processes: int) -> Rates | None:
-    """Measure in so many processes at once; the mean of what they find. On a machine that others use, the best of
-    `TRIES`: a piece in which a thread lost its processor can take a thousand times as long."""
+    """Measure in `processes` processes at once, and return the mean. On a busy machine, the best of `TRIES`: a call in
+    which a thread is preempted can take a thousand times as long."""
     best: Rates | None = None
     for _ in range(TRIES):
         rates = _measure_once(device, dtype, threads, processes)
@@ -177,8 +182,10 @@ def _measure_once(device: str, dtype: str, threads: int, processes: int) -> Rate
     began, busy_before, ours_before = time.monotonic(), _busy_s(), _ours_s()
     try:
         for _ in range(processes):
-            pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-            children.append(subprocess.Popen(command, env=environment, **pipes))
+            child = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            children.append(child)
         rates = [_rates(json.loads(child.communicate(timeout=LIMIT_S)[0])) for child in children]
     except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         return None
@@ -207,42 +214,39 @@ def _ours_s() -> float:
 
 
 def fastest(first: Rates, second: Rates) -> Rates:
-    """The better of each figure of two measurements of the same machine."""
+    """The better of each rate of two measurements of the same machine."""
 
     def better(name: str, a: Any, b: Any) -> Any:
         if isinstance(a, tuple):
             return tuple(better(name, x, y) for x, y in zip(a, b, strict=True))
         return min(a, b) if name.endswith("_s") else max(a, b)
 
-    fixed = {"widths", "rows"}
-    values = {name: better(name, getattr(first, name), getattr(second, name)) for name in asdict(first).keys() - fixed}
-    return replace(first, **values)
+    return replace(first, **{name: better(name, getattr(first, name), getattr(second, name)) for name in MEASURED})
 
 
-def mean(several: Sequence[Rates]) -> Rates:
-    """The mean of several processes' figures."""
+def mean(measurements: Sequence[Rates]) -> Rates:
+    """The mean of the rates of several processes."""
 
-    def of(values: Sequence[Any]) -> Any:
+    def mean_of(values: Sequence[Any]) -> Any:
         if isinstance(values[0], tuple):
-            return tuple(of(column) for column in zip(*values, strict=True))
+            return tuple(mean_of(column) for column in zip(*values, strict=True))
         return all(values) if isinstance(values[0], bool) else sum(values) / len(values)
 
-    first = several[0]
-    changing = asdict(first).keys() - {"widths", "rows"}
-    return replace(first, **{name: of([getattr(rates, name) for rates in several]) for name in changing})
+    means = {name: mean_of([getattr(rates, name) for rates in measurements]) for name in MEASURED}
+    return replace(measurements[0], **means)
 
 
 def _processor(device: str) -> str:
-    """What computes: the GPU's name, or the processor's with the cores that this process may use."""
+    """The GPU's name, or the processor's with the cores that this process may use."""
     return gpu_name() if device != "cpu" else f"{processor.name() or 'unknown'} × {len(os.sched_getaffinity(0))}"
 
 
 @lru_cache
 def gpu_name() -> str:
     """The first GPU's name, as nvidia-smi gives it; empty without one."""
-    asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    query = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     try:
-        output = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     return output.partition("\n")[0].strip()

@@ -12,9 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli_planner.machine.machine_rates import Rates
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Float
+    from torch import Tensor
 
 WIDTHS = {"cpu": (128, 384, 768, 1536), "cuda": (512, 1536, 4096)}
 ROWS = (1, 8, 32, 128, 512)
@@ -57,22 +62,21 @@ class Clock:
 class Layer:
     """A decoder layer of a Llama as the trainer computes it: norms in float32, rotation, attention, a gated unit."""
 
-    def __init__(self, width: int, tokens: int, dtype: Any, device: str) -> None:
+    def __init__(self, width: int, tokens: int, dtype: torch.dtype, device: str) -> None:
         import torch
 
         self.tokens, self.dtype, self.head = tokens, dtype, 32 if width < 256 else 64
         inner = width * 8 // 3 // 64 * 64
         shapes = [(width, width)] * 4 + [(inner, width)] * 2 + [(width, inner)]
-        where = {"dtype": dtype, "device": device}
-        self.weights = [torch.randn(shape, **where).mul_(0.02).requires_grad_() for shape in shapes]
-        self.scales = [torch.ones(width, **where).requires_grad_() for _ in range(2)]
-        self.angles = torch.randn(tokens, 1, self.head, **where)
-        self.input = torch.randn(tokens, width, **where).requires_grad_()
-        self.gradient = torch.randn(tokens, width, **where)
+        self.weights = [torch.randn(shape, dtype=dtype, device=device).mul_(0.02).requires_grad_() for shape in shapes]
+        self.scales = [torch.ones(width, dtype=dtype, device=device).requires_grad_() for _ in range(2)]
+        self.angles = torch.randn(tokens, 1, self.head, dtype=dtype, device=device)
+        self.input = torch.randn(tokens, width, dtype=dtype, device=device).requires_grad_()
+        self.gradient = torch.randn(tokens, width, dtype=dtype, device=device)
         self.operations = 2 * tokens * sum(weight.numel() for weight in self.weights)
         """Of a forward pass."""
 
-    def forward(self) -> Any:
+    def forward(self) -> Float[Tensor, "T H"]:
         import torch
         import torch.nn.functional as F
 
@@ -88,19 +92,19 @@ class Layer:
         assert isinstance(result, torch.Tensor)
         return result
 
-    def both(self) -> None:
+    def forward_backward(self) -> None:
         """Forward and backward pass."""
         self.forward().backward(self.gradient)
         for tensor in (*self.weights, *self.scales, self.input):
             tensor.grad = None
 
-    def _norm(self, hidden: Any, scale: Any) -> Any:
+    def _norm(self, hidden: Float[Tensor, "T H"], scale: Float[Tensor, " H"]) -> Float[Tensor, "T H"]:
         import torch
 
         exact = hidden.float()
         return scale * (exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-6)).to(self.dtype)
 
-    def _rotated(self, heads: Any) -> Any:
+    def _rotated(self, heads: Float[Tensor, "T heads head_dim"]) -> Float[Tensor, "T heads head_dim"]:
         import torch
 
         half = self.head // 2
@@ -116,7 +120,7 @@ def measure(device: str, dtype: str) -> Rates:
     training, forward = [], []
     for width, tokens in zip(widths, TOKENS[device], strict=True):
         layer = Layer(width, tokens, torch_dtype, device)
-        training.append(3 * layer.operations / clock.fastest(layer.both))
+        training.append(3 * layer.operations / clock.fastest(layer.forward_backward))
         with torch.no_grad():
             forward.append(layer.operations / clock.fastest(layer.forward))
     products = [_products(clock, width, torch_dtype, device) for width in widths]
@@ -136,7 +140,7 @@ def measure(device: str, dtype: str) -> Rates:
     )
 
 
-def _products(clock: Clock, width: int, dtype: Any, device: str) -> tuple[float, ...]:
+def _products(clock: Clock, width: int, dtype: torch.dtype, device: str) -> tuple[float, ...]:
     import torch
     from torch.nn.functional import linear
 
@@ -190,8 +194,8 @@ def _draw(clock: Clock) -> float:
 
     def work() -> None:
         log_probs = logits.log_softmax(-1)
-        drawn = gumbel_argmax(logits, keys)[:, None]
-        (log_probs >= log_probs.gather(-1, drawn)).sum(-1)
+        tokens = gumbel_argmax(logits, keys)[:, None]
+        (log_probs >= log_probs.gather(-1, tokens)).sum(-1)
 
     return clock.fastest(work) / float(logits.numel())
 

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rlcli_inspect.report.comparison import MOST_STEPS, Comparison, compare
-from rlcli_inspect.report.curves import MOST_POINTS, curves_of
+from rlcli_inspect.report.comparison import MAX_STEPS, Comparison, compare
+from rlcli_inspect.report.curves import MAX_POINTS, curves_of
 
 from rlcli.cli.main import main
 from rlcli.config.load import dump_toml, resolve
@@ -162,7 +162,7 @@ def test_samples_without_a_score_are_not_paired(runs: tuple[Path, Path]) -> None
 def test_long_runs_are_thinned() -> None:
     lines = [{"step": step, "reward/mean": step / 10_000} for step in range(1, 10_001)]
     points = curves_of([("a", lines)])[0].series[0].points
-    assert len(points) == MOST_POINTS
+    assert len(points) == MAX_POINTS
     assert points[-1][0] == 10_000
     assert points == sorted(points)
 
@@ -171,7 +171,7 @@ def test_many_evaluations_are_compared_evenly(tmp_path: Path) -> None:
     evaluations: dict[int, Any] = {step: {0: "r"} for step in range(0, 60, 2)}
     folders = [make_run(tmp_path / name, [0.5], evaluations) for name in "ab"]
     steps = [one.steps[0] for one in compare(*folders).evaluations if one.metric == "pass@1"]
-    assert len(steps) == MOST_STEPS
+    assert len(steps) == MAX_STEPS
     assert (steps[0], steps[-1]) == (0, 58)
 
 

@@ -12,7 +12,7 @@ import pytest
 from planted_rows import LEARNT, certain, impressed, run_of
 from rlcli_inspect.signals.hacking_alarms import HackingAlarms
 from rlcli_inspect.signals.monitor import Monitor
-from rlcli_inspect.signals.sample_rows import MOST_ROWS, MOST_STEPS, read_step, rescored_rows, sampled_rows
+from rlcli_inspect.signals.sample_rows import MAX_ROWS, MAX_STEPS, read_step, rescored_rows, sampled_rows
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.sample_files import schema
@@ -61,7 +61,7 @@ def train(run: Path, first: int, last: int, done: int = 0) -> list[str]:
 
 def drain(monitor: Monitor | None) -> None:
     """Wait until the thread has taken what is waiting, or has ended."""
-    while monitor and monitor._thread.is_alive() and monitor._waiting:
+    while monitor and monitor._thread.is_alive() and monitor._queued:
         threading.Event().wait(0.001)
 
 
@@ -148,13 +148,13 @@ def test_a_bounded_part_of_the_samples_is_read(tmp_path: Path) -> None:
         rows = [row | {"prompt_id": f"{row['prompt_id']}-{rank}"} for row in samples[0][1]]
         save(tmp_path, 1, rows, rank)
     rows = read_step(tmp_path / "samples", 1)
-    assert len(rows) == MOST_ROWS
-    assert len({row["prompt_id"] for row in rows}) == MOST_ROWS // 8  # whole groups
+    assert len(rows) == MAX_ROWS
+    assert len({row["prompt_id"] for row in rows}) == MAX_ROWS // 8  # whole groups
     few = samples[0][1][:8]
     for step in range(2, 200):
         save(tmp_path, step, few)
     steps = [step for step, _ in sampled_rows(tmp_path)]
-    assert len(steps) == MOST_STEPS
+    assert len(steps) == MAX_STEPS
     assert (steps[0], steps[-1]) == (1, 199)
     assert max(step for step, _ in sampled_rows(tmp_path, upto=50)) == 50
 

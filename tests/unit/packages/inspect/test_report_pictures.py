@@ -161,7 +161,7 @@ def test_view_answers_with_a_thumbnail_or_the_reason(run: Path) -> None:
 
 
 def test_what_was_shown_is_kept_but_not_for_ever(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_images, "KEPT", 1)
+    monkeypatch.setattr(page_images, "CACHED", 1)
     api = api_of(run)
     first = asked(api, "drawn:train:0", drawing(0))
     shutil.rmtree(run.parent / "data")

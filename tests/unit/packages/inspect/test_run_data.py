@@ -136,7 +136,7 @@ def test_samples_without_columns_of_all_versions_are_shown_with_a_note(tmp_path:
     file = folder / "samples" / "step-000001" / "rank-1.parquet"
     pq.write_table(pq.read_table(file).drop_columns(["prompt_id", "score"]), file)
     written = write_report([opened(folder)], tmp_path / "report")
-    assert written.kept["run"]["samples"].groups > 1
+    assert written.coverage["run"]["samples"].groups > 1
     lacks = "samples/step-000001/rank-1.parquet is not as rlcli writes it: it lacks prompt_id, score"
     assert written.notes[0] == f"run: {lacks}"
 

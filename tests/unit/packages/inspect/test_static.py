@@ -53,12 +53,12 @@ def test_samples_are_kept_by_rule_until_the_limit(tmp_path: Path, monkeypatch: p
     limit = MB // 2 + 320_000
     monkeypatch.setattr(static_report, "LEAST_STEPS", 8)
     written = write_report([RunData(folder)], tmp_path / "out", limit)
-    kept = written.kept["run"]["samples"]
+    kept = written.coverage["run"]["samples"]
     data = data_of(written.path.read_text())
     steps = data["data"]["steps"][0]["samples"]
     assert written.bytes < limit
-    assert whole.kept["run"]["samples"].all
-    assert (kept.of, kept.steps) == (20, len(steps))
+    assert whole.coverage["run"]["samples"].all
+    assert (kept.total_steps, kept.steps) == (20, len(steps))
     assert 4 <= len(steps) < 20
     assert {1, 20} <= set(steps)
     assert all(len(group["rows"]) == 4 for step in steps for group in data[f"0/samples/{step}"]["groups"])

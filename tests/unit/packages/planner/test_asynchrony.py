@@ -70,7 +70,7 @@ class Ticks:
         self.admit(step)
         while any(self.missing[step * self.batch : (step + 1) * self.batch]):
             self.tick()
-        if self.layout.apart and self.layout.staleness:
+        if self.layout.dedicated and self.layout.staleness:
             for _ in range(update):
                 self.tick()
         else:
@@ -86,7 +86,7 @@ class Ticks:
         Layout,
         st.integers(1, 3),
         st.integers(1, 5),
-        apart=st.booleans(),
+        dedicated=st.booleans(),
         staleness=st.integers(0, 3),
         recompute=st.just(False),
         slice_s=st.just(0.0),
@@ -205,7 +205,7 @@ def test_assumed_lengths_have_the_mean_and_keep_the_limit(spread: float) -> None
 def test_measured_groups_are_drawn_whole() -> None:
     measured = np.array([[1, 2, 3], [10, 20, 30]])
     lengths = Lengths.of(measured)
-    assert (lengths.most, lengths.mean) == (30, 11.0)
+    assert (lengths.limit, lengths.mean) == (30, 11.0)
     assert {tuple(group) for group in lengths.draw(4, 5, 3).reshape(-1, 3).tolist()} == {(1, 2, 3), (10, 20, 30)}
     assert set(lengths.draw(4, 5, 8).ravel().tolist()) <= {1, 2, 3, 10, 20, 30}
 
@@ -233,8 +233,8 @@ def test_a_long_tail_is_worth_generating_ahead() -> None:
     assert most > 1.5
     assert found.best.gain >= 0.97 * most
     assert not any(one.gain >= 0.97 * most for one in found.options if one.staleness < found.best.staleness)
-    assert found.told.startswith(found.best.told)
-    assert found.told.endswith(f"would make steps {found.best.gain:.2f} × as fast")
+    assert found.summary.startswith(found.best.label)
+    assert found.summary.endswith(f"would make steps {found.best.gain:.2f} × as fast")
 
 
 def test_where_training_takes_the_time_nothing_is_advised() -> None:
@@ -242,7 +242,7 @@ def test_where_training_takes_the_time_nothing_is_advised() -> None:
     assert found is not None
     assert max(one.gain for one in found.options) < PAYS
     assert found.best is None
-    assert found.told.startswith("asynchrony would not pay (at best 1.0")
+    assert found.summary.startswith("asynchrony would not pay (at best 1.0")
 
 
 def test_an_asynchronous_run_is_told_its_gain_and_what_hinders_one() -> None:
@@ -254,11 +254,11 @@ def test_an_asynchronous_run_is_told_its_gain_and_what_hinders_one() -> None:
     assert found is not None
     assert found.configured is not None
     assert (found.configured.train, found.configured.generate, found.configured.staleness) == (4, 4, 1)
-    assert found.told.startswith("cluster.workers=4 rollout.workers=4 async.staleness=1 makes steps")
+    assert found.summary.startswith("cluster.workers=4 rollout.workers=4 async.staleness=1 makes steps")
     without = config(algorithm={"correction": "none"})
     refused = advised(without, lengths, speeds_of(0.02, 5.0), 50.0)
     assert refused is not None
-    assert "first: async.staleness = 1 trains on samples of an earlier policy" in refused.told
+    assert "first: async.staleness = 1 trains on samples of an earlier policy" in refused.summary
     assert advised(config(), lengths, lambda train, generate: None, 0.0) is None, "not even the synchronous run fits"
 
 
@@ -310,10 +310,10 @@ def test_a_run_measures_its_pace_and_what_other_layouts_would_make_of_it(stalene
     assert pace.advice.synchronous.step_s == pytest.approx(together.step_s, rel=0.1)
     if staleness:
         assert pace.gain == pytest.approx(together.step_s / whole.step_s, rel=0.1)
-        assert "as fast as synchronous ones would be" in pace.told
+        assert "as fast as synchronous ones would be" in pace.summary
     else:
         assert pace.gain is None
-        assert pace.told.startswith(f"a step takes {whole.step_s:.3g} s; responses measured: mean ")
+        assert pace.summary.startswith(f"a step takes {whole.step_s:.3g} s; responses measured: mean ")
 
 
 @pytest.mark.long

@@ -135,7 +135,7 @@ def test_workers_that_divide_tokens_hold_a_share_of_the_activations(shape: Model
 
 
 def test_workers_that_divide_experts_gather_fewer_weights_and_send_tokens(shape: ModelShape) -> None:
-    mixture = replace(shape, experts=64, chosen=4, intermediate=768)
+    mixture = replace(shape, experts=64, experts_per_token=4, intermediate=768)
     whole, divided = (setting(mixture, "h100:8", f"parallel.expert={ranks}") for ranks in (1, 8))
     parts, wanted = (next(one for one in phases(own) if one.name == "update").parts for own in (divided, whole))
     assert (parts["weights"], parts["optimizer"]) == (wanted["weights"], wanted["optimizer"])
@@ -156,7 +156,7 @@ def test_workers_that_divide_experts_gather_fewer_weights_and_send_tokens(shape:
 
 
 def test_a_critic_and_teachers_on_workers_of_their_own_divide_no_experts(shape: ModelShape) -> None:
-    mixture = replace(shape, experts=64, chosen=4, intermediate=768)
+    mixture = replace(shape, experts=64, experts_per_token=4, intermediate=768)
     for keys in (["critic.workers=2", "algorithm.advantage=gae"], ["teacher.workers=2", "teacher.path=t"]):
         asked = replace(
             setting(mixture, "h100:8", "parallel.expert=8", *keys),
@@ -164,7 +164,7 @@ def test_a_critic_and_teachers_on_workers_of_their_own_divide_no_experts(shape: 
             critic=replace(mixture, value=True),
         )
         assert all(one.seconds > 0 for one in times(asked))
-        assert asked.apart(2).elsewhere(mixture) == 0
+        assert asked.with_dedicated_workers(2).elsewhere(mixture) == 0
 
 
 def test_a_run_whose_samples_are_too_long_is_told_to_divide_them(shape: ModelShape) -> None:
@@ -237,8 +237,8 @@ def test_all_that_is_offloaded_is_in_the_hosts_memory(
 def test_engines_of_their_own_leave_the_trainers_memory(shape: ModelShape) -> None:
     apart = forecast(setting(shape, "h100:4", "rollout.workers=4"))
     assert "generate" not in {phase.name for phase in apart.memory}
-    assert apart.apart is not None
-    assert "weights" not in apart.apart.parts
+    assert apart.engine_worker is not None
+    assert "weights" not in apart.engine_worker.parts
     assert all("KV cache" not in phase.parts for phase in apart.memory)
 
 
@@ -294,7 +294,7 @@ def test_an_adapters_base_stays_on_the_device_where_it_can(shape: ModelShape) ->
 def test_a_sync_takes_the_module_that_vllm_loads_anew(shape: ModelShape) -> None:
     one, shared = setting(shape, "h100:2"), setting(shape, "h100:2", "rollout.tensor_parallel=2")
     assert reloading(one) == 2 * reloading(shared) == 2 * shape.embedding_parameters
-    mixture = replace(shape, experts=128, chosen=8, intermediate=768)
+    mixture = replace(shape, experts=128, experts_per_token=8, intermediate=768)
     assert reloading(setting(mixture, "h100:1")) == 2 * 128 * mixture.expert_parameters
     assert reloading(setting(shape, "cpu")) == reloading(setting(shape, "h100:1", "lora.rank=8")) == 0
     apart = {
@@ -446,10 +446,10 @@ def test_what_does_not_fit_is_told_as_it_is(qwen: Path, capsys: pytest.CaptureFi
 def test_a_critic_on_workers_of_its_own_is_no_burden_of_the_policy_s(shape: ModelShape) -> None:
     together, apart = (setting(shape, "h100:4", *words, recipe="ppo") for words in ((), ("critic.workers=2",)))
     assert "critic" not in phases(apart)[-1].parts
-    own = forecast(apart).critic_apart
+    own = forecast(apart).critic_worker
     assert own is not None
     assert own.parts["critic"] == pytest.approx(2 * phases(together)[-1].parts["critic"])
-    assert forecast(together).critic_apart is None
+    assert forecast(together).critic_worker is None
 
 
 def test_teachers_are_counted_where_they_are(shape: ModelShape) -> None:
@@ -461,10 +461,10 @@ def test_teachers_are_counted_where_they_are(shape: ModelShape) -> None:
     assert "teacher" in totals(shared)
     assert "teacher" not in totals(apart)
     assert not any("teachers" in phase.parts for phase in phases(apart))
-    own = forecast(apart).teacher_apart
+    own = forecast(apart).teacher_worker
     assert own is not None
     assert own.parts["teachers"] == pytest.approx(2 * weights_each)
-    assert forecast(shared).teacher_apart is None
+    assert forecast(shared).teacher_worker is None
     seconds = {phase.name: phase.seconds for phase in times(shared)}
     assert seconds["teacher"] == pytest.approx(seconds["old_log_probs"])
     assert {phase.name: phase.seconds for phase in times(apart)}["teacher"] > seconds["teacher"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from rlcli_planner.heap_memory import rounding, size_class, wasted
-from rlcli_planner.phase_memory import COMING_AND_GOING, phases
+from rlcli_planner.phase_memory import TEMPORARY_PARTS, phases
 from rlcli_planner.run_setting import Setting
 
 from tests.planner_settings import qwen_7b, setting, totals
@@ -41,7 +41,7 @@ def test_what_an_update_keeps_is_rounded_up_tensor_by_tensor() -> None:
     at each sample's own places two as the queries and two as the keys. (The planner takes the keys, and what goes into
     the output projection, to be rounded as the queries are.)"""
     of = setting(qwen_7b(), "cpu", "checkpoint.every=0")
-    tokens, places, model = of.pack.tokens, of.pack.places, of.policy
+    tokens, places, model = of.pack.tokens, of.pack.attention_tokens, of.policy
     kept = [(tokens, model.intermediate)] * 4 + [(tokens, model.hidden)] * 6
     kept += [(places, model.query)] * 2 + [(places, model.key)] * 2
     over = sum(size_class(4 * rows * width) - 4 * rows * width for rows, width in kept)
@@ -85,5 +85,5 @@ def test_what_an_update_took_stays_and_later_phases_find_room_in_it() -> None:
     found = {phase.name: phase for phase in phases(setting(qwen_7b(), "cpu", "checkpoint.every=0"))}
     passing, heap = passing_and_heap(setting(qwen_7b(), "cpu", "checkpoint.every=0"))
     for phase in found.values():
-        held = sum(phase.parts[part] for part in phase.parts if part not in COMING_AND_GOING | {"heap"})
+        held = sum(phase.parts[part] for part in phase.parts if part not in TEMPORARY_PARTS | {"heap"})
         assert phase.total - held == pytest.approx(sum(passing.values()) + heap), phase.name

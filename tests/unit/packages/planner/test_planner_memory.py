@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rlcli_planner import pass_memory
 from rlcli_planner.known_devices import Device
 from rlcli_planner.model_shape import shape_of
-from rlcli_planner.run_setting import Setting, setting_of
+from rlcli_planner.run_setting import PromptStats, Setting, setting_of
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -71,7 +71,7 @@ def setting_of_test(config: Any, samples: int, dtype: str, checkpointing: bool, 
         }
     )
     shape = shape_of(config)
-    return setting_of(run, Device("cpu", 1e12), prompt_tokens=PROMPT, kv_cache_bytes=0, read=lambda *_: shape)
+    return setting_of(run, Device("cpu", 1e12), prompts=PromptStats(PROMPT), kv_cache_bytes=0, read=lambda *_: shape)
 
 
 def peak(model: PolicyModel, states: Any, work: Callable[[], object]) -> int:

@@ -68,7 +68,7 @@ def test_no_micro_batch_exceeds_the_predicted_one(
                 of = setting(qwen_7b(), f"cpu:{ranks}", *keys(prompt, response, prompts, samples, budget))
                 responses = [response] * (prompts * samples)
                 found = largest(prompt, responses, of)
-                counted = (of.pack.tokens, of.pack.places, of.pack.responses)
+                counted = (of.pack.tokens, of.pack.attention_tokens, of.pack.responses)
                 assert all(mine >= its - 1e-6 for mine, its in zip(counted, found, strict=True)), (counted, found)
                 if ranks == 1 and step(prompt, responses, of)[0].microbatches == 1:
                     assert counted == pytest.approx(found)
@@ -90,4 +90,4 @@ def test_samples_of_one_prompt_lie_together() -> None:
     """Of prompts that are much longer than their responses many more fit than tokens would say."""
     of = setting(qwen_7b(), "cpu", *keys(1000, 64, 32, 16, 8192))
     assert of.pack.tokens == pytest.approx(8192)
-    assert of.pack.places > 8 * of.pack.tokens
+    assert of.pack.attention_tokens > 8 * of.pack.tokens

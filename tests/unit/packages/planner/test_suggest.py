@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rlcli_planner.fitting import suggest
 from rlcli_planner.fitting.solve import fits, solved
-from rlcli_planner.fitting.suggest import suggested
+from rlcli_planner.fitting.suggest import suggest_layouts
 from rlcli_planner.known_devices import parse_gpus
 from rlcli_planner.run_setting import Setting
 from rlcli_planner.step_time import step_seconds, times
@@ -28,7 +28,7 @@ def seven(gpus: str, *sets: str) -> Setting:
 @pytest.mark.long
 @pytest.mark.parametrize("gpus", ["h100:2", "h100:8", "a100:16"])
 def test_what_is_proposed_fits_and_is_in_order(gpus: str) -> None:
-    found = suggested(seven(gpus)).layouts
+    found = suggest_layouts(seven(gpus)).layouts
     assert found
     assert all(fits(one.setting) for one in found)
     assert [one.seconds for one in found] == sorted(one.seconds for one in found)
@@ -43,12 +43,12 @@ def test_no_layout_that_fits_is_faster() -> None:
     asked = seven("h100:4")
     fitting = [solved(suggest._with(asked, keys)) for keys in suggest._candidates(asked)]
     best = min(step_seconds(one, times(one)) for one in fitting if one)
-    assert suggested(asked).layouts[0].seconds == pytest.approx(best, rel=2 * suggest.ALIKE)
+    assert suggest_layouts(asked).layouts[0].seconds == pytest.approx(best, rel=2 * suggest.ALIKE)
 
 
 @pytest.mark.long
 def test_layouts_that_are_not_much_faster_are_left_out() -> None:
-    layouts = suggested(seven("h100:8")).layouts
+    layouts = suggest_layouts(seven("h100:8")).layouts
     divisions = [tuple(suggest._value(one.setting, key) for key in suggest.DIVIDING) for one in layouts]
     times_of: dict[tuple[Any, ...], list[float]] = {}
     for division, one in zip(divisions, layouts, strict=True):
@@ -59,10 +59,10 @@ def test_layouts_that_are_not_much_faster_are_left_out() -> None:
 
 
 def test_nothing_is_proposed_where_nothing_fits_or_times_are_unknown() -> None:
-    none = suggested(seven("l4:1"))
+    none = suggest_layouts(seven("l4:1"))
     assert none.layouts == []
     assert "memory:" in none.short_of
-    assert suggested(seven("8x80GB")).layouts == []
+    assert suggest_layouts(seven("8x80GB")).layouts == []
 
 
 def test_copies_on_each_node_spare_the_links_between_nodes() -> None:
@@ -70,7 +70,7 @@ def test_copies_on_each_node_spare_the_links_between_nodes() -> None:
     copied = {phase.name: phase for phase in times(seven("h100:64", "parallel.replicate=8"))}
     assert sharded["update"].bound == "links between nodes"
     assert copied["update"].seconds < sharded["update"].seconds
-    assert suggested(seven("h100:64")).layouts[0].keys["parallel.replicate"] >= 8
+    assert suggest_layouts(seven("h100:64")).layouts[0].keys["parallel.replicate"] >= 8
 
 
 def test_a_node_has_eight_devices() -> None:

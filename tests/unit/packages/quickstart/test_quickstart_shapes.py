@@ -61,8 +61,8 @@ def test_the_loss_is_the_models_own_with_each_rows_picture(data: Path) -> None:
         end = int(kept.nonzero().max()) + 1
         ids, labels = batch.ids[row : row + 1, :end], batch.labels[row : row + 1, :end]
         shown = {
-            "pixel_values": batch.shown["pixel_values"].view(3, -1, batch.shown["pixel_values"].shape[-1])[row],
-            "image_grid_thw": batch.shown["image_grid_thw"][row : row + 1],
+            "pixel_values": batch.inputs["pixel_values"].view(3, -1, batch.inputs["pixel_values"].shape[-1])[row],
+            "image_grid_thw": batch.inputs["image_grid_thw"][row : row + 1],
             "mm_token_type_ids": (ids == model.config.image_token_id).int(),
         }
         total += model(input_ids=ids, labels=labels, **shown).loss * kept.sum()
