@@ -1,4 +1,4 @@
-"""Events of a run in words: no braces, rounded figures."""
+"""Events of a run as text: no braces, rounded figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_ITEMS = 12
 
 
 def event_text(event: Mapping[str, Any], without: Collection[str] = ()) -> str:
-    """What happened, in one line. without: entries that are shown elsewhere.
+    """The event in one line of text. without: entries to leave out.
 
     >>> event_text({"time": 0.0, "event": "started", "step": 0, "of": 100})
     'step 0 of 100'

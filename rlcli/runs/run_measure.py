@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 
 class Measure(NamedTuple):
-    """key: its metric. name: what it is called. in_words: on the axis of a curve."""
+    """The metric that shows whether a run learns."""
 
     key: str
+    """Name of the metric."""
     name: str
+    """Short name for a person."""
     in_words: str
+    """Label on the axis of a curve."""
 
     def of(self, metrics: Mapping[str, Any]) -> float:
         """Its value in a step; NaN if it is missing or not a number.
@@ -28,7 +31,7 @@ class Measure(NamedTuple):
 
 REWARD = Measure("reward/mean", "reward", "mean reward")
 LOSS = Measure("update/policy_loss", "loss", "loss (nats a token)")
-"""Every given response counts as right: its reward of 1 says nothing."""
+"""For datasets with responses: each counts as correct, so its reward of 1 tells nothing."""
 
 
 def measure_of(config: Mapping[str, Any]) -> Measure:
@@ -64,9 +67,9 @@ def means_of(report: Mapping[str, Any]) -> dict[str, float]:
     >>> means_of({"pass": {"pass@1": {"mean": 0.5, "low": 0.2}}, "mean": None, "prompts": 8})
     {'pass@1': 0.5}
     """
-    held = (report.get(kind) for kind in ("pass", "maj", "mean"))
-    estimates = {name: one for own in held if isinstance(own, Mapping) for name, one in own.items()}
-    means = {name: one.get("mean") for name, one in estimates.items() if isinstance(one, Mapping)}
+    groups = (report.get(kind) for kind in ("pass", "maj", "mean"))
+    estimates = {name: estimate for group in groups if isinstance(group, Mapping) for name, estimate in group.items()}
+    means = {name: estimate.get("mean") for name, estimate in estimates.items() if isinstance(estimate, Mapping)}
     return {
         name: float(mean)
         for name, mean in means.items()

@@ -29,8 +29,10 @@ class MLflow(Tracker):
             self.id = run.id
             return
         experiment = self._client.get_experiment_by_name(run.project)
-        where = experiment.experiment_id if experiment else self._client.create_experiment(run.project, _artifacts(run))
-        self.id = self._client.create_run(where, run_name=run.name).info.run_id
+        experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(run.project, _artifacts(run))
+        )
+        self.id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
         parameters = [Param(name, str(value)) for name, value in flatten(run.config).items()]
         for first in range(0, len(parameters), 100):  # the limit per call
             self._client.log_batch(self.id, params=parameters[first : first + 100])

@@ -19,5 +19,5 @@ def test_a_lost_server_is_named_while_the_run_waits(tmp_path: Path, monkeypatch:
     with LostEngines(tmp_path).told(told.put):
         with events.open("a") as file:
             file.write('{"event": "engine lost", "server": "a", "why": "gone"}\n{"event": "engine lo')
-        assert told.get(timeout=60) == "server a is lost, and asked again until it answers: gone"
+        assert told.get(timeout=60) == "server a is lost and is polled until it answers: gone"
     assert told.empty()

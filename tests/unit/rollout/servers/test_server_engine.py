@@ -374,7 +374,7 @@ def test_servers_that_all_refuse_are_not_waited_for(
     with watched.told(told.append):
         pass
     (line,) = told
-    assert line.startswith(f"server {server.url} is lost, and asked again until it answers: ")
+    assert line.startswith(f"server {server.url} is lost and is polled until it answers: ")
     assert not list(watched.new())
 
 
