@@ -41,7 +41,7 @@ def where_of(kind: str, step: int) -> str:
     return f"{kind}/step-{step:06d}"
 
 
-class RunPictures:
+class RunImages:
     """The images of the run in a folder."""
 
     def __init__(self, run: Path) -> None:
