@@ -47,9 +47,9 @@ INPUTS = "inputs.json"
 """Digests of what the run reads by path."""
 SOURCES = "sources"
 """Copies of the code and of other small texts among these."""
-PLACE = ".place"
-"""The run's current step and phase, as JSON padded to PLACE_BYTES."""
-PLACE_BYTES = 256
+PROGRESS = ".place"
+"""The run's current step and phase, as JSON padded to PROGRESS_BYTES."""
+PROGRESS_BYTES = 256
 HINT = "free some space or fix the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
@@ -69,7 +69,7 @@ FILES = (
     INPUTS,
     "reward.png",
     LOCK,
-    PLACE,
+    PROGRESS,
 )
 """Files that a run reads, or writes to again when it is resumed."""
 LINKED = "checkpoints"
@@ -94,7 +94,7 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
-        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, file_mode(path))
+        self._progress_file = os.open(path / PROGRESS, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, file_mode(path))
 
     @classmethod
     def create(
@@ -209,14 +209,14 @@ class RunFolder:
         """Record the current step and phase, in case the run dies. One small write, in place."""
         progress = {"step": step, "phase": phase[:100], "time": round(time.time(), 3), "pid": os.getpid()}
         with suppress(OSError):
-            os.pwrite(self._place, json.dumps(progress).ljust(PLACE_BYTES).encode(), 0)
+            os.pwrite(self._progress_file, json.dumps(progress).ljust(PROGRESS_BYTES).encode(), 0)
 
     def close(self) -> None:
         """Unlock the folder. May be called again."""
         if self._lock >= 0:
             os.close(self._lock)
-            os.close(self._place)
-            self._lock = self._place = -1
+            os.close(self._progress_file)
+            self._lock = self._progress_file = -1
 
     def __enter__(self) -> RunFolder:
         return self
@@ -229,7 +229,7 @@ class RunFolder:
         return self.samples, self.evaluations, self.checkpoints, self.logs
 
     def _clear(self) -> None:
-        os.ftruncate(self._place, 0)
+        os.ftruncate(self._progress_file, 0)
         for name in LAYOUT:
             remove(self.path / name)
 
@@ -285,9 +285,9 @@ def check_records(path: Path) -> None:
                 raise UnfitFile(subfolder, "is not a folder", "put the folder there that the run has written")
 
 
-def place_of(path: Path) -> dict[str, Any]:
-    """The last recorded place of the run in the folder `path`: step, phase, time, pid; empty if unknown."""
-    return read_object(path / PLACE)
+def progress_of(path: Path) -> dict[str, Any]:
+    """The last recorded progress of the run in the folder `path`: step, phase, time, pid; empty if unknown."""
+    return read_object(path / PROGRESS)
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -149,10 +149,10 @@ class Follower:
         self.view.start(steps, self.folder.name, self._step, measure_of(config), before, ended_s, marks)
 
     def _show_place(self) -> None:
-        from rlcli.runs.folder import place_of
+        from rlcli.runs.folder import progress_of
         from rlcli.runs.listing import number
 
-        place = place_of(self.folder)
+        place = progress_of(self.folder)
         if place and (place.get("phase"), place.get("time")) != (self._place.get("phase"), self._place.get("time")):
             self._place = place
             began = number(place.get("time"))

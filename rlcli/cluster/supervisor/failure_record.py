@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from rlcli.errors import RlcliError, RunFailed
-from rlcli.runs.folder import add_event, events_of, place_of
+from rlcli.runs.folder import add_event, events_of, progress_of
 from rlcli.support.attempt import RETRY, is_supervised
 from rlcli.support.redact import printable
 
@@ -33,7 +33,7 @@ def note_failure(
     folder: Path, who: str, message: str, hint: str = "", *, retry: bool, since: float = 0.0, **facts: Any
 ) -> None:
     """Add the event `failed`, with the last recorded step and phase, unless those are older than `since`."""
-    last = place_of(folder)
+    last = progress_of(folder)
     place = {name: last[name] for name in ("step", "phase") if name in last and last.get("time", 0.0) >= since}
     add_event(folder, "failed", who=who, **place, message=message, hint=hint, retry=retry, **facts)
 
