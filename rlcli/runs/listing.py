@@ -113,8 +113,9 @@ def run_at(folder: Path) -> Run:
 
 def number(value: object) -> float | None:
     """`value` if it is a finite number, else None: a damaged or edited file may contain anything."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if plain and abs(value) < MOST else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < MOST else None
 
 
 def config_of(folder: Path) -> dict[str, Any]:
