@@ -37,7 +37,7 @@ class Broadcast:
         Broadcast(place, port, 0, world, device, timeout_s).send(buckets)
         for name, tensor in Broadcast(place, port, rank, world, device, timeout_s).received(): ...
 
-    place, port: as `meeting_place` returns them on the machine of rank 0. Raises `OSError` or `RuntimeError` if the
+    place, port: as `rendezvous_address` returns them on the machine of rank 0. Raises `OSError` or `RuntimeError` if the
     group cannot be formed.
     """
 
