@@ -68,8 +68,8 @@ class Dispatch:
 class Dispatched(Generic[W_contra, P, R_co, GroupParams, GroupResult_co]):
     """The type of a method that is marked with `@dispatch`: what `WorkerGroup.call` checks a call against.
 
-    On an instance it is the method itself, with parameters `P` and result `R_co`. Of the group, the controller passes
-    `GroupParams` and gets `GroupResult_co`. (When the program runs it is a plain function, as Ray needs it, with the attribute
+    On an instance it is the method itself, with parameters `P` and result `R_co`. A call on the group has parameters
+    `GroupParams` and result `GroupResult_co`. (At run time it is a plain function, as Ray needs it, with the attribute
     `dispatch`.)
     """
 

@@ -1,4 +1,4 @@
-"""The history of each prompt of a run: how often it was sampled and how its pass rate changed. Imports nothing heavy."""
+"""The history of each prompt: how often it was sampled and how its pass rate changed. Imports nothing heavy."""
 
 from __future__ import annotations
 

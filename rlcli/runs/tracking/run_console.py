@@ -64,7 +64,7 @@ class SampleText(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> SampleText:
-        """From a saved sample (`rlcli.data.sample_files.sample_row`), even one of an older version or a damaged file."""
+        """From a saved sample (`rlcli.data.sample_files.sample_row`), also of an older version or a damaged file."""
         prompt, response, outcome = (row.get(name) or "" for name in ("prompt", "response", "outcome"))
         score = row.get("score")
         messages = worded_messages_of(row) if is_conversation(row) else ()
