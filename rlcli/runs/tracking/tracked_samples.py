@@ -21,12 +21,12 @@ FIRST_MESSAGES, LAST_MESSAGES = 4, 12
 """Messages of a conversation that it gets, if there are more than both."""
 
 
-def tracked_samples(room: Path, step: int) -> list[TrackedSample]:
-    """Up to MOST samples of a step, evenly spaced by score from the lowest to the highest. room: the run's `samples` or
-    `evaluations` folder. Empty if the step has none."""
+def tracked_samples(folder: Path, step: int) -> list[TrackedSample]:
+    """Up to MOST samples of a step, evenly spaced by score from the lowest to the highest. folder: the run's `samples`
+    or `evaluations`. Empty if the step has none."""
     import pyarrow.parquet as pq
 
-    files = sample_files(room, step)
+    files = sample_files(folder, step)
     scores = [pq.read_table(file, columns=["score", "prompt_id", "sample"]).to_pylist() for file in files]
     order = [
         (row["score"], row["prompt_id"], row["sample"], file_index, number)
