@@ -17,7 +17,7 @@ SAMPLED_BLOCKS = 64
 """Blocks of a weight file that are hashed: an update changes all of them, and reading them takes milliseconds."""
 BLOCK_BYTES = 4096
 DAY = "the day in the chat template"
-HASHED_WHOLE = (".json", ".jinja", ".txt", ".model")
+SMALL = (".json", ".jinja", ".txt", ".model")
 WEIGHTS = (".safetensors", ".bin")
 
 
@@ -84,7 +84,7 @@ def _mark(path: str) -> str:
         return hub_commit(path)
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(folder.iterdir()):
-        if file.suffix in HASHED_WHOLE and file.is_file():
+        if file.suffix in SMALL and file.is_file():
             digest.update(f"{file.name}\0".encode())
             with file.open("rb") as opened:
                 while piece := opened.read(1 << 20):

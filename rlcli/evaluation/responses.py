@@ -12,6 +12,7 @@ from rlcli.types import Outcome
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
     from jaxtyping import Bool, Float64, Int64, Shaped
 
 COLUMNS = ("sample", "score", "outcome", "answer", "response_tokens", "finish_reason", "detail")
