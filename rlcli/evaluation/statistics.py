@@ -43,6 +43,7 @@ class Estimate:
     """
 
     mean: float
+    """Mean over prompts."""
     low: float
     """Lower bound of the interval."""
     high: float
