@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.support.redact import printable, printable_json
 
@@ -91,12 +91,12 @@ def emit_json(result: object) -> None:
     print(printable_json(json.dumps(_jsonable(result), indent=2, ensure_ascii=False)))
 
 
-def json_line(result: Mapping[str, Any]) -> None:
+def json_line(result: Mapping[str, object]) -> None:
     """Print a result of several as one line of JSON, at once."""
     print(printable_json(json.dumps(result, ensure_ascii=False)), flush=True)
 
 
-def _jsonable(value: object) -> Any:
+def _jsonable(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _jsonable(dataclasses.asdict(value))
     if isinstance(value, Mapping):

@@ -54,11 +54,11 @@ class Dispatch:
     """Names of all parameters."""
 
     def stored(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], store: Callable[[Any], Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], store: Callable[[object], object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments, with the shared ones replaced by `store` of them, unless they are None."""
 
-        def sent(name: str, value: Any) -> Any:
+        def sent(name: str, value: object) -> object:
             return store(value) if name in self.shared and value is not None else value
 
         positional = tuple(sent(name, value) for name, value in zip(self.parameters, args, strict=False))

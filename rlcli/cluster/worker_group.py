@@ -163,7 +163,7 @@ class WorkerGroup(Generic[W_co]):
             self._unseen_s = float("inf")  # All have answered: a file that is not visible is on another disk.
         return [results[rank] for rank in range(len(calls))]
 
-    def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
+    def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, object]) -> Iterator[Any]:
         streams = [
             getattr(actor, name).options(num_returns="streaming").remote(*rank_arguments, **kwargs)
             for actor, rank_arguments in zip(self._actors, arguments, strict=True)

@@ -93,7 +93,7 @@ class Compared:
     """Path of A, as the user wrote it."""
     b: str
     """Path of B, as the user wrote it."""
-    differing: Mapping[str, tuple[Any, Any]]
+    differing: Mapping[str, tuple[object, object]]
     """Setting → different values in A and B."""
     unmatched: Sequence[str]
     """Datasets that only one of them has."""
@@ -320,7 +320,7 @@ def _difference(
     )
 
 
-def _differing(a: str, b: str) -> dict[str, tuple[Any, Any]]:
+def _differing(a: str, b: str) -> dict[str, tuple[object, object]]:
     """The settings that differ, if both record them."""
     settings_a, settings_b = (_evaluation(path).get("settings", {}) for path in (a, b))
     names = {**settings_a, **settings_b} if settings_a and settings_b else {}

@@ -365,5 +365,5 @@ def _cannot_write(path: Path, error: OSError) -> RunFailed:
     )
 
 
-def _as_json(content: Mapping[str, Any]) -> bytes:
+def _as_json(content: Mapping[str, object]) -> bytes:
     return json.dumps(content, indent=1, allow_nan=True).encode() + b"\n"

@@ -53,7 +53,7 @@ def marks_of(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
     return [Mark(step, f"{names} changed after step {step}") for step, names in changes]
 
 
-def _names(files: Any) -> str:
+def _names(files: object) -> str:
     """The names of the files of an event, which may have been edited."""
     paths = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     names = list(dict.fromkeys(PurePath(path).name for path in paths if isinstance(path, str)))

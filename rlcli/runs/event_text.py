@@ -31,8 +31,8 @@ def event_text(event: Mapping[str, Any], without: Collection[str] = ()) -> str:
     return f"{summary} ({rest})" if summary and rest else summary or rest
 
 
-def _entry(name: str, value: Any) -> str:
-    """A name and its value; empty for a value that is not known."""
+def _entry(name: str, value: object) -> str:
+    """A name and its value; empty for an unknown value."""
     if value is None or value in ("", [], {}):
         return ""
     words, unit = name.replace("_", " "), ""
@@ -46,7 +46,7 @@ def _entry(name: str, value: Any) -> str:
     return f"{words} {_shown(value)}{unit}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) and math.isfinite(value):

@@ -233,8 +233,8 @@ class RunData:
                     group.column(leaf) for group in groups for leaf in range(group.num_columns) if field_index >= 0
                 ]
                 statistics = [leaf.statistics for leaf in leaves if leaf.path_in_schema == column]
-                minima = [one.min for one in statistics if one is not None and one.has_min_max]
-                return min((one for one in minima if isinstance(one, int)), default=math.inf)
+                minima = [each.min for each in statistics if each is not None and each.has_min_max]
+                return min((value for value in minima if isinstance(value, int)), default=math.inf)
         except (OSError, pa.ArrowException):  # noted when the step's own samples are read
             return math.inf
 

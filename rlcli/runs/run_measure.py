@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Measure(NamedTuple):
@@ -19,7 +19,7 @@ class Measure(NamedTuple):
     in_words: str
     """Label on the axis of a curve."""
 
-    def of(self, metrics: Mapping[str, Any]) -> float:
+    def of(self, metrics: Mapping[str, object]) -> float:
         """Its value in a step; NaN if it is missing or not a number.
 
         >>> LOSS.of({"update/policy_loss": 0.5}), REWARD.of({"reward/mean": None})
@@ -34,7 +34,7 @@ LOSS = Measure("update/policy_loss", "loss", "loss (nats a token)")
 """For datasets with responses: each counts as correct, so its reward of 1 tells nothing."""
 
 
-def measure_of(config: Mapping[str, Any]) -> Measure:
+def measure_of(config: Mapping[str, object]) -> Measure:
     """The measure of a run with this configuration, in plain values.
 
     >>> measure_of({"data": {"response": "response"}}).name, measure_of({}).name
@@ -61,7 +61,7 @@ def score_of(means: Mapping[str, float], best_by: str) -> float | None:
     return means.get(best_by)
 
 
-def means_of(report: Mapping[str, Any]) -> dict[str, float]:
+def means_of(report: Mapping[str, object]) -> dict[str, float]:
     """Measure → mean, from the report of an evaluation, which may be damaged.
 
     >>> means_of({"pass": {"pass@1": {"mean": 0.5, "low": 0.2}}, "mean": None, "prompts": 8})
