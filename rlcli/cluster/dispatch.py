@@ -37,7 +37,7 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How a method is called on a group."""
+    """The dispatch of a method to a group."""
 
     send: Send = "broadcast"
     """`broadcast` sends every rank the same arguments; `scatter` sends rank i the i-th item of the first one, and all

@@ -23,7 +23,7 @@ OnLost = Callable[[str, str], NoReturn]
 
 LOOK_EVERY_S, CONNECT_S = 5.0, 5.0
 HEAD_LOST_S = 40.0
-"""How long the head of a running cluster may be unreachable, since it may come back. Ray exits silently after 60 s."""
+"""Time for which the head of a running cluster may be unreachable: it may come back. Ray exits silently after 60 s."""
 
 
 def leave(who: str, message: str) -> NoReturn:

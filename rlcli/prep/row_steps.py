@@ -60,10 +60,10 @@ def by_tokens(rows: Rows, max_tokens: int, tokenizer: str, on_progress: OnProgre
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer, prompt_lengths
     from rlcli.model.io.model_checks import image_rule
 
-    has_pictures = any(split_rows.has_images for split_rows in rows.values())
-    rule, loaded = image_rule(tokenizer) if has_pictures else None, load_tokenizer(tokenizer)
+    has_images = any(split_rows.has_images for split_rows in rows.values())
+    rule, loaded = image_rule(tokenizer) if has_images else None, load_tokenizer(tokenizer)
     total, done = sum(map(len, rows.values())), 0
-    counted = _PictureTokens(rule, tokenizer)
+    counted = _ImageTokens(rule, tokenizer)
     lengths: dict[str, array[int]] = {}
     for split, split_rows in rows.items():
         lengths[split] = array("q")
@@ -72,7 +72,7 @@ def by_tokens(rows: Rows, max_tokens: int, tokenizer: str, on_progress: OnProgre
             lengths[split].extend(prompt_lengths(prompts, loaded, _chunk_progress(done, total, on_progress), rule))
             counted.add(prompts)
             done += len(prompts)
-    return replace(_between(rows, lengths, 0, max_tokens), note=counted.note() if has_pictures else "")
+    return replace(_between(rows, lengths, 0, max_tokens), note=counted.note() if has_images else "")
 
 
 def _chunk_progress(offset: int, total: int, on_progress: OnProgress) -> Callable[[int, int], None]:
@@ -80,18 +80,18 @@ def _chunk_progress(offset: int, total: int, on_progress: OnProgress) -> Callabl
     return lambda done, of_chunk: on_progress("tokenize", offset + done, total)
 
 
-class _PictureTokens:
+class _ImageTokens:
     """Counts the tokens of images. rule: of the model's image processor; None: the model sees no images."""
 
     def __init__(self, rule: ImageRule | None, tokenizer: str) -> None:
         self._rule, self._tokenizer = rule, tokenizer
-        self._pictures, self._tokens, self._least, self._most = 0, 0, 0, 0
+        self._images, self._tokens, self._least, self._most = 0, 0, 0, 0
 
     def add(self, prompts: Sequence[Prompt]) -> None:
-        for picture in (picture for prompt in prompts for picture in prompt.images):
-            self._pictures += 1
+        for image in (image for prompt in prompts for image in prompt.images):
+            self._images += 1
             if self._rule is not None:
-                count = self._rule.tokens(*self._rule.fitted(*size_of(picture)))
+                count = self._rule.tokens(*self._rule.fitted(*size_of(image)))
                 self._tokens += count
                 self._least, self._most = min(self._least or count, count), max(self._most, count)
 
@@ -99,10 +99,10 @@ class _PictureTokens:
         """A line about the counts."""
         if self._rule is None:
             return (
-                f"{self._pictures} pictures counted as the text {IMAGE}: {self._tokenizer} is no model that sees them; "
+                f"{self._images} pictures counted as the text {IMAGE}: {self._tokenizer} is no model that sees them; "
                 "with one that does (--tokenizer), each has the tokens of its size"
             )
-        return f"{self._pictures} pictures counted as {self._least} to {self._most} tokens each, {self._tokens} in all"
+        return f"{self._images} pictures counted as {self._least} to {self._most} tokens each, {self._tokens} in all"
 
 
 def without_duplicates(rows: Rows) -> Outcome:

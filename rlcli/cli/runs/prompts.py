@@ -35,14 +35,14 @@ def prompts(
     reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.")] = False,
     min_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Only last pass rates of at least this.")] = 0.0,
     max_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Only last pass rates of at most this.")] = 1.0,
-    min_groups: Annotated[int, typer.Option(min=1, help="Only prompts drawn at least so often.")] = 1,
+    min_groups: Annotated[int, typer.Option(min=1, help="Only prompts with at least this many groups.")] = 1,
     wasted: Annotated[bool, typer.Option("--wasted", help="Only prompts of which no group was kept.")] = False,
     retired: Annotated[bool, typer.Option("--retired", help="Only solved prompts (data.retire).")] = False,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="Only prompts with this text in their id.")] = "",
-    limit: Annotated[int, typer.Option(min=0, help="List at most so many; 0: all.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="List at most this many; 0: all.")] = 20,
     json: Json = False,
 ) -> None:
-    """List the prompts that a run has drawn, with their pass rates and what they cost.
+    """List the prompts that a run has sampled, with their pass rates and tokens.
 
     Examples:
 

@@ -31,11 +31,11 @@ def samples(
     prompt: Annotated[str, typer.Option(metavar="ID", help="Only of this prompt, through all steps.")] = "",
     text: Annotated[str, typer.Option(help="Only those with this text in prompt, response or another message.")] = "",
     evaluations: OfEvaluations = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most so many, of the newest steps.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many, of the newest steps.")] = 5,
     full: Annotated[bool, typer.Option("--full", help=f"Whole texts, not their first {SHORT} characters.")] = False,
     json: Json = False,
 ) -> None:
-    """Show saved samples of a run, the newest first; what the policy did not draw is dimmed.
+    """Show saved samples of a run, the newest first; text that the policy did not generate is dimmed.
 
     One sample of each group of a step comes first, then a second one of each, and so on; with --prompt, all of one
     group in order.

@@ -28,7 +28,7 @@ RATES = {"generate": "throughput/rollout_tokens_per_s", "update": "throughput/up
 
 def show(
     run: RunName,
-    samples: Annotated[int, typer.Option(min=0, help="Show so many of the last samples, shortened.")] = 2,
+    samples: Annotated[int, typer.Option(min=0, help="Show this many of the last samples, shortened.")] = 2,
     json: Json = False,
 ) -> None:
     """Show one run: its curve, time by phase, changes to the recipe, checkpoints, evaluations, events and last samples.

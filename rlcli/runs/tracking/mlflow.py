@@ -62,7 +62,7 @@ def _address(run: TrackedRun) -> str:
 
 
 def _artifacts(run: TrackedRun) -> str | None:
-    """Where the run's files go, instead of a folder in the working directory; None: the server decides."""
+    """Address of the run's files, instead of a folder in the working directory; None: the server's default."""
     return None if os.environ.get("MLFLOW_TRACKING_URI") else (run.folder / "mlflow" / "artifacts").as_uri()
 
 
