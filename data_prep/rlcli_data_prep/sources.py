@@ -23,7 +23,7 @@ from rlcli.errors import DataError
 from rlcli.support.reading import (
     DATA_BYTES,
     DATA_LINE_BYTES,
-    SURE_BYTES,
+    ENCODING_BYTES,
     bounded_lines,
     check_encoding,
     check_regular,
@@ -249,7 +249,7 @@ def _open(file: Path) -> BinaryIO:
     check_regular(file, links=True)
     opened: Any = gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # noqa: SIM115 - the caller closes it
     try:
-        check_encoding(opened.peek(SURE_BYTES)[:SURE_BYTES], file)
+        check_encoding(opened.peek(ENCODING_BYTES)[:ENCODING_BYTES], file)
     except BaseException:
         opened.close()
         raise

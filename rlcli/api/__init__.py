@@ -1,1 +1,1 @@
-"""What a Python program or a notebook calls: the commands `train` and `eval` as functions, and a run's records."""
+"""The Python API for programs and notebooks: `train` and `eval` as functions, and a run's records."""

@@ -1,5 +1,5 @@
-"""Runs a command of rlcli for a program: as a child process, so that Ray, the engine and their memory are not in the
-program's, and whatever happens to them does not end it."""
+"""Runs a command of rlcli for a program, as a child process: Ray, the engine and their memory stay out of the program,
+and their failure does not end it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from rlcli.support.attempt import INTERRUPTED, error_to
 from rlcli.support.files import read_object
 
 POLL_MS = 100
-"""How soon the end of a command is noticed if a process that it has left behind keeps its standard error open."""
+"""Interval at which the end of a command is checked: a process that it leaves behind may keep its standard error
+open."""
 
 
 def call(name: str, words: Sequence[str]) -> dict[str, Any]:
     """Run `rlcli NAME WORDS… --json` and return its result.
 
-    What it prints while it runs goes to this program's standard error: on a terminal as the command's own live view,
-    else line by line, as into a notebook's cell. Ctrl-C, or a notebook's interrupt, goes to the command, which finishes
-    the step of a run; then KeyboardInterrupt is raised. Raises the command's error.
+    Its progress output goes to this program's standard error: on a terminal as the command's live view, else line by
+    line, as into a notebook's cell. Ctrl-C, or a notebook's interrupt, is forwarded to the command, which finishes the
+    step of a run; then KeyboardInterrupt is raised. Raises the command's error.
     """
-    with tempfile.TemporaryDirectory(prefix="rlcli-call-") as room:
-        error, result = Path(room) / "error.json", Path(room) / "result.json"
+    with tempfile.TemporaryDirectory(prefix="rlcli-call-") as folder:
+        error, result = Path(folder) / "error.json", Path(folder) / "result.json"
         status, interrupted = _run([name, *words, "--json"], result, {**os.environ, **error_to(error)})
         if interrupted or status == INTERRUPTED:
             raise KeyboardInterrupt
         if status:
             raise _error(name, status, error)
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return found
+        report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return report
 
 
 def option(name: str, value: object) -> list[str]:
@@ -67,7 +68,7 @@ def settings_words(settings: Mapping[str, object] | None) -> list[str]:
     return [f"--set={key}={to_toml(_plain(key, value))}" for key, value in (settings or {}).items()]
 
 
-def _plain(key: str, value: Any) -> Any:
+def _plain(key: str, value: Any) -> object:
     if isinstance(value, Mapping):
         return {str(name): _plain(key, item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -85,7 +86,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _run(words: Sequence[str], result: Path, environment: Mapping[str, str]) -> tuple[int, bool]:
-    """The exit code of the command, and whether this program was interrupted meanwhile."""
+    """The exit code of the command, and True if this program was interrupted meanwhile."""
     # -P: files in the current folder must not shadow a library.
     command = [sys.executable, "-P", "-m", "rlcli.api.command_child", str(os.getpid()), *words]
     interrupted = False
@@ -99,10 +100,10 @@ def _run(words: Sequence[str], result: Path, environment: Mapping[str, str]) -> 
             process_group=0,  # a terminal or a notebook may signal this program's group, and it forwards that
         )
     with _ended(process):
-        printed = _Printed(process)
+        relay = _OutputRelay(process)
         while True:
             try:
-                return printed.until_exit(), interrupted
+                return relay.until_exit(), interrupted
             except KeyboardInterrupt:
                 interrupted = True
                 process.send_signal(signal.SIGINT)
@@ -110,7 +111,7 @@ def _run(words: Sequence[str], result: Path, environment: Mapping[str, str]) -> 
 
 @contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, which is asked to end, and waited for, if an error leaves the block."""
+    """The process, which is terminated and waited for if an error leaves the block."""
     try:
         yield process
     finally:
@@ -121,15 +122,15 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
             process.stderr.close()
 
 
-class _Printed:
-    """Passes on what a process prints to its standard error, if that is a pipe."""
+class _OutputRelay:
+    """Copies the standard error of a process to this program's, if it is a pipe."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def until_exit(self) -> int:
-        """Pass on all of it, and return the exit code. May be called again after an exception."""
+        """Copy all output, and return the exit code. May be called again after an exception."""
         if self._process.stderr is None:
             return self._process.wait()
         pipe, poll = self._process.stderr.fileno(), select.poll()  # a notebook may have too many files for `select`
@@ -150,8 +151,8 @@ class _Printed:
 
 
 def _on_terminal() -> bool:
-    """Whether this program's standard error is a terminal that a child process inherits, and not what a notebook puts
-    in its place."""
+    """True if this program's standard error is a terminal that a child process inherits, and not a notebook's
+    object."""
     try:
         return sys.stderr is not None and sys.stderr.isatty() and sys.stderr.fileno() == 2
     except (OSError, ValueError):
@@ -159,11 +160,11 @@ def _on_terminal() -> bool:
 
 
 def _error(name: str, status: int, file: Path) -> errors.RlcliError:
-    """The error that a command has left in `file`; else one that gives its exit code."""
-    found = read_object(file)
-    kind = getattr(errors, str(found.get("kind")), None)
+    """The error that a command has written to `file`; else one with its exit code."""
+    content = read_object(file)
+    kind = getattr(errors, str(content.get("kind")), None)
     if kind is None:
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-        return errors.RunFailed(f"rlcli {name} {how}", "what it printed is above")
-    error: errors.RlcliError = kind(found["message"], found["hint"])
+        cause = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        return errors.RunFailed(f"rlcli {name} {cause}", "what it printed is above")
+    error: errors.RlcliError = kind(content["message"], content["hint"])
     return error

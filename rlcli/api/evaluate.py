@@ -35,20 +35,20 @@ def evaluate(
     force: bool = False,
     omit: str | Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a model, as `rlcli eval` does, and return its report: what `rlcli eval --json` prints.
+    """Evaluate a model, as `rlcli eval` does, and return its report: the output of `rlcli eval --json`.
 
         report = rlcli.evaluate("runs/grpo-1", "data/gsm8k", samples=4)
         report["pass"]["pass@4"]["mean"]
 
     model: a folder or hub id, a run or its folder. data: a path, or several, or rows as for `rlcli.train`. Each
-    parameter is the command's option of that name; `rlcli eval -h` describes them. verifier: what the command takes, or
-    a function as for `rlcli.train`. settings: dotted key → value. The samples are kept only with `out`: parquet files
-    there. Raises an `RlcliError` that names the fix.
+    parameter is the command's option of that name; `rlcli eval -h` describes them. verifier: an expression as for the
+    command, or a function as for `rlcli.train`. settings: dotted key → value. The samples are kept only with `out`:
+    parquet files there. Raises an `RlcliError` that names the fix.
     """
     from rlcli.api.command import call, option, settings_words
 
     with _paths(data, out) as paths, _expression(verifier, out) as text:
-        given: dict[str, object] = {
+        options: dict[str, object] = {
             "model": model.path if isinstance(model, Run) else model,
             "data": paths,
             "endpoint": endpoint,
@@ -67,7 +67,7 @@ def evaluate(
             "force": force,
             "omit": omit,
         }
-        words = [word for name, value in given.items() for word in option(name, value)]
+        words = [word for name, value in options.items() for word in option(name, value)]
         return call("eval", [*words, *settings_words(settings)])
 
 
@@ -80,8 +80,8 @@ def _paths(data: Any, out: Place | None) -> Iterator[Any]:
         yield data
         return
     with (
-        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as room,
-        stored_evaluation_rows(data, Path(out or room)) as path,
+        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder,
+        stored_evaluation_rows(data, Path(out or folder)) as path,
     ):
         yield path
 
@@ -95,7 +95,7 @@ def _expression(verifier: str | Callable[..., Any] | None, out: Place | None) ->
     from rlcli.api.function_verifier import stored_in_evaluation
 
     with (
-        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as room,
-        stored_in_evaluation(verifier, Path(out or room)) as text,
+        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as folder,
+        stored_in_evaluation(verifier, Path(out or folder)) as text,
     ):
         yield text

@@ -21,8 +21,8 @@ TO_A_FILE = "write it to a file, and give verifier='FILE.py:FUNCTION'"
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """A Python file with `function` and the imports that it uses. Raises `VerifierError` for a function that such a
-    file cannot hold: one without source, one that reads variables of the function around it, or one that uses other
+    """A Python file with `function` and the imports that it uses. Raises `VerifierError` for a function that does not
+    fit into such a file: one without source, one that reads variables of the enclosing function, or one that uses other
     global names than builtins and imports.
 
     >>> print(source_of(textwrap.dedent))  # doctest: +ELLIPSIS
@@ -46,7 +46,8 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def _text(function: FunctionType, name: str) -> str:
-    """The function's definition, from the first decorator on. Raises `VerifierError` if that is not what runs."""
+    """The function's definition, from the first decorator on. Raises `VerifierError` if the function is not compiled
+    from it."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
         flags = function.__code__.co_flags & CO_FUTURE_ANNOTATIONS
@@ -55,7 +56,7 @@ def _text(function: FunctionType, name: str) -> str:
         raise VerifierError(
             f"the source of the verifier {name} cannot be found", f"define it in a cell or a file, or {TO_A_FILE}"
         ) from None
-    if _facts(function.__code__) not in [_facts(code) for code in _codes_in(compiled)]:
+    if _fingerprint(function.__code__) not in [_fingerprint(code) for code in _codes_in(compiled)]:
         raise VerifierError(
             f"the source of the verifier {name} has changed since it was defined, or a decorator has replaced it",
             f"run its cell again without decorators, or {TO_A_FILE}",
@@ -63,12 +64,16 @@ def _text(function: FunctionType, name: str) -> str:
     return text
 
 
-def _facts(code: CodeType) -> list[Any]:
-    """What is the same in two compilations of one definition. The instructions are not: Python writes others for a call
-    of a module's function if it sees the module's import."""
+def _fingerprint(code: CodeType) -> list[Any]:
+    """A value that is equal for two compilations of one definition. The instructions are not: Python emits others for a
+    call of a module's function if it compiles the module's import with it."""
     values = [value for value in code.co_consts if not isinstance(value, CodeType)]
-    operators = [(one.opname, one.arg) for one in dis.get_instructions(code) if one.opname.endswith("_OP")]
-    return [code.co_name, code.co_names, code.co_varnames, values, operators, *map(_facts, _codes_in(code))]
+    operators = [
+        (instruction.opname, instruction.arg)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.endswith("_OP")
+    ]
+    return [code.co_name, code.co_names, code.co_varnames, values, operators, *map(_fingerprint, _codes_in(code))]
 
 
 def _codes_in(code: CodeType) -> list[CodeType]:
@@ -82,32 +87,32 @@ def _imports(function: FunctionType, name: str, text: str) -> Iterator[str]:
     annotated = _annotated(tree)
     plain = ast.unparse(_WithoutAnnotations().visit(ast.parse(text)))
     used = _globals(symtable.symtable(plain, "<verifier>", "exec")) - {name}
-    for one in sorted(used | annotated):
+    for used_name in sorted(used | annotated):
         known = function.__globals__
-        if one not in known and (hasattr(builtins, one) or one in annotated - used):
+        if used_name not in known and (hasattr(builtins, used_name) or used_name in annotated - used):
             continue
-        found = [*_import_of(one, known, chains)]
-        if not found and one in used:
+        statements = [*_import_of(used_name, known, chains)]
+        if not statements and used_name in used:
             raise VerifierError(
-                f"the verifier {name} uses the global {one}, which its source lacks",
-                f"define or import {one} within {name}, or {TO_A_FILE}",
+                f"the verifier {name} uses the global {used_name}, which its source lacks",
+                f"define or import {used_name} within {name}, or {TO_A_FILE}",
             )
-        yield from found
+        yield from statements
 
 
 def _globals(table: symtable.SymbolTable) -> set[str]:
     """The global names that a block and the blocks within it read or assign."""
     at_top = table.get_type() == "module"
-    found = {
+    names = {
         symbol.get_name()
         for symbol in table.get_symbols()
         if (symbol.is_global() or at_top) and (symbol.is_referenced() or not at_top)
     }
-    return found.union(*map(_globals, table.get_children()))
+    return names.union(*map(_globals, table.get_children()))
 
 
 def _import_of(name: str, known: Mapping[str, Any], chains: list[ast.Attribute]) -> Iterator[str]:
-    """The statements that import what the global `name` is; none if it was not imported."""
+    """The statements that import the value of the global `name`; none if it was not imported."""
     value = known.get(name)
     if isinstance(value, ModuleType):
         if sys.modules.get(value.__name__) is not value or value.__name__ == "__main__":
@@ -133,10 +138,10 @@ def _submodules(module: str, chains: list[ast.Attribute]) -> Iterator[str]:
 
 
 def _annotated(tree: ast.AST) -> set[str]:
-    """The names in annotations, which need not be there: annotations are not evaluated."""
+    """The names in annotations, which need not be defined: annotations are not evaluated."""
     notes = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.arg | ast.AnnAssign)]
     notes += [node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {one.id for note in notes if note for one in ast.walk(note) if isinstance(one, ast.Name)}
+    return {part.id for note in notes if note for part in ast.walk(note) if isinstance(part, ast.Name)}
 
 
 class _WithoutAnnotations(ast.NodeTransformer):

@@ -1,4 +1,4 @@
-"""`rlcli.Run`: what a run has recorded, as plain Python values."""
+"""`rlcli.Run`: the records of a run as plain Python values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rlcli.runs.run_data import Kind
 
 Columns = dict[str, list[Any]]
-"""Name → values: what `pandas.DataFrame` and `polars.DataFrame` take."""
+"""Name → values, as `pandas.DataFrame` and `polars.DataFrame` accept them."""
 SAMPLES: Kind = "samples"
 EVALUATIONS: Kind = "evaluations"
 
 
 class Run:
-    """A run in its folder, alive or not; every call reads what is there now.
+    """A run in its folder, alive or not; every call reads the current files.
 
         run = rlcli.Run("runs/grpo-1")     # or its name below runs/
         run.state, run.step, run.steps     # ('alive', 12, 100)
@@ -36,9 +36,9 @@ class Run:
         self.path = find_record(folder)
 
     def __repr__(self) -> str:
-        at = f"{self.state}, step {self.step} of {self.steps}"
+        progress = f"{self.state}, step {self.step} of {self.steps}"
         rewards = [reward for reward in self.metrics().get("reward/mean", []) if reward is not None]
-        return f"Run({str(self.path)!r}): {at}" + (f", reward {rewards[-1]:.3f}" if rewards else "")
+        return f"Run({str(self.path)!r}): {progress}" + (f", reward {rewards[-1]:.3f}" if rewards else "")
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened to the run, oldest first: `event`, `time` in seconds since 1970, and further facts of each."""
+        """The run's events, oldest first: `event`, `time` in seconds since 1970, and further entries of each."""
         from rlcli.runs.folder import events_of
 
         return events_of(self.path)
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What of its records cannot be read, one line each: the rest is what the other properties give."""
+        """Lines of text about records that cannot be read; the other properties leave these out."""
         from rlcli.runs.run_data import RunData
 
         return RunData(self.path).damage()
@@ -104,7 +104,7 @@ class Run:
         """The samples of a step as columns, one row a response; of the last step that has any by default.
 
         `messages` are the messages of a conversation, `parts` the named parts of its reward. `advantage` and `reward`,
-        the shaped score, are what training made of a sample, in the step `trained_step`; None if it was left out.
+        the shaped score, are those of training, in the step `trained_step`; None if the sample was left out.
         evaluation: samples of the evaluation after that step, which have none of these. Files that cannot be read are
         left out with a Python warning. Raises `RlcliError` if there are no samples.
         """
@@ -113,12 +113,14 @@ class Run:
 
         data, kind = RunData(self.path), EVALUATIONS if evaluation else SAMPLES
         data.refresh()
-        last = next((one for one in reversed(data.steps(kind)) if data.files(one, kind=kind)), 0)
+        last = next((number for number in reversed(data.steps(kind)) if data.files(number, kind=kind)), 0)
         last = last if step is None else step
         if not data.files(last, kind=kind):
-            there = _ranges([one for one in data.steps(kind) if data.files(one, kind=kind)])
-            what = f"{self.path} has no samples of " + ("an evaluation after " if evaluation else "") + f"step {last}"
-            raise RlcliError(what, f"there are those of step {there}" if there else "no step has any")
+            available = _ranges([number for number in data.steps(kind) if data.files(number, kind=kind)])
+            message = (
+                f"{self.path} has no samples of " + ("an evaluation after " if evaluation else "") + f"step {last}"
+            )
+            raise RlcliError(message, f"there are those of step {available}" if available else "no step has any")
         rows = data.rows(last, schema().names, kind)
         known = {} if evaluation else data.advantages(last)
         for row in rows:
@@ -135,19 +137,19 @@ class Run:
 
 def _with_nonfinite(line: dict[str, Any]) -> dict[str, Any]:
     """A line of metrics with NaN and infinities, which JSON lacks, in their places."""
-    odd = line.get("nonfinite")
-    values = {name: float(text) for name, text in odd.items()} if isinstance(odd, dict) else {}
+    nonfinite = line.get("nonfinite")
+    values = {name: float(text) for name, text in nonfinite.items()} if isinstance(nonfinite, dict) else {}
     return {name: value for name, value in (line | values).items() if name != "nonfinite"}
 
 
 def _columns(lines: list[dict[str, Any]]) -> Columns:
     """The lines' values by name; a column with a float has floats only."""
     names = dict.fromkeys(name for line in lines for name in line)
-    found = {name: [line.get(name) for line in lines] for name in names}
-    for name, values in found.items():
+    columns = {name: [line.get(name) for line in lines] for name in names}
+    for name, values in columns.items():
         if any(isinstance(value, float) for value in values):
-            found[name] = [float(value) if isinstance(value, int) else value for value in values]
-    return found
+            columns[name] = [float(value) if isinstance(value, int) else value for value in values]
+    return columns
 
 
 def _ranges(steps: list[int]) -> str:
@@ -165,7 +167,7 @@ def _ranges(steps: list[int]) -> str:
 
 
 def _parsed(messages: str | None) -> Any:
-    """Messages from their JSON; what is none, as it is."""
+    """Messages from their JSON; a text that is not JSON is returned unchanged."""
     with suppress(ValueError, RecursionError):
         return json.loads(messages or "null")
     return messages

@@ -1,5 +1,5 @@
-"""Stores the rows that a program gives as data (a `datasets.Dataset`, a pandas frame, a list of dicts) as a parquet
-file, where a run finds them again when it is resumed."""
+"""Stores a program's rows (a `datasets.Dataset`, a pandas frame, a list of dicts) as a parquet file, so that a resumed
+run finds them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.api.function_verifier import make_run_folder, remove_stored
 from rlcli.errors import ConfigError, DataError
 from rlcli.runs.listing import config_of
 
+if TYPE_CHECKING:
+    from rlcli.types import Prompt
+
 DATA = "data"
-"""The folder of such rows, in that of a run or an evaluation."""
+"""Folder of such rows, in the folder of a run or an evaluation."""
 
 
-def is_rows(data: Any) -> bool:
-    """Whether data are rows, and not paths. Raises `ConfigError` for a dict of datasets.
+def is_rows(data: object) -> bool:
+    """True if data are rows, and not paths. Raises `ConfigError` for a dict of datasets.
 
     >>> is_rows([{"prompt": "1+1=", "answer": "2"}]), is_rows(["data/gsm8k"]), is_rows({"data/gsm8k": 2.0})
     (True, False, False)
@@ -35,15 +38,15 @@ def is_rows(data: Any) -> bool:
 
 
 @contextmanager
-def stored_rows(named: Mapping[str, Any], run: Path, force: bool) -> Iterator[dict[str, str]]:
-    """Store rows in the folder of a run that the block starts; gives the path of each. named: file name, such as
-    `train` → rows.
+def stored_rows(rows_by_name: Mapping[str, Any], run: Path, force: bool) -> Iterator[dict[str, str]]:
+    """Store rows in the folder of a run that the block starts; yields the path of each. rows_by_name: file name, such
+    as `train` → rows.
 
-    If the block fails before there is a run that names them, the folder is as it was before. force: the run may
-    replace one. Raises `DataError` for a row that has no prompt, before anything is written.
+    If the block fails before there is a run that names them, the folder is restored. force: the run may replace one.
+    Raises `DataError` for a row that has no prompt, before anything is written.
     """
-    prepared = {name: _prepared(name, rows) for name, rows in named.items()}
-    made = make_run_folder(run, force)
+    prepared = {name: _prepared(name, rows) for name, rows in rows_by_name.items()}
+    new_folders = make_run_folder(run, force)
     files = {name: _free(run.absolute() / DATA, name) for name in prepared}
     try:
         _write(prepared, files)
@@ -52,13 +55,13 @@ def stored_rows(named: Mapping[str, Any], run: Path, force: bool) -> Iterator[di
         config = str(config_of(run))
         if not any(str(file) in config for file in files.values()):
             for file in files.values():
-                remove_stored(file, run / DATA, made)
+                remove_stored(file, run / DATA, new_folders)
         raise
 
 
 @contextmanager
 def stored_evaluation_rows(rows: Any, folder: Path) -> Iterator[str]:
-    """Store rows in the folder of an evaluation; gives the path."""
+    """Store rows in the folder of an evaluation; yields the path."""
     prepared, file = _prepared("test", rows), folder.absolute() / DATA / "test.parquet"
     _write({"test": prepared}, {"test": file})
     yield str(file)
@@ -72,8 +75,8 @@ def _free(folder: Path, name: str) -> Path:
     return file
 
 
-def _prepared(name: str, rows: Any) -> Sequence[Any]:
-    """The prompts of rows, as `rlcli prep jsonl` makes them."""
+def _prepared(name: str, rows: Any) -> Sequence[Prompt]:
+    """The prompts of rows, converted as by `rlcli prep jsonl`."""
     from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions, RawRow
 
@@ -89,13 +92,13 @@ def _prepared(name: str, rows: Any) -> Sequence[Any]:
 def _dicts(rows: Any) -> Iterable[Mapping[str, Any]]:
     if hasattr(rows, "iterrows"):  # a pandas frame
         return (row.to_dict() for _, row in rows.iterrows())
-    if "Image(" in str(getattr(rows, "features", "")):  # `datasets` would decode pictures; as Arrow, they stay encoded
+    if "Image(" in str(getattr(rows, "features", "")):  # `datasets` would decode images; as Arrow, they stay encoded
         return (row.to_pylist()[0] for row in rows.with_format("arrow"))
     listed: Iterable[Mapping[str, Any]] = rows
     return listed
 
 
-def _write(prepared: Mapping[str, Sequence[Any]], files: Mapping[str, Path]) -> None:
+def _write(prepared: Mapping[str, Sequence[Prompt]], files: Mapping[str, Path]) -> None:
     from rlcli.prep.split_writer import write_files
 
     write_files({files[name]: prompts for name, prompts in prepared.items()})

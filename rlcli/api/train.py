@@ -45,9 +45,9 @@ def train(
     Each parameter is the command's option of that name; `rlcli train -h` describes them. data: a path, several, path →
     weight, or rows: a `datasets.Dataset`, a pandas frame or a list of dicts, with a column `prompt` and, if there is
     one, `answer`; they are stored in the run's folder, with all their columns. eval_data: the same, without weights.
-    verifier: what the command takes, or a function from a request to a `Verdict`, a number, True or False; its source
-    is stored in the run's folder, so it may use only its own names, builtins and imported modules. settings: dotted
-    key → value, for any key of the configuration.
+    verifier: an expression as for the command, or a function from a request to a `Verdict`, a number, True or False;
+    its source is stored in the run's folder, so it may use only its local names, builtins and imported modules.
+    settings: dotted key → value, for any key of the configuration.
 
     The command runs as a child process and prints its progress here. Ctrl-C stops the run after its current step, and
     then raises KeyboardInterrupt; `rlcli.train(resume=…)` continues. Raises an `RlcliError` that names the fix:
@@ -56,7 +56,7 @@ def train(
     from rlcli.api.command import call, option, settings_words
     from rlcli.api.stored_rows import is_rows
 
-    given: dict[str, object] = {
+    options: dict[str, object] = {
         "model": _path(model),
         "environment": environment,
         "resume": _path(resume),
@@ -73,7 +73,7 @@ def train(
     }
     if callable(verifier) and resume is not None:
         raise ConfigError(f"resume = {resume}: the run has its verifier", "leave verifier out")
-    rows = {name: some for name, some in {"train": data, "test": eval_data}.items() if is_rows(some)}
+    rows = {name: values for name, values in {"train": data, "test": eval_data}.items() if is_rows(values)}
     if rows and resume is not None:
         raise ConfigError(f"resume = {resume}: the run has its data", "leave data and eval_data out")
     if (callable(verifier) or rows) and out is None:
@@ -81,8 +81,8 @@ def train(
     with _stored(rows, out, force) as paths, _expression(verifier, out, force) as text:
         words = [*([str(recipe)] if recipe is not None else []), *_data(paths.get("train", data))]
         words += settings_words(settings)
-        given |= {"out": out, "verifier": text, "eval_data": paths.get("test", eval_data)}
-        result = call("train", [*words, *(word for name, value in given.items() for word in option(name, value))])
+        options |= {"out": out, "verifier": text, "eval_data": paths.get("test", eval_data)}
+        result = call("train", [*words, *(word for name, value in options.items() for word in option(name, value))])
     return Run(result["out"])
 
 
@@ -109,7 +109,7 @@ def _expression(
 
 
 def _free_folder(recipe: str | Path | None) -> Path:
-    """The folder that the command chooses for a run."""
+    """The folder that the command uses for a run without --out."""
     from rlcli.config.recipes import load
     from rlcli.runs.folder import default_out
 
@@ -126,5 +126,5 @@ def _data(data: Data | None) -> list[str]:
     return option("data", data)
 
 
-def _path(place: Place | Run | None) -> Place | None:
-    return place.path if isinstance(place, Run) else place
+def _path(location: Place | Run | None) -> Place | None:
+    return location.path if isinstance(location, Run) else location

@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer import TyperException
@@ -24,6 +24,9 @@ from rlcli.support.attempt import INTERRUPTED, REFUSED, REPORTED, RETRY, error_f
 from rlcli.support.extras import TRAINING, not_installed
 from rlcli.support.importing import keep_current_folder_out
 from rlcli.support.redact import printable, redact_output, redacted
+
+if TYPE_CHECKING:
+    from typer._click.core import Context
 
 EPILOG = """Examples:
 
@@ -81,11 +84,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         # Not standalone: Typer would print its errors in boxes, and import rich for them.
         with rejoined_words(), _debugging(debug):
-            done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
-    except SystemExit as left:
-        return left.code if isinstance(left.code, int) else int(left.code is not None)
+            result = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     except KeyboardInterrupt:
-        done = INTERRUPTED
+        result = INTERRUPTED
     except Exception as error:
         if isinstance(error, TyperException) and not error.format_message():
             return REFUSED  # A group without a command: its help has been printed.
@@ -97,23 +100,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 return 1  # through `leave`, not the interpreter's exit: this error is printed
             raise
         return _report(error)
-    if done == INTERRUPTED and not is_supervised():
+    if result == INTERRUPTED and not is_supervised():
         _print("interrupted")
-    return done if isinstance(done, int) else 0
+    return result if isinstance(result, int) else 0
 
 
 @contextlib.contextmanager
 def _debugging(debug: bool) -> Iterator[None]:
-    """Ask this process and those that it starts for tracebacks, if `debug`."""
+    """Enable tracebacks in this process and those that it starts, if `debug`."""
     if not debug:
         yield
         return
-    before = os.environ.get(DEBUG)
+    previous = os.environ.get(DEBUG)
     os.environ[DEBUG] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[DEBUG]
 
 
@@ -134,9 +137,9 @@ def _report(error: Exception) -> int:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning for the user in one line; others, of libraries, with their place."""
-    place = "" if category.__module__.startswith("rlcli.") else f"{filename}:{lineno}: {category.__name__}: "
-    return printable(f"{place or 'warning: '}{message}\n")
+    """A warning for the user in one line; those of libraries with their location."""
+    location = "" if category.__module__.startswith("rlcli.") else f"{filename}:{lineno}: {category.__name__}: "
+    return printable(f"{location or 'warning: '}{message}\n")
 
 
 def start_in_utf8() -> None:
@@ -174,20 +177,20 @@ def _user_error(error: Exception) -> RlcliError | None:
     return error if isinstance(error, RlcliError) else _bad_path(error)
 
 
-def _as_a_key(option: str, context: Any) -> str:
-    """The keys that set what an unknown option seems to mean, by our name or by that of verl or TRL, for a command that
-    takes keys; else empty."""
+def _as_a_key(option: str, context: Context | None) -> str:
+    """A hint with the keys for an unknown option, which may have the name of verl or TRL, for a command that takes
+    keys; else empty."""
     command = getattr(context, "command", None)
     if not option or not any("--set" in parameter.opts for parameter in getattr(command, "params", ())):
         return ""
     from rlcli.config.keys import counterparts, keys
 
     name = option.lstrip("-").replace("-", "_")
-    ours = sorted(
+    same_name = sorted(
         (key for key in keys() if key.partition(".")[2] == name), key=lambda key: not key.startswith("train.")
     )
-    found = counterparts(name) or ours
-    return f"give it as a key: {' or '.join(f'--set {key}=…' for key in found[:3])}; " if found else ""
+    suggestions = counterparts(name) or same_name
+    return f"give it as a key: {' or '.join(f'--set {key}=…' for key in suggestions[:3])}; " if suggestions else ""
 
 
 def _bad_path(error: Exception) -> RlcliError | None:
@@ -207,7 +210,7 @@ def _defect(error: Exception) -> str:
 
 
 def _leave_colons() -> None:
-    """Keep rich from reading names between colons in a help text, as in a prompt's id `sums:train:7`, as pictures."""
+    """Keep rich from reading names between colons in a help text, as in a prompt's id `sums:train:7`, as emoji."""
     import rich.markup
 
     def same(text: str, default_variant: str | None = None) -> str:
@@ -220,7 +223,7 @@ def leave(code: int) -> NoReturn:
     """Exit this process. A supervised one skips the interpreter's shutdown after cleaning up: library threads that hang
     or memory that is corrupted there would make a finished run look failed."""
     if is_supervised():
-        if code != RETRY:  # The next attempt needs what this one has made, such as a model folder.
+        if code != RETRY:  # The next attempt needs the files of this one, such as a model folder.
             run_exit_functions()
         with contextlib.suppress(OSError):
             sys.stdout.flush()

@@ -62,19 +62,19 @@ def chat(
     from rlcli.rollout.engine import Sampling
     from rlcli.rollout.local_chat import Chat
 
-    place = model_place(model)
-    found = Chat.load(place, Sampling(temperature, max_tokens), seed=seed, system=system)
+    source = model_source(model)
+    conversation = Chat.load(source, Sampling(temperature, max_tokens), seed=seed, system=system)
     try:
         if prompt is not None:
-            _ask_once(found, prompt, as_json)
+            _ask_once(conversation, prompt, as_json)
         else:
-            _converse(found, system)
+            _converse(conversation, system)
     finally:
-        found.engine.close()
+        conversation.engine.close()
 
 
-def model_place(name: str) -> str:
-    """What `Chat.load` takes for a run, a checkpoint, a model's folder or a hub id: of a run, an export of its newest
+def model_source(name: str) -> str:
+    """The model to load for a run, a checkpoint, a model's folder or a hub id: for a run, an export of its newest
     checkpoint. Raises `RlcliError`."""
     from rlcli.export.checkpoint_source import is_run
     from rlcli.export.export_folder import model_folder
@@ -103,7 +103,7 @@ def model_place(name: str) -> str:
 
 
 def _is_record(path: Path) -> bool:
-    """Whether a folder is that of a run, or what is left of one, and holds neither a checkpoint nor a model."""
+    """True if a folder has records of a run, but neither a checkpoint nor a model."""
     from rlcli.runs.folder import EVENTS, METRICS
 
     recorded = any((path / name).is_file() for name in (EVENTS, METRICS))
@@ -111,19 +111,19 @@ def _is_record(path: Path) -> bool:
 
 
 def _merged(source: Path) -> str:
-    """The newest checkpoint of a run that trains a LoRA adapter, or a checkpoint, merged into its base's weights: a
-    folder that lasts for this command."""
+    """A temporary folder with the newest checkpoint of a run that trains a LoRA adapter, or a checkpoint, merged into
+    its base's weights."""
     from rlcli.export.checkpoint_source import find_origin
     from rlcli.export.export_folder import export
     from rlcli.export.export_types import Options
 
     temporary = tempfile.mkdtemp(prefix="rlcli-chat-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    origin, out = find_origin(source, "", console.note), Path(temporary) / "merged"
+    origin, merged = find_origin(source, "", console.note), Path(temporary) / "merged"
     console.note(f"merging the adapter of {origin.name} into its base for this command")
     options = Options(merge=True, check=False)
-    export(origin, out, options, force=False, on_phase=lambda phase: None, on_note=console.note)
-    return str(out)
+    export(origin, merged, options, force=False, on_phase=lambda phase: None, on_note=console.note)
+    return str(merged)
 
 
 def _ask_once(chat: Chat, question: str, as_json: bool) -> None:
@@ -139,7 +139,7 @@ def _ask_once(chat: Chat, question: str, as_json: bool) -> None:
 
 
 def _converse(chat: Chat, system: str) -> None:
-    """Questions from standard input until it ends."""
+    """Answer questions from standard input until it ends."""
     if sys.stdin.isatty():
         console.note(HELP)
     while (line := _read_line()) is not None:
@@ -171,7 +171,7 @@ def _read_line() -> str | None:
 
 
 def _write(text: str) -> None:
-    """A piece of the answer. What a model writes must not steer the terminal."""
+    """Write a piece of the answer. A model's output must not control the terminal."""
     from rlcli.support.redact import printable
 
     sys.stdout.write(printable(text))

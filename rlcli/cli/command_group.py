@@ -1,4 +1,4 @@
-"""The commands, and the classes of the groups that hold them."""
+"""The commands, and the classes of their groups."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from rlcli.errors import SetupError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from typer._click.core import Command as ClickCommand
+    from typer._click.core import Context, Parameter
+
 command_line: ContextVar[list[str] | None] = ContextVar("command_line", default=None)
 """The arguments after `rlcli` if they come from a shell; None if a program calls `main` with its own arguments."""
 
@@ -26,10 +29,11 @@ class Command(NamedTuple):
     """A command that `rlcli --help` lists."""
 
     panel: str
-    place: str
+    """Heading under which `rlcli --help` lists it."""
+    target: str
     """`module:function` or `module:Typer`; `PUBLISHED` if an entry point of this name has it."""
     help: str
-    """The first line of its help, which `rlcli --help` shows without importing the command."""
+    """First line of its help, which `rlcli --help` shows without importing the command."""
 
 
 TRAIN, DATA, MACHINE = "Train", "Data & rewards", "Machine"
@@ -109,17 +113,17 @@ COMMANDS = {
 
 
 class Group(TyperGroup):
-    """A group that reads its own options only if some are given: to read them, Typer imports pydantic, which takes
-    longer than all the rest of a command's `--help`."""
+    """A group that parses its options only if there are any: to parse them, Typer imports pydantic, which takes longer
+    than all the rest of a command's `--help`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         self._has_options = not args or args[0].startswith("-")
         try:
             return super().parse_args(ctx, args)
         finally:
             self._has_options = True
 
-    def get_params(self, ctx: Any) -> list[Any]:
+    def get_params(self, ctx: Context) -> list[Parameter]:
         return super().get_params(ctx) if getattr(self, "_has_options", True) else []
 
 
@@ -132,39 +136,39 @@ class Root(Group):
         for name, (panel, _, help) in COMMANDS.items():
             self.commands[name] = TyperCommand(name, help=help, rich_help_panel=panel)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, ClickCommand | None, list[str]]:
         # A name with a dot is that of a subcommand, such as runs.compare.
         if args and (args[0] in COMMANDS or ("." not in args[0] and published(args[0]))):
             self.commands[args[0]] = imported(args[0])
         return super().resolve_command(ctx, args)
 
 
-def imported(name: str) -> Any:
+def imported(name: str) -> ClickCommand:
     """The command `name` of COMMANDS or of a package, with its options and subcommands."""
-    place = COMMANDS[name].place if name in COMMANDS else PUBLISHED
-    if place == PUBLISHED:
-        found = _loaded(name)
+    target = COMMANDS[name].target if name in COMMANDS else PUBLISHED
+    if target == PUBLISHED:
+        command = _loaded(name)
     else:
-        module, _, attribute = place.partition(":")
-        found = getattr(import_module(module), attribute)
-    holder = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name)
+        module, _, attribute = target.partition(":")
+        command = getattr(import_module(module), attribute)
+    group = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    if isinstance(command, typer.Typer):
+        group.add_typer(command, name=name)
     else:
-        holder.command(name)(found)
-    return typer.main.get_group(holder).commands[name]
+        group.command(name)(command)
+    return typer.main.get_group(group).commands[name]
 
 
 def published(name: str) -> EntryPoint | None:
-    """The entry point of the command `name`, or None. Those of rlcli come first: reading all installed packages takes
-    longer than the rest of a command's `--help`."""
+    """The entry point of the command `name`, or None. Those of rlcli are looked up first: reading all installed
+    packages takes longer than the rest of a command's `--help`."""
     from importlib.metadata import PackageNotFoundError, distribution, entry_points
 
     try:
-        own = tuple(distribution("rlcli").entry_points.select(group=PUBLISHED, name=name))
+        ours = tuple(distribution("rlcli").entry_points.select(group=PUBLISHED, name=name))
     except PackageNotFoundError:  # the source is on the path, and nothing is installed
         return None
-    return next(iter(own or entry_points(group=PUBLISHED, name=name)), None)
+    return next(iter(ours or entry_points(group=PUBLISHED, name=name)), None)
 
 
 def add_published(app: typer.Typer, group: str, *names: str) -> None:

@@ -1,7 +1,7 @@
-"""What shells complete: names of recipes, keys, runs, verifiers, environments and datasets.
+"""Shell completion: names of recipes, keys, runs, verifiers, environments and datasets.
 
-A shell calls these at each press of the tab key, so they import little and never fail: what they raise is swallowed,
-and nothing is offered.
+A shell calls these at each press of the tab key, so they import little and never fail: on an error there are no
+candidates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REGISTRIES = {
 
 
 def completer(find: Callable[[str], Iterable[str]]) -> Names:
-    """A function for `typer.Option(autocompletion=…)` from one that gives candidates for what was typed so far."""
+    """A function for `typer.Option(autocompletion=…)` from one that returns candidates for the text typed so far."""
 
     @wraps(find)
     def complete(incomplete: str) -> list[str]:
@@ -41,16 +41,16 @@ def recipes(incomplete: str) -> Iterable[str]:
 
 @completer
 def keys(incomplete: str) -> Iterable[str]:
-    """Keys with their `=`; after it, and of a single key, the values that its rule or a registry lists."""
+    """Keys with their `=`; after it, or for a single matching key, the values in its rule or a registry."""
     from rlcli.config.keys import find
     from rlcli.config.keys import keys as known
 
     name, equals, _ = incomplete.partition("=")
     if not equals:
-        begun = [key for key, one in known().items() if one.kind != "object" and key.startswith(name)]
-        if len(begun) != 1 or not (values := _values_of(begun[0], known()[begun[0]].rule)):
-            return [f"{key}=" for key in begun]
-        return [f"{begun[0]}={value}" for value in values]
+        matching = [key for key, described in known().items() if described.kind != "object" and key.startswith(name)]
+        if len(matching) != 1 or not (values := _values_of(matching[0], known()[matching[0]].rule)):
+            return [f"{key}=" for key in matching]
+        return [f"{matching[0]}={value}" for value in values]
     key = find(name)
     return [f"{name}={value}" for value in _values_of(name, key.rule if key else "")]
 
@@ -64,31 +64,31 @@ def key_names(incomplete: str) -> Iterable[str]:
 
 @completer
 def runs(incomplete: str) -> Iterable[str]:
-    """Names below runs/, or folders of runs at the path that was begun."""
+    """Names below runs/, or folders of runs at the typed path."""
     from rlcli.runs.folder import LOCK
 
     path = Path(incomplete)
     if "/" not in incomplete:
         return sorted(lock.parent.name for lock in Path("runs").glob(f"*/{LOCK}"))
-    above = path if incomplete.endswith("/") else path.parent
-    return sorted(str(lock.parent) for lock in above.glob(f"*/{LOCK}"))
+    parent = path if incomplete.endswith("/") else path.parent
+    return sorted(str(lock.parent) for lock in parent.glob(f"*/{LOCK}"))
 
 
 @completer
 def models(incomplete: str) -> Iterable[str]:
-    """Runs, and folders that hold a model."""
+    """Runs, and folders with a model."""
     path = Path(incomplete)
-    above = path if incomplete.endswith("/") else path.parent
-    return [*runs(incomplete), *sorted(str(config.parent) for config in above.glob("*/config.json"))]
+    parent = path if incomplete.endswith("/") else path.parent
+    return [*runs(incomplete), *sorted(str(config.parent) for config in parent.glob("*/config.json"))]
 
 
 @completer
 def verifiers(incomplete: str) -> Iterable[str]:
-    """Names; in an expression, of its last term."""
+    """Names of verifiers; in an expression, for its last term."""
     from rlcli.rewards.verifier_registry import VERIFIERS
 
-    before = incomplete[: max(incomplete.rfind(mark) for mark in " +*(") + 1]
-    return [before + name for name in VERIFIERS.names()]
+    prefix = incomplete[: max(incomplete.rfind(mark) for mark in " +*(") + 1]
+    return [prefix + name for name in VERIFIERS.names()]
 
 
 @completer
@@ -103,34 +103,36 @@ def converters(incomplete: str) -> Iterable[str]:
     from rlcli.registry import Registry
 
     # As in `rlcli.prep.pipeline`, whose import loads more.
-    found: Registry[object] = Registry("dataset", "rlcli.data_prep")
-    return found.names()
+    registry: Registry[object] = Registry("dataset", "rlcli.data_prep")
+    return registry.names()
 
 
 @completer
 def datasets(incomplete: str) -> Iterable[str]:
     """Folders with a train.parquet or test.parquet, and parquet files."""
     path = Path(incomplete)
-    above = path if incomplete.endswith("/") or not incomplete else path.parent
-    found = {str(file.parent) for split in ("train", "test") for file in above.glob(f"*/{split}.parquet")}
+    parent = path if incomplete.endswith("/") or not incomplete else path.parent
+    prepared = {str(file.parent) for split in ("train", "test") for file in parent.glob(f"*/{split}.parquet")}
     if incomplete in ("", "d", "da", "dat", "data"):
-        found |= {str(file.parent) for file in Path("data").glob("*/train.parquet")}
-    folders = [f"{one}/" for one in above.glob("*/") if str(one) not in found and not one.name.startswith(".")]
-    return sorted([*found, *folders, *_files(incomplete, ".parquet")])
+        prepared |= {str(file.parent) for file in Path("data").glob("*/train.parquet")}
+    folders = [
+        f"{folder}/" for folder in parent.glob("*/") if str(folder) not in prepared and not folder.name.startswith(".")
+    ]
+    return sorted([*prepared, *folders, *_files(incomplete, ".parquet")])
 
 
 def _files(incomplete: str, suffix: str) -> list[str]:
     path = Path(incomplete)
-    above = path if incomplete.endswith("/") or not incomplete else path.parent
-    return sorted(str(file) for file in above.glob(f"*{suffix}"))
+    parent = path if incomplete.endswith("/") or not incomplete else path.parent
+    return sorted(str(file) for file in parent.glob(f"*{suffix}"))
 
 
 def _values_of(key: str, rule: str) -> list[str]:
     from rlcli.registry import Registry
 
     if key in REGISTRIES:
-        found: Registry[object] = Registry("value", REGISTRIES[key])
-        return found.names()
+        registry: Registry[object] = Registry("value", REGISTRIES[key])
+        return registry.names()
     return _values(rule)
 
 

@@ -1,7 +1,7 @@
-"""Where output goes: results to standard output, progress and messages to standard error.
+"""Console output: results to standard output, progress and messages to standard error.
 
-What is printed may come from files that others have written. So nothing here writes control characters of a text: they
-become escapes, and neither markup nor emoji codes in it are read.
+The text may come from files that others have written. So control characters in it become escapes, and neither markup
+nor emoji codes are interpreted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.support.redact import printable, printable_json
 
@@ -67,7 +67,7 @@ def plain(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     stderr().print(printable(text), soft_wrap=True)
 
 
@@ -77,13 +77,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         # The first column names the row: it is never shortened.
-        made.add_column(Text(printable(column)), no_wrap=index == 0, overflow="fold")
+        result.add_column(Text(printable(column)), no_wrap=index == 0, overflow="fold")
     for row in rows:
-        made.add_row(*(Text(printable(str(cell))) for cell in row))
-    return made
+        result.add_row(*(Text(printable(str(cell))) for cell in row))
+    return result
 
 
 def emit_json(result: object) -> None:
@@ -91,12 +91,12 @@ def emit_json(result: object) -> None:
     print(printable_json(json.dumps(_jsonable(result), indent=2, ensure_ascii=False)))
 
 
-def json_line(result: Mapping[str, Any]) -> None:
+def json_line(result: Mapping[str, object]) -> None:
     """Print a result of several as one line of JSON, at once."""
     print(printable_json(json.dumps(result, ensure_ascii=False)), flush=True)
 
 
-def _jsonable(value: object) -> Any:
+def _jsonable(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _jsonable(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -112,14 +112,14 @@ def _jsonable(value: object) -> Any:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function to call with what is being done, how much is done, and the total (None: unknown).
+    """A function to call with the activity, the amount done, and the total (None: unknown).
 
     It shows a bar with the time left on standard error, if that is a terminal.
     """
     terminal = stderr()
     # Not `is_terminal`: FORCE_COLOR, which many CI systems set, makes that true for a log file.
     if not terminal.file.isatty() or terminal.is_dumb_terminal:
-        yield lambda what, done, total: None
+        yield lambda activity, done, total: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -127,16 +127,16 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
     with Progress(*columns, console=terminal, transient=True) as bars:
         tasks: dict[str, tuple[float, TaskID]] = {}
 
-        def update(what: str, done: int, total: int | None) -> None:
+        def update(activity: str, done: int, total: int | None) -> None:
             now = time.monotonic()
-            if what not in tasks:
+            if activity not in tasks:
                 for _, task in tasks.values():
                     bars.remove_task(task)
                 tasks.clear()
-                tasks[what] = now, bars.add_task(what, total=total)
-            last, task = tasks[what]
+                tasks[activity] = now, bars.add_task(activity, total=total)
+            last, task = tasks[activity]
             if now - last >= REDRAW_S:
-                tasks[what] = now, task
+                tasks[activity] = now, task
                 bars.update(task, completed=done, total=total)
 
         yield update

@@ -1,4 +1,4 @@
-"""The commands that follow a command: printed at its end, below `next:`."""
+"""Suggests follow-up commands at the end of a command, below `next:`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from rlcli.cli.console import plain
 
 COLUMN, WIDTH = 44, 80
-"""Where the explanation begins, and the longest line: an explanation that does not fit has a line of its own."""
+"""Column of the explanation, and the longest line: an explanation that does not fit goes on a separate line."""
 DEFAULT_TOKENS = 1024
 """The longest response of `rlcli eval` without --max-tokens."""
 
 
 def activation() -> list[tuple[str, str]]:
-    """The command after which the shell finds `rlcli`; none if it does, or if this Python has no such command."""
+    """The command that puts `rlcli` on the shell's path; none if it is there, or if this Python has no such command."""
     script = Path(sys.prefix) / "bin" / "activate"
     if shutil.which("rlcli") or not script.is_file():
         return []
-    here = Path.cwd()
-    shown = script.relative_to(here) if script.is_relative_to(here) else script
+    current = Path.cwd()
+    shown = script.relative_to(current) if script.is_relative_to(current) else script
     return [(f"source {quote(str(shown))}", "once a shell, to find rlcli")]
 
 
 def print_next(commands: Sequence[tuple[str, str]]) -> None:
-    """Print (command, what it does) pairs, after the one that the shell needs to find `rlcli`, if it does."""
+    """Print pairs of a command and its purpose, after the one that puts `rlcli` on the shell's path, if needed."""
     commands = [*activation(), *commands] if commands else []
     lines = [line for command, does in commands for line in _lines(command, does)]
     if lines:
@@ -41,7 +41,7 @@ def _lines(command: str, does: str) -> list[str]:
 
 
 def after_training(run: Path, stopped: bool) -> list[tuple[str, str]]:
-    """What to do with the run in the folder `run`, by its configuration."""
+    """Commands for the run in the folder `run`, by its configuration."""
     from rlcli.runs.listing import config_of
 
     name, config = quote(str(run)), config_of(run)
@@ -50,33 +50,33 @@ def after_training(run: Path, stopped: bool) -> list[tuple[str, str]]:
             (f"rlcli train --resume {name}", "continue the run"),
             (f"rlcli runs show {name}", "its curve so far, and samples"),
         ]
-    found = [(f"rlcli view {name}", "its curves, samples and tokens, in a browser")]
+    commands = [(f"rlcli view {name}", "its curves, samples and tokens, in a browser")]
     if evaluation := _evaluation(name, config):
-        found.append((evaluation, "how good the model is, with intervals"))
-    found.append((f"rlcli export {name} --out my-model", "a folder for transformers and vLLM"))
+        commands.append((evaluation, "how good the model is, with intervals"))
+    commands.append((f"rlcli export {name} --out my-model", "a folder for transformers and vLLM"))
     if config.get("data", {}).get("response") and (data := _data(config)):
         further = f"rlcli train grpo --model {name} {data}{_verifier(config)} --dry-run"
-        found.append((further, "reinforcement learning from this model"))
-    return found
+        commands.append((further, "reinforcement learning from this model"))
+    return commands
 
 
 def after_export(model: str, kind: str) -> list[tuple[str, str]]:
-    """What to do with an exported policy, a folder; nothing for a critic."""
+    """Commands for an exported policy, a folder; none for a critic."""
     name = quote(model)
     evaluate = (f"rlcli eval --model {name} --data …", "how good it is, with intervals")
     return {"model": [(f"rlcli chat {name}", "talk to it"), evaluate], "adapter": [evaluate]}.get(kind, [])
 
 
 def after_evaluation(out: Path | None) -> list[tuple[str, str]]:
-    """How to compare an evaluation with another one. out: where its samples are."""
+    """The command to compare an evaluation with another one. out: the folder of its samples."""
     if out is None:
         return [("the same command with --out evals/NAME", "keep the samples, to compare two evaluations")]
     return [(f"rlcli eval compare evals/OTHER {quote(str(out))}", "the difference to another one, in pairs")]
 
 
 def after_prep(out: Path, verifier: str, *, trains: bool) -> list[tuple[str, str]]:
-    """How to train on a dataset, or to evaluate if it has no rows for training. verifier: of its rows; empty: the
-    command line names it."""
+    """The command to train on a dataset, or to evaluate if it has no rows for training. verifier: of its rows; empty:
+    the command line names it."""
     scored = "" if verifier else " --verifier FILE.py:FUNCTION"
     if not trains:
         return [(f"rlcli eval --model MODEL --data {quote(str(out))}{scored}", "how good a model is, with intervals")]

@@ -1,10 +1,10 @@
-"""Options that several commands have, and how `--data PATH[:WEIGHT]`, given once or several times, is read."""
+"""Options that several commands share, and the parser of `--data PATH[:WEIGHT]`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -77,7 +77,7 @@ VerifierName = Annotated[
 
 
 def data_sets(texts: Sequence[str] | None) -> object:
-    """The value of `data.path` for the given `--data` options: a path, or several with their weights; None: not given.
+    """The value of `data.path` for `--data` options: a path, or several with their weights; None without any.
 
     A number after the last colon is a weight, unless a file or folder with that whole name exists.
 
@@ -87,11 +87,11 @@ def data_sets(texts: Sequence[str] | None) -> object:
     return one_or_all([_data_set(text) for text in texts or ()])
 
 
-def one_or_all(found: Sequence[Any] | None) -> object:
+def one_or_all(values: Sequence[object] | None) -> object:
     """The only element itself; None if empty."""
-    if not found:
+    if not values:
         return None
-    return found[0] if len(found) == 1 and isinstance(found[0], str) else list(found)
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else list(values)
 
 
 def _data_set(text: str) -> str | dict[str, object]:

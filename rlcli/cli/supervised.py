@@ -32,16 +32,16 @@ def supervised(command: Callable[P, None]) -> Callable[P, None]:
         resumes = "out" not in options or bool(options.get("resume")) or _is_there(options)
         debug = ["--debug"] if "--debug" in words else []
         name, *rest = (word for word in words if word != "--debug")
-        out = [] if resumes or options["out"] else ["--out", str(folder)]
-        first = _rlcli(name, *out, *rest, *debug)
-        # Its changes may not be in the folder yet; applying them twice changes nothing. What has changed since this
-        # call is not accepted by it.
-        again = [word for word in first if word != "--accept-changes"]
+        out_option = [] if resumes or options["out"] else ["--out", str(folder)]
+        first = _rlcli(name, *out_option, *rest, *debug)
+        # Its changes may not be in the folder yet; applying them twice changes nothing. --accept-changes does not cover
+        # files that change after this call.
+        restart = [word for word in first if word != "--accept-changes"]
         if not resumes:
-            again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
-        before = _configured(folder)
-        code = supervise(folder, first, again, resumes=resumes)
-        if code == INTERRUPTED and (resumes or _configured(folder) not in (None, before)):
+            restart = _rlcli("train", "--resume", str(folder), *_call_options(options), *debug)
+        written_at = _configured(folder)
+        code = supervise(folder, first, restart, resumes=resumes)
+        if code == INTERRUPTED and (resumes or _configured(folder) not in (None, written_at)):
             note(resume_command(folder))
         raise typer.Exit(code)
 
@@ -49,7 +49,7 @@ def supervised(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _configured(folder: Path) -> float | None:
-    """When the configuration of the run in `folder` was written; None if it holds no run."""
+    """Modification time of the configuration of the run in `folder`; None if there is no run."""
     try:
         return (folder / "config.toml").stat().st_mtime
     except OSError:
@@ -57,8 +57,8 @@ def _configured(folder: Path) -> float | None:
 
 
 def _folder(options: Options) -> Path | None:
-    """The folder of the run to resume, the one given with --out, or the next free one; None if no option names any,
-    which the command then reports itself."""
+    """The folder of the run to resume, the folder of --out, or the next free one; None if no option names any, which
+    the command then reports."""
     if resumed := options.get("run") or options.get("resume"):
         from rlcli.launch.resume import find_run
 
@@ -72,18 +72,18 @@ def _folder(options: Options) -> Path | None:
 
 
 def _is_there(options: Options) -> bool:
-    """Whether --continue finds a run."""
+    """True if --continue finds a run."""
     from rlcli.runs.folder import has_results
 
     return bool(options.get("go_on") and options["out"]) and has_results(options["out"])
 
 
-def _of_this_call(options: Options) -> list[str]:
+def _call_options(options: Options) -> list[str]:
     """The options that are not part of the configuration in the run folder."""
     valued = {"ray_address": "--ray-address", "show_samples": "--show-samples"}
     flags = {"profile": "--profile", "as_json": "--json", "whole_plan": "--plan"}
-    kept = [word for name, flag in valued.items() if options.get(name) for word in (flag, str(options[name]))]
-    return kept + [flag for name, flag in flags.items() if options.get(name)]
+    words = [word for name, flag in valued.items() if options.get(name) for word in (flag, str(options[name]))]
+    return words + [flag for name, flag in flags.items() if options.get(name)]
 
 
 def _rlcli(*words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a worker's method is called on a whole group: the arguments of each rank, and the combined result."""
+"""Dispatch of a worker's method to a whole group: the arguments of each rank, and the combined result."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ A = TypeVar("A")
 P = ParamSpec("P")
 """Its parameters, or those after the first."""
 R = TypeVar("R")
-"""What it returns on one worker, or what it yields."""
-Given = ParamSpec("Given")
-"""What the controller passes for the whole group."""
-Got = TypeVar("Got")
-"""What the controller gets from the whole group."""
+"""Its result on one worker, or the items that it yields."""
+GroupParams = ParamSpec("GroupParams")
+"""Parameters of a call on the whole group."""
+GroupResult = TypeVar("GroupResult")
+"""Result of a call on the whole group."""
 R_co = TypeVar("R_co", covariant=True)
-Got_co = TypeVar("Got_co", covariant=True)
+GroupResult_co = TypeVar("GroupResult_co", covariant=True)
 W = TypeVar("W")
 W_contra = TypeVar("W_contra", contravariant=True)
 """The workers' class."""
@@ -37,11 +37,11 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How a method is called on a group."""
+    """The dispatch of a method to a group."""
 
     send: Send = "broadcast"
-    """`broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of the first one, and all
-    ranks the others; `data` gives each rank the item of its data rank, which the worker's method `data_rank` returns;
+    """`broadcast` sends every rank the same arguments; `scatter` sends rank i the i-th item of the first one, and all
+    ranks the others; `data` sends each rank the item of its data rank, which the worker's method `data_rank` returns;
     `first` calls rank 0 alone."""
     collect: Collect = "all"
     """`all` returns a list by rank; `first` the result of rank 0; `sum` adds dicts of numbers key by key, those of the
@@ -54,22 +54,22 @@ class Dispatch:
     """Names of all parameters."""
 
     def stored(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], store: Callable[[Any], Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], store: Callable[[object], object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments, with the shared ones replaced by `store` of them, unless they are None."""
 
-        def sent(name: str, value: Any) -> Any:
+        def sent(name: str, value: object) -> object:
             return store(value) if name in self.shared and value is not None else value
 
         positional = tuple(sent(name, value) for name, value in zip(self.parameters, args, strict=False))
         return positional, {name: sent(name, value) for name, value in kwargs.items()}
 
 
-class Dispatched(Generic[W_contra, P, R_co, Given, Got_co]):
+class Dispatched(Generic[W_contra, P, R_co, GroupParams, GroupResult_co]):
     """The type of a method that is marked with `@dispatch`: what `WorkerGroup.call` checks a call against.
 
-    On an instance it is the method itself, with parameters `P` and result `R_co`. Of the group, the controller passes
-    `Given` and gets `Got_co`. (When the program runs it is a plain function, as Ray needs it, with the attribute
+    On an instance it is the method itself, with parameters `P` and result `R_co`. A call on the group has parameters
+    `GroupParams` and result `GroupResult_co`. (At run time it is a plain function, as Ray needs it, with the attribute
     `dispatch`.)
     """
 
@@ -79,7 +79,7 @@ class Dispatched(Generic[W_contra, P, R_co, Given, Got_co]):
     if TYPE_CHECKING:
 
         @overload
-        def __get__(self, worker: None, owner: type) -> Dispatched[W_contra, P, R_co, Given, Got_co]: ...
+        def __get__(self, worker: None, owner: type) -> Dispatched[W_contra, P, R_co, GroupParams, GroupResult_co]: ...
         @overload
         def __get__(self, worker: object, owner: type) -> Callable[P, R_co]: ...
         def __get__(self, worker: object, owner: type) -> Any: ...
@@ -144,7 +144,7 @@ def dispatch(
     Dispatched[W, Concatenate[A, P], Iterator[R], Concatenate[Sequence[A], P], Iterator[R]],
 ]: ...
 def dispatch(send: Send = "broadcast", collect: Collect = "all", *, shared: Collection[str] = ()) -> Any:
-    """Mark a worker's method as callable through a `WorkerGroup`, and say how.
+    """Mark a worker's method as callable through a `WorkerGroup`, with the way to split arguments and combine results.
 
     class Echo:
         @dispatch(send="data", collect="sum")
@@ -158,26 +158,26 @@ def dispatch(send: Send = "broadcast", collect: Collect = "all", *, shared: Coll
 
     def mark(method: Callable[..., Any]) -> Any:
         parameters = tuple(inspect.signature(method).parameters)[1:]  # without `self`
-        assert set(shared) <= set(parameters), f"{method.__name__} shares no parameter of its own"
+        assert set(shared) <= set(parameters), f"{method.__name__} has no parameter {set(shared) - set(parameters)}"
         return _marked(method, Dispatch(send, collect, frozenset(shared), parameters))
 
     return mark
 
 
 def implements(
-    declared: Dispatched[W, P, R, Given, Got],
-) -> Callable[[Callable[Concatenate[Any, P], R]], Dispatched[W, P, R, Given, Got]]:
-    """Mark a method as the one that another class has declared with `@dispatch`: of the same name, with the same
-    parameters and result, and called on a group in the same way."""
+    declared: Dispatched[W, P, R, GroupParams, GroupResult],
+) -> Callable[[Callable[Concatenate[Any, P], R]], Dispatched[W, P, R, GroupParams, GroupResult]]:
+    """Mark a method as the implementation of one that another class declares with `@dispatch`: it has the same name,
+    parameters, result and dispatch."""
 
-    def mark(method: Callable[Concatenate[Any, P], R]) -> Dispatched[W, P, R, Given, Got]:
+    def mark(method: Callable[Concatenate[Any, P], R]) -> Dispatched[W, P, R, GroupParams, GroupResult]:
         assert method.__name__ == declared.__name__, f"{method.__name__} implements {declared.__name__}"
-        return cast("Dispatched[W, P, R, Given, Got]", _marked(method, declared.dispatch))
+        return cast("Dispatched[W, P, R, GroupParams, GroupResult]", _marked(method, declared.dispatch))
 
     return mark
 
 
-def _marked(method: Callable[..., Any], how: Dispatch) -> Callable[..., Any]:
+def _marked(method: Callable[..., Any], dispatch: Dispatch) -> Callable[..., Any]:
     """The method, watched while it runs, with its dispatch."""
 
     @functools.wraps(method)
@@ -192,13 +192,15 @@ def _marked(method: Callable[..., Any], how: Dispatch) -> Callable[..., Any]:
                 yield item
                 progress()
 
-    marked: Callable[..., Any] = stream if how.collect == "stream" else call
-    marked.__dict__["dispatch"] = how
+    marked: Callable[..., Any] = stream if dispatch.collect == "stream" else call
+    marked.__dict__["dispatch"] = dispatch
     return marked
 
 
-def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int, data_ranks: Sequence[int] = ()) -> list[tuple[Any, ...]]:
-    """The positional arguments of each rank that is called. data_ranks: of each rank, for `data`.
+def per_rank(
+    dispatch: Dispatch, args: tuple[Any, ...], ranks: int, data_ranks: Sequence[int] = ()
+) -> list[tuple[Any, ...]]:
+    """The positional arguments of each rank that is called. data_ranks: the data rank of each rank, for `data`.
 
     >>> per_rank(Dispatch("scatter", "all"), ([1, 2], "both"), 2)
     [(1, 'both'), (2, 'both')]
@@ -207,13 +209,13 @@ def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int, data_ranks: Seque
     >>> per_rank(Dispatch("first", "first"), ("to rank 0",), 2)
     [('to rank 0',)]
     """
-    if how.send in ("broadcast", "first"):
-        return [args] * (ranks if how.send == "broadcast" else 1)
-    parts, *same = args
-    part_of = data_ranks if how.send == "data" else range(ranks)
+    if dispatch.send in ("broadcast", "first"):
+        return [args] * (ranks if dispatch.send == "broadcast" else 1)
+    parts, *others = args
+    part_of = data_ranks if dispatch.send == "data" else range(ranks)
     count = 1 + max(part_of)
-    assert len(parts) == count, f"one item for each of {count} {how.send} ranks"
-    return [(parts[part], *same) for part in part_of]
+    assert len(parts) == count, f"one item for each of {count} {dispatch.send} ranks"
+    return [(parts[part], *others) for part in part_of]
 
 
 def one_each(results: Sequence[T], data_ranks: Sequence[int]) -> list[T]:
@@ -222,11 +224,11 @@ def one_each(results: Sequence[T], data_ranks: Sequence[int]) -> list[T]:
     >>> one_each(["a", "a again", "b", "b again"], data_ranks=[0, 0, 1, 1])
     ['a', 'b']
     """
-    return [results[data_ranks.index(place)] for place in range(1 + max(data_ranks))]
+    return [results[data_ranks.index(data_rank)] for data_rank in range(1 + max(data_ranks))]
 
 
 def add_up(results: list[Sums]) -> Sums:
-    """Key by key sum of dicts that may lack keys.
+    """Sum dicts key by key; some may lack keys.
 
     >>> add_up([{"a": 1.0}, {"a": 2.0, "b": 1.0}])
     {'a': 3.0, 'b': 1.0}

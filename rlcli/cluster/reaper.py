@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from psutil import Process
 
 GRACE_S = 2.0
-"""How long the processes may take to end by themselves once the driver is gone."""
+"""Time for the processes to end by themselves after the driver is gone."""
 
 
 class Reaper:
-    """Held by the driver of a local cluster. folder: the session's, removed at the end with everything else named after
-    the driver's `group`."""
+    """The driver's handle of the clean-up process of a local cluster. folder: the session's, removed at the end with
+    everything else named after the driver's `group`."""
 
     def __init__(self, folder: str, group: str) -> None:
         self._folder = folder
-        # A separate session: what ends the driver's terminal must not end this process.
+        # A separate session: the end of the driver's terminal must not end this process.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, folder, group],  # -P: nothing from the current folder
             stdin=subprocess.PIPE,
@@ -50,13 +50,13 @@ class Reaper:
         """
         import psutil
 
-        found: list[tuple[int, float]] = []
+        processes: list[tuple[int, float]] = []
         for child in self._daemons():
             with contextlib.suppress(psutil.Error):  # The process has ended.
-                found += [(p.pid, process_time.since_boot_s(p)) for p in (child, *child.children(recursive=True))]
+                processes += [(p.pid, process_time.since_boot_s(p)) for p in (child, *child.children(recursive=True))]
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(found) + "\n")
+            self._process.stdin.write(json.dumps(processes) + "\n")
             self._process.stdin.flush()
 
     def end_helpers(self, head: Collection[str]) -> None:
@@ -95,13 +95,13 @@ def main(folder: str, group: str) -> None:
     watched: set[tuple[int, float]] = set()
     for line in sys.stdin:
         watched |= {(pid, started) for pid, started in json.loads(line)}
-    left = []
+    remaining = []
     for pid, started in watched:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if process_time.since_boot_s(process) == started:
-                left.append(process)
-    _, alive = psutil.wait_procs(left, timeout=GRACE_S)
+                remaining.append(process)
+    _, alive = psutil.wait_procs(remaining, timeout=GRACE_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -1,7 +1,7 @@
-"""Where the ranks of a process group find each other: torch's store.
+"""Rendezvous of the ranks of a process group: torch's store.
 
-Of ranks of one machine it is a file that only this user can open. Of ranks of several machines it listens on the
-address of rank 0 alone; torch's own would listen on all addresses of the machine. It asks nobody for a token.
+On one machine it is a file that only this user can open. Across machines it listens on the address of rank 0 alone;
+torch's own would listen on all addresses of the machine. It requires no token.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-def meeting_place(address: str, folder_name: str) -> tuple[str, int]:
-    """The place of a new group's store: of ranks that are all on this machine (its address is on loopback) the path of
-    a new file, and 0; else this machine's `address` and a free port of it. folder_name: of the file's folder in shared
-    memory, which is this user's alone.
+def rendezvous_address(address: str, folder_name: str) -> tuple[str, int]:
+    """The address and port of a new group's store. If all ranks are on this machine (its address is on loopback), the
+    path of a new file, and 0; else this machine's `address` and a free port of it. folder_name: name of the file's
+    folder in shared memory, which only this user may enter.
 
-    Raises `SetupError` if another user has taken that name.
+    Raises `SetupError` if another user has a folder of that name.
     """
     if not _is_loopback(address):
         with _listener(address, 0) as probe:
@@ -37,23 +37,23 @@ def meeting_place(address: str, folder_name: str) -> tuple[str, int]:
     return str(folder / secrets.token_hex(8)), 0
 
 
-def store_at(place: str, port: int, rank: int, world: int, timeout: timedelta) -> Store:
-    """The store at the result of `meeting_place`, which every rank opens. One with an address is served by rank 0.
+def store_at(address: str, port: int, rank: int, world: int, timeout: timedelta) -> Store:
+    """The store at the result of `rendezvous_address`, which every rank opens. One with an address is served by rank 0.
 
-    Raises what torch raises if the others do not come in time, `OSError` if rank 0 cannot listen there.
+    Raises an error of torch's if the others do not connect in time, `OSError` if rank 0 cannot listen there.
     """
     import torch.distributed as dist
 
-    if place.startswith("/"):
-        file = dist.FileStore(place, world)
+    if address.startswith("/"):
+        file = dist.FileStore(address, world)
         file.set_timeout(timeout)
         return file
     descriptor = None
     if rank == 0:
-        listener = _listener(place, port)
+        listener = _listener(address, port)
         port, descriptor = listener.getsockname()[1], listener.detach()
     return dist.TCPStore(
-        place,
+        address,
         port,
         world,
         is_master=rank == 0,

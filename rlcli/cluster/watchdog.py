@@ -90,7 +90,7 @@ def start(path: Path, stall_s: float) -> None:
 
 
 def stop() -> None:
-    """Normal end of this process: its file is removed."""
+    """Stop watching at the normal end of this process, and remove its file."""
     global _watch
     if _watch is not None:
         _watch.close()
@@ -107,7 +107,7 @@ def progress() -> None:
 
 @contextlib.contextmanager
 def watched(method: str) -> Iterator[None]:
-    """The block, including nested ones, has to make progress or end every `stall_s` seconds."""
+    """Require progress of the block, including nested ones, every `stall_s` seconds."""
     watch = _watch
     if watch is None or watch.method:
         yield
@@ -121,9 +121,14 @@ def watched(method: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Frame:
+    """A frame of a thread's stack."""
+
     file: str
+    """Path of the source file."""
     line: int
+    """Line number."""
     function: str
+    """Name of the function."""
 
     def __str__(self) -> str:
         short = self.file.rpartition("site-packages/")[2] if "site-packages/" in self.file else self.file
@@ -132,18 +137,22 @@ class Frame:
 
 @dataclass(frozen=True)
 class Note:
-    """The content of a worker's file. count: grows with its progress. method: the running one, if any. threads: once
-    it has stalled, the stacks of its threads, innermost frame first; the thread that runs the method comes first."""
+    """The content of a worker's file."""
 
     count: int
+    """Increases with the worker's progress."""
     pid: int
+    """Process id of the worker."""
     host: str
+    """Name of its machine."""
     method: str
+    """The running method; empty if there is none."""
     threads: Sequence[Sequence[Frame]]
+    """Stacks of its threads after a stall, innermost frame first; the thread that runs the method comes first."""
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks: in a collective, including one in a thread of the backward pass."""
+        """True if it waits for other ranks: in a collective, including one in a thread of the backward pass."""
         if not self.threads:
             return False
         main, *others = self.threads
@@ -152,8 +161,8 @@ class Note:
         return bool(main) and main[0].function == "_engine_run_backward" and any(map(_in_collective, others))
 
     @property
-    def place(self) -> str:
-        """Its location, innermost frame first, without frames of torch.distributed or threading."""
+    def location(self) -> str:
+        """The frames of the stalled method, innermost first, without those of torch.distributed or threading."""
         frames = [frame for frame in self.threads[0] if not any(part in frame.file for part in _WAITING)]
         ours = next((i for i, frame in enumerate(frames) if frame.file.endswith(_WRAPPER)), len(frames))
         shown = list(map(str, frames[:ours]))
@@ -192,8 +201,8 @@ def _threads(dump: str) -> list[list[Frame]]:
 
 
 class StallDetector:
-    """Time without progress of each rank during one call on a group. Time counts only between two checks, so that a
-    caller that was itself suspended does not find all ranks late.
+    """Measures the time without progress of each rank during one call on a group. Time counts only between two checks,
+    so that a caller that was itself suspended does not see all ranks as late.
 
     paths: the ranks' files. stall_s: of one rank; None: no limit. unseen_s: of a rank without a file. every: seconds
     between two checks.
@@ -213,9 +222,9 @@ class StallDetector:
         self._silent[rank] = 0.0
 
     def stalled(self, waiting: Collection[int]) -> dict[int, Note | None]:
-        """Of the ranks waited for, those that block the call, with their notes (None: no note), checked at most once
-        every `every` seconds. Ranks that wait for others in a collective are not at fault as long as any of the others
-        makes progress; if all of them wait, all are returned."""
+        """The ranks among `waiting` that block the call, with their notes (None: no note), checked at most once every
+        `every` seconds. Ranks that wait for others in a collective are not at fault as long as any of the others makes
+        progress; if all of them wait, all are returned."""
         elapsed = time.monotonic() - self._looked
         if self.every is None or elapsed < self.every:
             return {}
@@ -232,5 +241,5 @@ class StallDetector:
             for rank, note in notes.items()
             if self._silent[rank] > (self._limit if note is not None else self._unseen_s)
         }
-        to_blame = {rank: note for rank, note in late.items() if note is None or not note.waits}
-        return to_blame or (late if len(late) == len(notes) else {})
+        blocking = {rank: note for rank, note in late.items() if note is None or not note.waits}
+        return blocking or (late if len(late) == len(notes) else {})

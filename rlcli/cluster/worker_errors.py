@@ -49,23 +49,23 @@ def helps(method: str) -> str:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is a failed allocation in the process that raised it."""
+    """True if `error` is a failed allocation in the process that raised it."""
     return type(error).__name__ in _OOM_TYPES or bool(_OOM_TEXT.search(str(error)))
 
 
 def lost_a_peer(error: BaseException) -> bool:
-    """Whether `error` means that another process is gone, which is the one to report."""
+    """True if `error` means that another process is gone, which is the one to report."""
     return type(error).__name__ in _PEER_TYPES or bool(_PEER_TEXT.search(str(error)))
 
 
 def lost_a_gpu(error: BaseException) -> bool:
-    """Whether `error` is a failed GPU, after which another process may succeed. The effects of a wrong index on a
+    """True if `error` is a failed GPU, after which another process may succeed. The effects of a wrong index on a
     kernel (`illegal memory access`, `device-side assert`) would happen again."""
     return type(error).__name__ == "AcceleratorError" and bool(_GPU_TEXT.search(str(error)))
 
 
 def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
-    """Not retried: it would happen again."""
+    """The error for a worker that ran out of memory. Not retried: it would happen again."""
     lines = str(error).strip().splitlines()
     return RunFailed(
         f"worker {rank} ran out of memory in {method}: {lines[0] if lines else type(error).__name__}",
@@ -75,8 +75,8 @@ def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
 
 
 def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kills: int) -> RunFailed:
-    """The error for an actor that is gone. tail: the end of its log; oom_kills: how often the kernel of this machine
-    has killed a process for lack of memory since the worker was started."""
+    """The error for an actor that is gone. tail: the end of its log; oom_kills: number of processes that the kernel of
+    this machine has killed for lack of memory since the worker was started."""
     text, who = str(death).strip(), f"worker {rank}"
     hint = helps(method)
     # Its log is more informative than Ray, unless the process ended before it wrote any.
@@ -89,13 +89,13 @@ def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kil
     if re.search(r"node (has died|died|is dead|was terminated|has been marked dead)", text, re.I):
         return failed(f"{who} died in {method}: its machine{_node(text)} is gone{ending}")
     if oom_kills:
-        how = "the kernel has killed a process on this machine for lack of memory"
-        return failed(f"{who} was killed in {method}, and {how}{ending}", hint)
+        cause = "the kernel has killed a process on this machine for lack of memory"
+        return failed(f"{who} was killed in {method}, and {cause}{ending}", hint)
     return failed(f"{who} died in {method}{ending}", f"if it was killed because memory ran out: {hint}")
 
 
 def kernel_oom_kills() -> int:
-    """How often this machine's kernel has killed a process for lack of memory; 0 if it does not count that."""
+    """Number of processes that this machine's kernel has killed for lack of memory; 0 if it does not count them."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -116,5 +116,5 @@ def _of_ray(text: str) -> str:
 
 
 def _node(text: str) -> str:
-    found = re.search(r"\bip: (\S+)|IP: ([\d.]+)", text)
-    return f" {found[1] or found[2]}" if found else ""
+    match = re.search(r"\bip: (\S+)|IP: ([\d.]+)", text)
+    return f" {match[1] or match[2]}" if match else ""

@@ -8,13 +8,18 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from rlcli.cluster import worker_errors
 from rlcli.cluster.dispatch import Dispatched, add_up, one_each, per_rank
 from rlcli.cluster.watchdog import START_S, Note, StallDetector, bound, read_note
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.support.redact import printable
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
 
 CLOSE_TIMEOUT_S = 20.0
 DEATH_GRACE_S = 10.0
@@ -27,8 +32,10 @@ LOG_TAIL_LINES = 8
 
 W_co = TypeVar("W_co", covariant=True)
 """The workers' class, or one that declares their methods."""
-Given = ParamSpec("Given")
-Got = TypeVar("Got")
+GroupParams = ParamSpec("GroupParams")
+GroupResult = TypeVar("GroupResult")
+Ref = TypeVar("Ref")
+"""A reference of Ray, or a stream of them."""
 
 
 class WorkerGroup(Generic[W_co]):
@@ -40,16 +47,16 @@ class WorkerGroup(Generic[W_co]):
     rank has died, that is the error, not the broken connections of the others. A rank that makes no progress for
     `stall_s` seconds is an error too, with the location from its stack.
 
-    places: the placement group that holds the actors' resources; it is removed with them. name: prefix of their logs,
-    `name`-0.log and so on. stall_s: None waits indefinitely; else the workers record their progress (see `watchdog`).
-    same_bits: whether every run must give the same bits, so that nothing may depend on which rank is faster.
+    placement_group: holds the actors' resources; it is removed with them. name: prefix of their logs, `name`-0.log and
+    so on. stall_s: None waits indefinitely; else the workers record their progress (see `watchdog`). same_bits: every
+    run must give the same bits, so that nothing may depend on which rank is faster.
     """
 
     def __init__(
         self,
-        actors: Sequence[Any],
+        actors: Sequence[ActorHandle],
         logs: Path,
-        places: Any,
+        placement_group: PlacementGroup,
         name: str = "rank",
         stall_s: float | None = None,
         same_bits: bool = True,
@@ -57,7 +64,7 @@ class WorkerGroup(Generic[W_co]):
         self.same_bits = same_bits
         self._actors = list(actors)
         self._logs = logs
-        self._places = places
+        self._placement_group = placement_group
         self._name = name
         self._notes = [logs / f"{name}-{rank}.stack" for rank in range(len(self._actors))]
         self._stall_s = stall_s
@@ -67,25 +74,33 @@ class WorkerGroup(Generic[W_co]):
     def __len__(self) -> int:
         return len(self._actors)
 
-    def call(self, method: Dispatched[W_co, ..., Any, Given, Got], *args: Given.args, **kwargs: Given.kwargs) -> Got:
-        """Call a method on the ranks that its dispatch names; returns what the dispatch makes of their results."""
+    def call(
+        self,
+        method: Dispatched[W_co, ..., Any, GroupParams, GroupResult],
+        *args: GroupParams.args,
+        **kwargs: GroupParams.kwargs,
+    ) -> GroupResult:
+        """Call a method on the ranks of its dispatch; returns their results as its dispatch combines them."""
         import ray
 
-        name, how = method.__name__, method.dispatch
+        name, dispatch = method.__name__, method.dispatch
         # Ray passes the value of a reference to a method, not the reference.
-        sent, named = how.stored(args, kwargs, ray.put)
-        data_ranks = self._data_ranks if how.send == "data" or how.collect == "sum" else []
-        arguments = per_rank(how, sent, len(self), data_ranks)
-        if how.collect == "stream":
-            return cast(Got, self._stream(name, arguments, named))
+        positional, keywords = dispatch.stored(args, kwargs, ray.put)
+        data_ranks = self._data_ranks if dispatch.send == "data" or dispatch.collect == "sum" else []
+        arguments = per_rank(dispatch, positional, len(self), data_ranks)
+        if dispatch.collect == "stream":
+            return cast(GroupResult, self._stream(name, arguments, keywords))
         actors = self._actors[: len(arguments)]
-        calls = [getattr(actor, name).remote(*own, **named) for actor, own in zip(actors, arguments, strict=True)]
+        calls = [
+            getattr(actor, name).remote(*rank_arguments, **keywords)
+            for actor, rank_arguments in zip(actors, arguments, strict=True)
+        ]
         results: Any = self._gather(name, calls)
-        if how.collect == "first":
+        if dispatch.collect == "first":
             results = results[0]
-        elif how.collect == "sum":
+        elif dispatch.collect == "sum":
             results = add_up(one_each(results, data_ranks))
-        return cast(Got, results)
+        return cast(GroupResult, results)
 
     @property
     def data_ranks(self) -> int:
@@ -94,17 +109,17 @@ class WorkerGroup(Generic[W_co]):
 
     @cached_property
     def _data_ranks(self) -> list[int]:
-        """The data rank of each worker, which it is asked for once."""
+        """The data rank of each worker, queried once."""
         return self._gather("data_rank", [actor.data_rank.remote() for actor in self._actors])
 
     def close(self) -> None:
-        """Ask each actor to close, then end its process, whether or not it answered. One that fails is reported: the
-        run's results are written by then, but the records of its last step or its memory may not be in order."""
+        """Ask each actor to close, then kill its process, even if it did not answer. A failure is reported: the run's
+        results are written by then, but the records of its last step or its memory may be incomplete."""
         import ray
 
         closing = {actor.close.remote(): rank for rank, actor in enumerate(self._actors)}
-        closed: list[Any] = []
-        with self._reporting("the workers could not be waited for, and are killed"):
+        closed: list[ObjectRef] = []
+        with self._reporting("waiting for the workers failed, and they are killed"):
             closed, late = ray.wait(list(closing), num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
             for rank in sorted(closing[call] for call in late):
                 _report(f"{self._who(rank)} did not close within {CLOSE_TIMEOUT_S:g} s, and is killed")
@@ -118,23 +133,23 @@ class WorkerGroup(Generic[W_co]):
         import ray
 
         for rank, actor in enumerate(self._actors):
-            with self._reporting(f"{self._who(rank)} could not be killed: its process may live on"):
+            with self._reporting(f"{self._who(rank)} could not be killed: its process may still run"):
                 ray.kill(actor)
         with self._reporting(f"the resources of {self._name} stay reserved until Ray ends"):
-            ray.util.remove_placement_group(self._places)
+            ray.util.remove_placement_group(self._placement_group)
 
     @contextlib.contextmanager
-    def _reporting(self, what: str) -> Iterator[None]:
+    def _reporting(self, problem: str) -> Iterator[None]:
         """Report an error within the block instead of raising it: the workers are being given up."""
         try:
             yield
         except Exception as error:  # of the workers' roles, or of a Ray that is gone
-            _report(f"{what}: {type(error).__name__}: {worker_errors.last_line(error)}")
+            _report(f"{problem}: {type(error).__name__}: {worker_errors.last_line(error)}")
 
     def _who(self, rank: int) -> str:
         return f"worker {rank} (its log is {self._log(rank)})"
 
-    def _gather(self, name: str, calls: list[Any]) -> list[Any]:
+    def _gather(self, name: str, calls: list[ObjectRef]) -> list[Any]:
         results: dict[int, Any] = {}
         rank_of = {call: rank for rank, call in enumerate(calls)}
         waiting = list(calls)
@@ -148,10 +163,10 @@ class WorkerGroup(Generic[W_co]):
             self._unseen_s = float("inf")  # All have answered: a file that is not visible is on another disk.
         return [results[rank] for rank in range(len(calls))]
 
-    def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
+    def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, object]) -> Iterator[Any]:
         streams = [
-            getattr(actor, name).options(num_returns="streaming").remote(*own, **kwargs)
-            for actor, own in zip(self._actors, arguments, strict=True)
+            getattr(actor, name).options(num_returns="streaming").remote(*rank_arguments, **kwargs)
+            for actor, rank_arguments in zip(self._actors, arguments, strict=True)
         ]
         rank_of = {stream: rank for rank, stream in enumerate(streams)}
         waiting = list(streams)
@@ -189,12 +204,12 @@ class WorkerGroup(Generic[W_co]):
 
     def _standstill(self, rank: int, note: Note | None) -> str:
         if note is not None and note.threads:
-            return note.place
+            return note.location
         tail = self._tail(rank)
         ending = f"; its log ends: {tail}" if tail else ""
         return f"it does not answer (stopped, swapped out, or its machine is gone){ending}"
 
-    def _values(self, name: str, ready: list[tuple[int, Any]]) -> dict[int, Any]:
+    def _values(self, name: str, ready: list[tuple[int, ObjectRef]]) -> dict[int, Any]:
         """Rank → the value of its reference. One call to Ray for all of them, unless one failed."""
         import ray
 
@@ -203,7 +218,7 @@ class WorkerGroup(Generic[W_co]):
         except Exception:
             return {rank: self._get(name, rank, reference) for rank, reference in ready}
 
-    def _get(self, name: str, rank: int, reference: Any) -> Any:
+    def _get(self, name: str, rank: int, reference: ObjectRef) -> Any:
         import ray
 
         try:
@@ -251,8 +266,8 @@ class WorkerGroup(Generic[W_co]):
                 ray.get(answered[0])
             except ray.exceptions.ActorUnavailableError:
                 time.sleep(UNAVAILABLE_PAUSE_S)
-                waiting.append(again := self._actors[rank].__ray_ready__.remote())
-                rank_of[again] = rank
+                waiting.append(retry := self._actors[rank].__ray_ready__.remote())
+                rank_of[retry] = rank
             except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as death:
                 yield rank, death
 
@@ -276,7 +291,7 @@ def _report(text: str) -> None:
     print(printable(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
-def _ready(waiting: list[Any], timeout: float | None) -> list[Any]:
+def _ready(waiting: list[Ref], timeout: float | None) -> list[Ref]:
     """All references that are ready shortly after the first is, or none after `timeout` seconds. Checking n of them
     takes n steps: one call per reference would take n² for a call on n ranks."""
     import ray
@@ -284,6 +299,6 @@ def _ready(waiting: list[Any], timeout: float | None) -> list[Any]:
     first, _ = ray.wait(waiting, num_returns=1, timeout=timeout)
     if not first:
         return []
-    found: list[Any]
-    found, _ = ray.wait(waiting, num_returns=len(waiting), timeout=len(waiting) * PAUSE_PER_RANK_S)
-    return found
+    ready: list[Ref]
+    ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=len(waiting) * PAUSE_PER_RANK_S)
+    return ready

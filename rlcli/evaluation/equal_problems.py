@@ -1,8 +1,8 @@
-"""Which rows of an evaluation pose the same problem, so that their responses are samples of one prompt.
+"""Merges rows of an evaluation that pose the same problem: their responses are samples of one prompt.
 
 Published evaluation files repeat a problem, such as the 30 of a contest 32 times each. Responses to equal prompts are
-draws from one distribution: counted as separate prompts, they would make intervals too narrow and differences too
-significant. Training data is another matter: there a repeated row is a weight, and each copy is its own group.
+samples of one distribution: counted as separate prompts, they would make intervals too narrow and differences too
+significant. In training data a repeated row is a weight, and each copy is a separate group.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rlcli.types import Prompt
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +28,14 @@ class Problems:
     ([0, 1, 0], [0, 1])
     """
 
-    of_row: np.ndarray
-    """int64 `[rows]`: the problem that each row poses."""
+    of_row: Int64[np.ndarray, " rows"]
+    """The problem of each row."""
     first_rows: list[int]
-    """Of each problem, its first row."""
+    """The first row of each problem."""
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> Problems:
-        """problems: what is equal for rows that pose the same one, for each row."""
+        """problems: a text for each row, equal for rows that pose the same problem."""
         import numpy as np
 
         numbers: dict[str, int] = {}
@@ -43,12 +44,12 @@ class Problems:
             if problem not in numbers:
                 numbers[problem] = len(numbers)
                 first_rows.append(row)
-        of_row: np.ndarray = np.array([numbers[problem] for problem in problems], dtype=np.int64)
+        of_row = np.array([numbers[problem] for problem in problems], dtype=np.int64)
         return cls(of_row, first_rows)
 
     @classmethod
     def of_prompts(cls, prompts: Sequence[Prompt], *, conversing: bool = False) -> Problems:
-        """conversing: an environment answers, which may read its task in `extra_info`."""
+        """The problems of prompts. conversing: an environment takes part, which may read its task in `extra_info`."""
         return cls.of([prompt.problem(with_extra_info=conversing) for prompt in prompts])
 
     def __len__(self) -> int:
@@ -69,9 +70,9 @@ def repeats_note(rows: int, problems: int) -> str:
 
 
 def check_rows(prompts: Sequence[Prompt], path: str) -> None:
-    """Raise `DataError` if all of several rows, read from `path`, ask one and the same prompt. With equal ground truths
-    they are one problem, so that no interval could be computed; with different ones nothing that a model reads tells
-    them apart. Both are nearly always the wrong column. Ends at the first row that differs."""
+    """Raise `DataError` if all of several rows, read from `path`, have the same prompt. With equal ground truths they
+    are one problem, so that no interval could be computed; with different ones a model cannot distinguish them. Both
+    are nearly always the wrong column. Ends at the first row that differs."""
     if len(prompts) < 2:
         return
     first = prompts[0]
@@ -82,7 +83,7 @@ def check_rows(prompts: Sequence[Prompt], path: str) -> None:
     truths = (prompt.ground_truth for prompt in prompts)
     other = next((truth for truth in truths if truth != first.ground_truth), None)
     if other is None:
-        raise DataError(problem, f"{column}, or keep one row and draw several samples of it (--samples)")
+        raise DataError(problem, f"{column}, or keep one row and generate several samples of it (--samples)")
     raise DataError(
         f"{problem}, with different ground truths ({first.ground_truth!r:.40} and {other!r:.40}, for two): nothing in "
         "the prompt says which is asked for",

@@ -1,4 +1,4 @@
-"""Evaluate the model in the workers' engines, or a served model: pass@k, maj@k and mean@1."""
+"""Evaluates the model in the workers' engines, or a served model: pass@k, maj@k and mean@1."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rlcli.types import UNVERIFIED, Outcome, Prompt
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float64, Int64
 
 PURPOSE = "eval"
 """Part of the seed of every evaluation sample."""
@@ -34,13 +35,18 @@ MOST_CATEGORIES = 100
 
 @dataclass(frozen=True)
 class Lengths:
-    """Response lengths in tokens; NaN if a server does not count them. truncated: share cut off at the limit."""
+    """Response lengths in tokens; NaN if a server does not count them."""
 
     mean: float
+    """Mean over the responses."""
     p50: float
+    """Median."""
     p95: float
+    """95th percentile."""
     max: float
+    """Longest response."""
     truncated: float
+    """Share of responses cut off at the limit."""
 
     @classmethod
     def of(cls, responses: Responses) -> Lengths:
@@ -50,48 +56,53 @@ class Lengths:
         cut = float(responses.truncated.mean())
         if not len(counted):
             return cls(math.nan, math.nan, math.nan, math.nan, cut)
-        middle, most = (float(np.percentile(counted, share)) for share in (50, 95))
-        return cls(float(counted.mean()), middle, most, float(counted.max()), cut)
+        median, p95 = float(np.percentile(counted, 50)), float(np.percentile(counted, 95))
+        return cls(float(counted.mean()), median, p95, float(counted.max()), cut)
 
 
 @dataclass(frozen=True)
 class Category:
-    """The prompts of one category. measures: name → estimate, for pass@1 and the measures over all samples."""
+    """The results on the prompts of one category."""
 
     prompts: int
+    """Number of prompts."""
     measures: Mapping[str, Estimate]
+    """Name → estimate, for pass@1 and the measures over all samples."""
     mean_response_tokens: float
+    """NaN if a server does not count tokens."""
     truncated: float
+    """Share of responses cut off at the limit."""
 
 
 @dataclass(frozen=True)
 class EvalReport:
-    """The result of an evaluation.
-
-    measures: name → estimate: pass@k; maj@k for k of 2 and more; mean@1, the samples' mean score, which is also
-    mean@n of n samples a prompt; greedy: pass@1 of the greedy responses, if there are any besides the samples.
-    sampled_k: the k for which maj@k is not exact, but over random subsets. outcomes: share of each.
-    categories: field → value → report on its prompts. values: measure → float64 `[prompts]`; the estimates are their
-    means. crash: message of the first verifier crash; empty if none crashed. sets: name → report on each of several
-    datasets; all else covers all prompts together.
-    """
+    """The result of an evaluation."""
 
     prompts: int
     """Distinct prompts: rows that pose the same problem are one."""
     samples: int
     """Responses that were scored, without greedy ones besides the samples."""
     measures: Mapping[str, Estimate]
+    """Name → estimate: pass@k; maj@k for k of 2 and more; mean@1, the samples' mean score, which is also mean@n of n
+    samples a prompt; greedy: pass@1 of the greedy responses, if there are any besides the samples."""
     sampled_k: tuple[int, ...]
+    """The k for which maj@k is not exact, but over random subsets."""
     outcomes: dict[str, float]
+    """Outcome → share of the responses."""
     lengths: Lengths
+    """Response lengths."""
     categories: Mapping[str, Mapping[str, Category]]
-    values: Mapping[str, np.ndarray]
+    """Field → value → result on its prompts."""
+    values: Mapping[str, Float64[np.ndarray, " prompts"]]
+    """Measure → value of each prompt; the estimates are their means."""
     crash: str
-    prompt_of_row: np.ndarray
-    """int64 `[rows]`: which of the prompts each row is."""
+    """Message of the first verifier crash; empty if none crashed."""
+    prompt_of_row: Int64[np.ndarray, " rows"]
+    """Index of each row's prompt."""
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Reason → rows of the data that were not evaluated for it."""
+    """Reason → rows of the data that were not evaluated."""
     sets: Mapping[str, EvalReport] = dataclasses.field(default_factory=dict)
+    """Name → report on each of several datasets; all else covers all prompts together."""
 
     @property
     def rows(self) -> int:
@@ -105,7 +116,7 @@ class EvalReport:
 
     @property
     def is_graded(self) -> bool:
-        """Whether scores are not just 1 for what passed and 0 for the rest, so that mean@1 is not pass@1."""
+        """True if scores are not just 1 for passed responses and 0 for the rest, so that mean@1 is not pass@1."""
         return bool((self.values["mean@1"] != self.values["pass@1"]).any())
 
     @property
@@ -116,8 +127,8 @@ class EvalReport:
     def metrics(self) -> dict[str, float]:
         """Flat numbers, for trackers."""
         flat: dict[str, float] = {}
-        for name, one in self.measures.items():
-            flat |= {name: one.mean, f"{name}/low": one.low, f"{name}/high": one.high}
+        for name, estimate in self.measures.items():
+            flat |= {name: estimate.mean, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
         lengths = asdict(self.lengths)
         return {
             **flat,
@@ -127,13 +138,13 @@ class EvalReport:
             "samples": self.samples,
             **{f"outcome/{name}": share for name, share in self.outcomes.items()},
             **{f"response_tokens/{name}": value for name, value in lengths.items()},
-            **{f"{name}/{key}": value for name, own in self.sets.items() for key, value in own.metrics().items()},
+            **{f"{name}/{key}": value for name, report in self.sets.items() for key, value in report.metrics().items()},
         }
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report, for `--json`: unknown values are None."""
         measures = {name: asdict(estimate) for name, estimate in self.measures.items()}
-        report = {
+        result = {
             "prompts": self.prompts,
             "rows": self.rows,
             "left_out": dict(self.left_out),
@@ -153,16 +164,16 @@ class EvalReport:
                 field: {value: asdict(category) for value, category in values.items()}
                 for field, values in self.categories.items()
             },
-            **({"datasets": {name: own.as_dict() for name, own in self.sets.items()}} if self.sets else {}),
+            **({"datasets": {name: report.as_dict() for name, report in self.sets.items()}} if self.sets else {}),
         }
-        return {name: _without_nan(value) for name, value in report.items()}
+        return {name: _without_nan(value) for name, value in result.items()}
 
     def headline(self) -> str:
         """One line: `pass@1 41.2% [37.0, 45.6], mean@1 0.412 on 512 prompts`; mean@1 has its interval too if it is
-        another figure. Also how many rows repeat a prompt, were left out or gave responses that were not verified."""
+        another figure. Also the number of rows that repeat a prompt or were left out, and of unverified responses."""
         at_k = [f", {name} {self.measures[name]}" for name in self.measures if name.startswith("pass@")][1:]
         rows = f" in {self.rows} rows" if self.rows > self.prompts else ""
-        sets = "; ".join(f"{name} {own._at_one()}" for name, own in self.sets.items())
+        sets = "; ".join(f"{name} {report._at_one()}" for name, report in self.sets.items())
         parts = [f"pass@1 {self._at_one()}{''.join(at_k)} on {self.prompts} prompts{rows}"]
         parts[0] += f" ({sets})" if sets else ""
         parts += self._left_out_lines()
@@ -170,13 +181,13 @@ class EvalReport:
         return "; ".join(parts)
 
     def _at_one(self) -> str:
-        """pass@1 and, beside it, mean@1, with its interval unless it is the same figure."""
+        """pass@1 and mean@1, with its interval unless it is the same figure."""
         mean = self.measures["mean@1"]
         shown = shown_estimate("mean@1", mean) if self.is_graded else f"{mean.mean:.3f}"
         return f"{self.measures['pass@1']}, mean@1 {shown}"
 
     def notes(self) -> list[str]:
-        """What a reader of the measures must know: rows that repeat a prompt, and rows that were left out."""
+        """Notes for a reader of the measures: rows that repeat a prompt, and rows that were left out."""
         return [note for note in (repeats_note(self.rows, self.prompts), *self._left_out_lines()) if note]
 
     def _left_out_lines(self) -> list[str]:
@@ -200,8 +211,8 @@ def evaluate(
     if not isinstance(rows, JoinedPrompts):
         return report
     sets = {
-        name: report_of(responses.between(*ends), part, conversing=conversing)
-        for name, part, ends in zip(rows.names, rows.parts, pairwise(rows.starts), strict=True)
+        name: report_of(responses.between(start, end), part, conversing=conversing)
+        for name, part, (start, end) in zip(rows.names, rows.parts, pairwise(rows.starts), strict=True)
     }
     return replace(report, sets=sets)
 
@@ -217,7 +228,7 @@ def generate(
     on_progress: OnProgress,
 ) -> Responses:
     """Responses with their verdicts. wanted: for each prompt, the indexes of the samples to generate; GREEDY means a
-    greedy one. A sample depends only on (seed, step, prompt id, index), so it is the same whatever else is wanted.
+    greedy one. A sample depends only on (seed, step, prompt id, index), not on the other samples.
     """
     rollout = config.rollout
     sampling = Sampling(config.evaluation.temperature, rollout.max_response_tokens, config.evaluation.top_p)
@@ -227,8 +238,14 @@ def generate(
         for index, samples in enumerate(wanted)
         if samples
     ]
-    sizes = {"tensor_parallel": rollout.tensor_parallel, "slots": rollout.max_concurrent}
-    reports = gather(workers, tasks, call, **sizes, on_progress=on_progress)
+    reports = gather(
+        workers,
+        tasks,
+        call,
+        tensor_parallel=rollout.tensor_parallel,
+        slots=rollout.max_concurrent,
+        on_progress=on_progress,
+    )
     return Responses.of_samples(Samples.joined([report.samples for report in reports]))
 
 
@@ -243,13 +260,13 @@ def report_of(
     """The report on all responses to `prompts`, each of which has one or more besides the greedy one.
 
     A response passes if its outcome is ok. Responses to rows that pose the same problem are samples of one prompt. by:
-    fields of extra_info to group the prompts by, besides data_source and ability. conversing: an environment answers.
+    fields of extra_info to group the prompts by, besides data_source and ability. conversing: with an environment.
     left_out: reason → rows of the data that are not among `prompts`.
     """
     problems = Problems.of_prompts(prompts, conversing=conversing)
-    every = replace(responses, prompt=problems.of_row[responses.prompt])
-    values, sampled_k = values_of(every, len(problems))
-    greedy, sampled = every.split_greedy()
+    by_problem = replace(responses, prompt=problems.of_row[responses.prompt])
+    values, sampled_k = values_of(by_problem, len(problems))
+    greedy, sampled = by_problem.split_greedy()
     bounds = score_bounds(sampled)
     return EvalReport(
         prompts=len(problems),
@@ -266,13 +283,13 @@ def report_of(
     )
 
 
-def values_of(responses: Responses, prompts: int) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
-    """Measure → its value for each prompt, float64 `[prompts]`, and the k whose maj@k is not exact. Includes greedy if
-    every prompt has a greedy response besides its samples. The mean score has two names: mean@1, and mean@k with the
-    largest k, under which others publish it."""
+def values_of(responses: Responses, prompts: int) -> tuple[dict[str, Float64[np.ndarray, " prompts"]], tuple[int, ...]]:
+    """Measure → its value for each prompt, and the k whose maj@k is not exact. Includes greedy if every prompt has a
+    greedy response besides its samples. The mean score has two names: mean@1, and mean@k with the largest k, under
+    which others publish it."""
     import numpy as np
 
-    apart, responses = responses.split_greedy()
+    greedy, responses = responses.split_greedy()
     counts = np.bincount(responses.prompt, minlength=prompts)
     assert counts.all(), "a prompt without a response"
     right = np.bincount(responses.prompt, weights=responses.passed, minlength=prompts).astype(np.int64)
@@ -282,17 +299,17 @@ def values_of(responses: Responses, prompts: int) -> tuple[dict[str, np.ndarray]
     values |= {f"maj@{k}": array for k, (array, _) in votes.items()}
     values["mean@1"] = responses.per_prompt(responses.score, prompts)
     values[f"mean@{ks[-1]}"] = values["mean@1"]
-    if np.bincount(apart.prompt, minlength=prompts).all():
-        values["greedy"] = apart.per_prompt(apart.passed, prompts)
+    if np.bincount(greedy.prompt, minlength=prompts).all():
+        values["greedy"] = greedy.per_prompt(greedy.passed, prompts)
     return values, tuple(k for k, (_, exact) in votes.items() if not exact)
 
 
 def score_bounds(responses: Responses) -> tuple[float, float]:
-    """The assumed bounds of a score: 0 and 1, extended to the scores that were seen."""
+    """The assumed bounds of a score: 0 and 1, extended to the observed scores."""
     return min(0.0, float(responses.score.min())), max(1.0, float(responses.score.max()))
 
 
-def _estimated(name: str, values: np.ndarray, bounds: tuple[float, float]) -> Estimate:
+def _estimated(name: str, values: Float64[np.ndarray, " prompts"], bounds: tuple[float, float]) -> Estimate:
     """The estimate of a measure. bounds: of a score."""
     return interval(values, bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
 
@@ -302,51 +319,51 @@ def _categories(
     prompts: Sequence[Prompt],
     by: Sequence[str],
     problems: Problems,
-    values: Mapping[str, np.ndarray],
+    values: Mapping[str, Float64[np.ndarray, " prompts"]],
     bounds: tuple[float, float],
 ) -> dict[str, dict[str, Category]]:
     """Field → value → its prompts; the most frequent values come first. Fields with more than MOST_CATEGORIES values
     are left out. responses: numbered by rows of `prompts`; values: of each problem."""
     import numpy as np
 
-    found: dict[str, dict[str, Category]] = {}
+    categories: dict[str, dict[str, Category]] = {}
     for field in ("data_source", "ability", *by):
         labels = labels_of(prompts, field)
         if labels is None:
             continue
-        names, which, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        names, label_of_row, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if len(names) > MOST_CATEGORIES:
             continue
         # Rows of one problem may have several values: then each value counts the responses to its own rows.
-        divides = bool((which != which[problems.first_rows][problems.of_row]).any())
-        found[field] = {}
-        for place in np.argsort(-sizes, kind="stable").tolist():
-            rows = which == place
+        divides = bool((label_of_row != label_of_row[problems.first_rows][problems.of_row]).any())
+        categories[field] = {}
+        for label in np.argsort(-sizes, kind="stable").tolist():
+            rows = label_of_row == label
             members = np.unique(problems.of_row[rows])
-            own = responses.where(rows[responses.prompt])
+            members_responses = responses.where(rows[responses.prompt])
             if divides:
-                numbers: np.ndarray = np.asarray(np.searchsorted(members, problems.of_row[own.prompt]))
-                own_values, _ = values_of(replace(own, prompt=numbers), len(members))
+                numbers = np.asarray(np.searchsorted(members, problems.of_row[members_responses.prompt]))
+                member_values, _ = values_of(replace(members_responses, prompt=numbers), len(members))
             else:
-                own_values = {name: array[members] for name, array in values.items()}
-            lengths = Lengths.of(own.split_greedy()[1])
-            found[field][str(names[place])] = Category(
+                member_values = {name: array[members] for name, array in values.items()}
+            lengths = Lengths.of(members_responses.split_greedy()[1])
+            categories[field][str(names[label])] = Category(
                 len(members),
-                {name: _estimated(name, own_values[name], bounds) for name in _of_category(own_values)},
+                {name: _estimated(name, member_values[name], bounds) for name in _of_category(member_values)},
                 lengths.mean,
                 lengths.truncated,
             )
-    return found
+    return categories
 
 
-def _of_category(values: Mapping[str, np.ndarray]) -> Sequence[str]:
+def _of_category(values: Mapping[str, Float64[np.ndarray, " prompts"]]) -> Sequence[str]:
     """The measures of a category: those of one sample, and of all."""
-    most = max(int(name.partition("@")[2]) for name in values if name.startswith("pass@"))
-    wanted = ("pass@1", f"pass@{most}", f"maj@{most}", "mean@1", f"mean@{most}", "greedy")
+    largest_k = max(int(name.partition("@")[2]) for name in values if name.startswith("pass@"))
+    wanted = ("pass@1", f"pass@{largest_k}", f"maj@{largest_k}", "mean@1", f"mean@{largest_k}", "greedy")
     return [name for name in dict.fromkeys(wanted) if name in values]
 
 
-def _without_nan(value: Any) -> Any:
+def _without_nan(value: object) -> object:
     """`value` with None for NaN, which JSON lacks."""
     if isinstance(value, dict):
         return {name: _without_nan(item) for name, item in value.items()}

@@ -1,4 +1,4 @@
-"""Score the saved samples of a run again, with another verifier, and compare the new scores with the old ones."""
+"""Scores the saved samples of a run again, with another verifier, and compares the new scores with the old ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
     "turns", "group",
 )  # fmt: skip
 RESCORED = "rescored"
-"""Folder of a run with what `rlcli rescore --keep` wrote."""
+"""Folder of a run with the output of `rlcli rescore --keep`."""
 _STEP = re.compile(r"step-(\d+)")
 
 OnProgress = Callable[[str, int, int], None]
@@ -29,7 +29,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Stored:
-    """One saved sample. fields: of its row, with its step."""
+    """One saved sample: its step and the columns of its row."""
 
     step: int
     fields: Mapping[str, Any]
@@ -37,25 +37,25 @@ class Stored:
 
 @dataclass
 class Agreement:
-    """Old and new scores of some samples. Those without a verdict, old or new, count in `unverified` alone.
-
-    agreement: the share whose outcomes are both ok, or both not. correlation: of the scores; None if all old or all new
-    ones are equal.
-    """
+    """Old and new scores of some samples."""
 
     old: list[float] = field(default_factory=list)
+    """Scores of the samples with both verdicts."""
     new: list[float] = field(default_factory=list)
+    """Scores of the same samples by the other verifier."""
     agree: int = 0
+    """Samples whose outcomes are both ok, or both not."""
     unverified: int = 0
+    """Samples without a verdict, old or new; they count here alone."""
 
     def add(self, stored: Stored, verdict: Verdict) -> None:
-        before = stored.fields["outcome"]
-        if before in UNVERIFIED or verdict.outcome in UNVERIFIED:
+        old_outcome = stored.fields["outcome"]
+        if old_outcome in UNVERIFIED or verdict.outcome in UNVERIFIED:
             self.unverified += 1
             return
         self.old.append(stored.fields["score"])
         self.new.append(verdict.score)
-        self.agree += (before == Outcome.OK) == (verdict.outcome is Outcome.OK)
+        self.agree += (old_outcome == Outcome.OK) == (verdict.outcome is Outcome.OK)
 
     def as_dict(self) -> dict[str, Any]:
         count = len(self.old)
@@ -71,21 +71,26 @@ class Agreement:
 
 @dataclass
 class Rescored:
-    """steps: step → its samples. usage: what the verifier has spent. outcomes: of the new verdicts. several_turns:
-    samples of conversations, which are not scored again. unknown: of prompts that the data does not have: scored by
-    what was saved of them. examples: details of the first without a new verdict."""
+    """The result of scoring samples again."""
 
     steps: dict[int, Agreement] = field(default_factory=dict)
+    """Step → its samples."""
     overall: Agreement = field(default_factory=Agreement)
+    """The samples of all steps."""
     usage: dict[str, float] = field(default_factory=dict)
+    """Usage that the verifier reports, summed."""
     outcomes: dict[str, int] = field(default_factory=dict)
+    """New outcome → number of samples."""
     several_turns: int = 0
+    """Samples of conversations, which are not scored again."""
     unknown: int = 0
+    """Samples of prompts that the data does not have; they are scored by their saved columns."""
     examples: list[str] = field(default_factory=list)
+    """Details of the first samples without a new verdict."""
 
     def add(self, stored: Stored, verdict: Verdict) -> None:
-        for one in (self.overall, self.steps.setdefault(stored.step, Agreement())):
-            one.add(stored, verdict)
+        for agreement in (self.overall, self.steps.setdefault(stored.step, Agreement())):
+            agreement.add(stored, verdict)
         self.outcomes[verdict.outcome] = self.outcomes.get(verdict.outcome, 0) + 1
         for name, value in verdict.parts.items():
             if name.startswith(USAGE):
@@ -94,22 +99,22 @@ class Rescored:
             self.examples.append(verdict.detail)
 
 
-def steps_of(room: Path) -> list[int]:
-    """The steps with saved samples, ascending. room: the run's `samples` or `evaluations` folder."""
-    found = set()
-    for path in room.glob("step-*"):
+def steps_of(folder: Path) -> list[int]:
+    """The steps with saved samples, ascending. folder: the run's `samples` or `evaluations`."""
+    steps = set()
+    for path in folder.glob("step-*"):
         name = _STEP.match(path.name)
         if name and (path.match("*.rank-*.parquet") or any(path.glob("rank-*.parquet"))):
-            found.add(int(name[1]))
-    return sorted(found)
+            steps.add(int(name[1]))
+    return sorted(steps)
 
 
-def stored_samples(room: Path, steps: Sequence[int]) -> list[Stored]:
+def stored_samples(folder: Path, steps: Sequence[int]) -> list[Stored]:
     """The samples of these steps. Raises `DataError` for a file that cannot be read."""
     return [
         Stored(step, row)
         for step in steps
-        for file in sample_files(room, step)
+        for file in sample_files(folder, step)
         for row in read_samples(file, COLUMNS).to_pylist()
     ]
 
@@ -122,22 +127,22 @@ def rescore(
     *,
     thinking: bool = False,
     on_verdict: Callable[[Stored, Verdict], None] = lambda stored, verdict: None,
-    on_progress: OnProgress = lambda what, done, total: None,
+    on_progress: OnProgress = lambda phase, done, total: None,
 ) -> Rescored:
     """Score the samples with `verifier`, or with that of their row in `prompts`, by id.
 
     thinking: the run's prompts ended within an open <think>. The tokens are not saved: a verifier that counts them gets
-    as many as there were, but not their ids.
+    the right number, but not their ids.
     """
     result = Rescored()
     single = _of_one_turn(samples)
     result.several_turns = len(samples) - len(single)
-    result.unknown = sum(one.fields["prompt_id"] not in prompts for one in single)
+    result.unknown = sum(sample.fields["prompt_id"] not in prompts for sample in single)
 
     def submit(numbered: tuple[int, Stored]) -> Future[Verdict]:
-        done, one = numbered
+        done, stored = numbered
         on_progress("rescore", done, len(single))
-        return _submitted(one, prompts, verifier, pool, thinking)[1]
+        return _submitted(stored, prompts, verifier, pool, thinking)[1]
 
     verdicts: Iterator[tuple[tuple[int, Stored], Verdict]] = in_order(enumerate(single), submit)
     for (_, stored), verdict in verdicts:
@@ -158,13 +163,13 @@ def try_verifier(
     arguments are those of `rescore`."""
     check_responses(
         _of_one_turn(samples),
-        lambda one: f"that of step {one.step} to {one.fields['prompt_id']}",
-        lambda one: _submitted(one, prompts, verifier, pool, thinking),
+        lambda stored: f"that of step {stored.step} to {stored.fields['prompt_id']}",
+        lambda stored: _submitted(stored, prompts, verifier, pool, thinking),
     )
 
 
 def _of_one_turn(samples: Sequence[Stored]) -> list[Stored]:
-    return [one for one in samples if (one.fields["turns"] or 1) == 1]
+    return [stored for stored in samples if (stored.fields["turns"] or 1) == 1]
 
 
 def _submitted(
@@ -178,11 +183,11 @@ def _submitted(
 
 def _request(stored: Stored, prompt: Prompt | None, thinking: bool) -> VerifyRequest:
     row = stored.fields
-    asked = ({"role": "user", "content": row["prompt"] or ""},)
+    messages = ({"role": "user", "content": row["prompt"] or ""},)
     return VerifyRequest(
         row["response"],
         prompt.ground_truth if prompt else row["ground_truth"] or "",
-        prompt.messages if prompt else asked,
+        prompt.messages if prompt else messages,
         prompt.data_source if prompt else "",
         prompt.extra_info if prompt else {},
         completion_ids=range(row["response_tokens"] or 0),

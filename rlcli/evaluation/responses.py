@@ -1,10 +1,10 @@
-"""The responses of an evaluation as columns, reduced to what the statistics need."""
+"""The responses of an evaluation as columns, reduced to those that the statistics need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.rollout.rollout_call import GREEDY
@@ -12,6 +12,8 @@ from rlcli.types import Outcome
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
+    from jaxtyping import Bool, Float64, Int64, Shaped
 
 COLUMNS = ("sample", "score", "outcome", "answer", "response_tokens", "finish_reason", "detail")
 """Columns of a table of samples, in the order of `Responses.of`."""
@@ -21,21 +23,24 @@ ARRAYS = ("prompt", "sample", "score", "outcome", "answer", "tokens", "truncated
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """N responses with their verdicts, in any order.
+    """Responses with their verdicts, in any order."""
 
-    prompt, sample: int64 `[N]`, the prompt (by position) and the index of the sample; GREEDY: the greedy one. score:
-    float64 `[N]`. outcome, answer: text `[N]`; an answer may be None. tokens: float64 `[N]`, NaN if not counted.
-    truncated: bool `[N]`. crash: message of the first verifier crash.
-    """
-
-    prompt: np.ndarray
-    sample: np.ndarray
-    score: np.ndarray
-    outcome: np.ndarray
-    answer: np.ndarray
-    tokens: np.ndarray
-    truncated: np.ndarray
+    prompt: Int64[np.ndarray, " S"]
+    """Position of the prompt."""
+    sample: Int64[np.ndarray, " S"]
+    """Index among the samples of the prompt; GREEDY for the greedy one."""
+    score: Float64[np.ndarray, " S"]
+    """Reward of the verifier."""
+    outcome: Shaped[np.ndarray, " S"]
+    """Outcome of the verification, as text."""
+    answer: Shaped[np.ndarray, " S"]
+    """Extracted answer: a text, or None."""
+    tokens: Float64[np.ndarray, " S"]
+    """Length in tokens; NaN if not counted."""
+    truncated: Bool[np.ndarray, " S"]
+    """True if cut off at the limit."""
     crash: str = ""
+    """Message of the first verifier crash."""
 
     @classmethod
     def of(
@@ -51,12 +56,12 @@ class Responses:
     ) -> Responses:
         import numpy as np
 
-        crash = next((said for said, how in zip(detail, outcome, strict=True) if how == Outcome.CRASH), "")
+        crash = next((text for text, value in zip(detail, outcome, strict=True) if value == Outcome.CRASH), "")
         return cls(
             np.asarray(prompt, np.int64),
             np.asarray(sample, np.int64),
             np.asarray(score, np.float64),
-            np.asarray([str(how) for how in outcome], dtype="U16"),
+            np.asarray([str(value) for value in outcome], dtype="U16"),
             np.array(list(answer), dtype=object),
             np.asarray([np.nan if count is None else count for count in tokens], np.float64),
             np.asarray([reason == "length" for reason in finish_reason], bool),
@@ -81,56 +86,55 @@ class Responses:
         )
 
     @classmethod
-    def of_table(cls, table: Any, place: Mapping[str, int]) -> Responses:
-        """From a table of samples, only the prompts in `place`: id → position."""
+    def of_table(cls, table: pa.Table, positions: Mapping[str, int]) -> Responses:
+        """From a table of samples, only the prompts in `positions`: id → position."""
         ids = table.column("prompt_id").to_pylist()
-        rows = [row for row, prompt in enumerate(ids) if prompt in place]
-        few = table.select(COLUMNS).take(rows)
-        return cls.of([place[ids[row]] for row in rows], *(few.column(name).to_pylist() for name in COLUMNS))
+        rows = [row for row, prompt in enumerate(ids) if prompt in positions]
+        selected = table.select(COLUMNS).take(rows)
+        return cls.of([positions[ids[row]] for row in rows], *(selected.column(name).to_pylist() for name in COLUMNS))
 
     def __len__(self) -> int:
         return len(self.prompt)
 
     @property
-    def passed(self) -> np.ndarray:
-        """bool `[N]`"""
-        right: np.ndarray = self.outcome == str(Outcome.OK)
-        return right
+    def passed(self) -> Bool[np.ndarray, " S"]:
+        """True for responses whose outcome is ok."""
+        passed: Bool[np.ndarray, " S"] = self.outcome == str(Outcome.OK)
+        return passed
 
-    def answers(self) -> np.ndarray:
-        """int64 `[N]`: equal numbers for equal answers (ignoring surrounding spaces); -1: no answer."""
+    def answers(self) -> Int64[np.ndarray, " S"]:
+        """Equal numbers for equal answers (ignoring surrounding spaces); -1: no answer."""
         import numpy as np
 
         codes: dict[str, int] = {}
-        found = [-1 if a is None else codes.setdefault(a.strip(), len(codes)) for a in self.answer]
-        numbers: np.ndarray = np.asarray(found, dtype=np.int64)
-        return numbers
+        numbers = [-1 if text is None else codes.setdefault(text.strip(), len(codes)) for text in self.answer]
+        return np.asarray(numbers, dtype=np.int64)
 
-    def where(self, mask: np.ndarray) -> Responses:
-        """The responses where `mask`, bool `[N]`, is true."""
+    def where(self, mask: Bool[np.ndarray, " S"]) -> Responses:
+        """The responses where `mask` is true."""
         return Responses(**{name: getattr(self, name)[mask] for name in ARRAYS}, crash=self.crash)
 
     def between(self, start: int, end: int) -> Responses:
         """Responses of the prompts from `start` up to, not including, `end`; prompts are renumbered from 0."""
-        own = self.where((self.prompt >= start) & (self.prompt < end))
-        return replace(own, prompt=own.prompt - start)
+        selected = self.where((self.prompt >= start) & (self.prompt < end))
+        return replace(selected, prompt=selected.prompt - start)
 
     def split_greedy(self) -> tuple[Responses, Responses]:
         """The greedy responses, and the sampled ones."""
         greedy = self.sample == GREEDY
         return self.where(greedy), self.where(~greedy)
 
-    def per_prompt(self, values: np.ndarray, prompts: int) -> np.ndarray:
-        """The mean of `values` over each prompt's responses: float64 `[prompts]`; every prompt has one."""
+    def per_prompt(self, values: Shaped[np.ndarray, " S"], prompts: int) -> Float64[np.ndarray, " prompts"]:
+        """The mean of `values` over each prompt's responses; every prompt has one."""
         import numpy as np
 
         sums = np.bincount(self.prompt, weights=values, minlength=prompts)
-        mean: np.ndarray = sums / np.bincount(self.prompt, minlength=prompts)
+        mean: Float64[np.ndarray, " prompts"] = sums / np.bincount(self.prompt, minlength=prompts)
         return mean
 
 
 def joined(parts: Sequence[Responses], offsets: Sequence[int]) -> Responses:
-    """All responses in a row; the prompt numbers of each part start at its offset."""
+    """The concatenated responses; the prompt numbers of each part start at its offset."""
     import numpy as np
 
     moved = [replace(part, prompt=part.prompt + offset) for part, offset in zip(parts, offsets, strict=True)]

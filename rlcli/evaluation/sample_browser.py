@@ -1,4 +1,4 @@
-"""Finds saved samples of a run: the newest steps first, those that a filter wants."""
+"""Finds saved samples of a run by a filter, the newest steps first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.data.sample_files import sample_files
 from rlcli.data.step_files import ADVANTAGES
@@ -18,21 +18,29 @@ from rlcli.evaluation.evaluation_folder import read_samples
 from rlcli.support.reading import check_regular
 from rlcli.types import Outcome
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 @dataclass(frozen=True)
 class Filter:
-    """Which samples are wanted; fields that are empty or None want all. outcomes: one of these. wrong: any outcome but
-    a right answer. prompt: its id. text: in the prompt, the response or another message, in any case of letters."""
+    """Conditions on samples; an empty field or None is no condition."""
 
     outcomes: tuple[str, ...] = ()
+    """The outcome is one of these."""
     wrong: bool = False
+    """Any outcome but a correct answer."""
     min_reward: float | None = None
+    """Lowest score."""
     max_reward: float | None = None
+    """Highest score."""
     prompt: str = ""
+    """Id of the prompt."""
     text: str = ""
+    """Part of the prompt, the response or another message, ignoring case."""
 
-    def of(self, table: Any) -> Any:
-        """The wanted rows of a table of samples."""
+    def of(self, table: pa.Table) -> pa.Table:
+        """The rows of a table of samples that meet all conditions."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -48,34 +56,35 @@ class Filter:
         if self.prompt:
             masks.append(pc.equal(table["prompt_id"], self.prompt))
         if self.text:
-            found = [
+            matches = [
                 pc.fill_null(pc.match_substring(table[name], self.text, ignore_case=True), False)
                 for name in ("prompt", "response", "messages")
             ]
-            masks.append(pc.or_(pc.or_(*found[:2]), found[2]))
+            masks.append(pc.or_(pc.or_(*matches[:2]), matches[2]))
         if not masks:
             return table
         return table.filter(functools.reduce(pc.and_, masks))  # a null counts as false
 
 
 def wanted_samples(
-    room: Path, steps: Sequence[int], wanted: Filter, on_note: Callable[[str], None] = lambda text: None
+    folder: Path, steps: Sequence[int], wanted: Filter, on_note: Callable[[str], None] = lambda text: None
 ) -> Iterator[dict[str, Any]]:
-    """The wanted samples of these steps as rows, the newest step first, with `advantage` (None if it was not recorded).
+    """The samples of these steps that meet the filter, as rows, the newest step first, with `advantage` (None if it was
+    not recorded).
 
-    room: the run's `samples` or `evaluations` folder. on_note: receives which files cannot be read; their samples are
-    left out.
+    folder: the run's `samples` or `evaluations`. on_note: receives a line for each file that cannot be read; its
+    samples are left out.
     """
     for step in sorted(steps, reverse=True):
         advantages: Callable[[Mapping[str, Any]], float | None] | None = None
-        for file in sample_files(room, step):
+        for file in sample_files(folder, step):
             try:
                 table = wanted.of(read_samples(file))
             except DataError as error:
                 on_note(error.message)
                 continue
             if len(table) and advantages is None:
-                advantages = _advantages(room, step)
+                advantages = _advantages(folder, step)
             for row in table.to_pylist():
                 yield row | {"step": step, "advantage": advantages(row) if advantages else None}
 
@@ -92,21 +101,21 @@ def one_of_each_group(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]
         yield from (row for _, row in sorted(ranked, key=operator.itemgetter(0)))
 
 
-def _advantages(room: Path, step: int) -> Callable[[Mapping[str, Any]], float | None]:
-    """The recorded advantage of a row of a step. Samples that cannot be told apart, of a prompt that occurs twice in a
-    file without groups, have none."""
+def _advantages(folder: Path, step: int) -> Callable[[Mapping[str, Any]], float | None]:
+    """A function from a row of a step to its recorded advantage. Samples with the same key, of a prompt that occurs
+    twice in a file without groups, have none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = room / f"step-{step:06d}" / ADVANTAGES
+    file = folder / f"step-{step:06d}" / ADVANTAGES
     try:
         check_regular(file)
         rows = pq.read_table(file).to_pylist()
     except (OSError, pa.ArrowException):  # an older run, or a kill in the middle of a write
         return lambda row: None
     names = [name for name in ("prompt_id", "sample", "group") if rows and name in rows[0]]
-    found: dict[tuple[Any, ...], float | None] = {}
+    advantages: dict[tuple[Any, ...], float | None] = {}
     for row in rows:
         key = tuple(row[name] for name in names)
-        found[key] = None if key in found else row.get("advantage")
-    return lambda row: found.get(tuple(row.get(name) for name in names))
+        advantages[key] = None if key in advantages else row.get("advantage")
+    return lambda row: advantages.get(tuple(row.get(name) for name in names))

@@ -1,6 +1,6 @@
 """pass@k and maj@k over the prompts of an evaluation, with intervals that stay valid near 0 and 1.
 
-Every measure is one value per prompt (an array `[prompts]`); `interval` gives its mean and 95% interval.
+Every measure is an array with one value per prompt; `interval` computes its mean and 95% interval.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Bool, Float64, Int, Int16, Int64
 
 RESAMPLES = 4_000
-"""Draws per interval: enough that two seeds differ by less than a tenth of its width."""
+"""Resamples per interval: enough that two seeds differ by less than a tenth of its width."""
 MOST_VALUES = 128
-"""Distinct values with separate draws; if there are more, values in one of as many equal bins share a draw and mean."""
+"""Distinct values with separate weights; if there are more, values in one of as many bins share weight and mean."""
 EXACT_SUBSETS = 256
 """A majority vote of k in n samples is computed over all subsets if there are at most this many."""
 VOTES = 1 << 16
@@ -42,15 +43,18 @@ class Estimate:
     """
 
     mean: float
+    """Mean over prompts."""
     low: float
+    """Lower bound of the interval."""
     high: float
+    """Upper bound of the interval."""
 
     def __str__(self) -> str:
         return f"{self.mean:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
 def shown_estimate(name: str, estimate: Estimate) -> str:
-    """An estimate in words: a share in percent, a mean score, which may be any number, as it is.
+    """An estimate as text: a share in percent; a mean score, which may be any number, as a number.
 
     >>> shown_estimate("pass@1", Estimate(0.5, 0.25, 0.75)), shown_estimate("mean@1", Estimate(0.5, 0.25, 0.75))
     ('50.0% [25.0, 75.0]', '0.500 [0.250, 0.750]')
@@ -88,8 +92,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 
-def pass_rates(counts: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
-    """`pass_at_k` of each prompt: float64 `[prompts]`, from its number of samples and of correct samples.
+def pass_rates(
+    counts: Int64[np.ndarray, " prompts"], right: Int64[np.ndarray, " prompts"], k: int
+) -> Float64[np.ndarray, " prompts"]:
+    """`pass_at_k` of each prompt, from its number of samples and of correct samples.
 
     No prompt has fewer than k samples.
 
@@ -100,74 +106,83 @@ def pass_rates(counts: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
     import numpy as np
 
     span = int(right.max()) + 1
-    pairs, which = np.unique(counts * span + right, return_inverse=True)
-    rates: np.ndarray = np.array([pass_at_k(pair // span, pair % span, k) for pair in pairs.tolist()])[which]
-    return rates
+    pairs, pair_of_prompt = np.unique(counts * span + right, return_inverse=True)
+    return np.array([pass_at_k(pair // span, pair % span, k) for pair in pairs.tolist()])[pair_of_prompt]
 
 
 def majority_at_k(
-    answers: np.ndarray, worth: np.ndarray, ks: Sequence[int], held: int, seed: int = 0
-) -> dict[int, tuple[np.ndarray, bool]]:
+    answers: Int[np.ndarray, "prompts n"],
+    worth: Float64[np.ndarray, "prompts answers"],
+    ks: Sequence[int],
+    random_votes: int,
+    seed: int = 0,
+) -> dict[int, tuple[Float64[np.ndarray, " prompts"], bool]]:
     """maj@k of each prompt: how often the most frequent answer of k samples is correct (self-consistency, Wang et al.,
     arXiv 2203.11171), in expectation over k of its n samples, drawn without replacement.
 
-    answers: integers `[prompts, n]`, the answer of each sample, numbered from 0 within the prompt; -1: none, which is
-    no vote. worth: float64 `[prompts, answers]`, 1 if the answer is correct. If several answers have the most votes,
-    each is equally likely to be chosen, so the vote is worth their mean; without any vote it is worth 0.
+    answers: the answer of each sample, numbered from 0 within the prompt; -1: none, which is no vote. worth: 1 if the
+    answer is correct. If several answers have the most votes, each is equally likely to win, so the vote is worth their
+    mean; without any vote it is worth 0.
 
-    Returns for each k float64 `[prompts]`, and whether it is exact: over all subsets if there are at most
-    EXACT_SUBSETS, else over `held` random ones.
+    Returns for each k the values, and True if they are exact: over all subsets if there are at most EXACT_SUBSETS, else
+    over `random_votes` random ones.
     """
     import numpy as np
 
     prompts, n = answers.shape
-    found = {}
+    results = {}
     for k in [k for k in ks if comb(n, k) <= EXACT_SUBSETS]:
-        drawn = answers[:, np.array(list(combinations(range(n), k)))]
-        found[k] = _worth_of(_votes(drawn, worth.shape[1]), worth), True
-    sampled = sorted(set(ks) - set(found))
+        subsets = answers[:, np.array(list(combinations(range(n), k)))]
+        results[k] = _worth_of(_votes(subsets, worth.shape[1]), worth), True
+    sampled = sorted(set(ks) - set(results))
     if sampled:
-        drawn = np.random.default_rng(seed).permuted(np.repeat(answers, held, axis=0), axis=1)
-        drawn = drawn.reshape(prompts, held, n)
-        votes = _votes(drawn[:, :, :0], worth.shape[1])
+        subsets = np.random.default_rng(seed).permuted(np.repeat(answers, random_votes, axis=0), axis=1)
+        subsets = subsets.reshape(prompts, random_votes, n)
+        votes = _votes(subsets[:, :, :0], worth.shape[1])
         # The first k of a permutation are a random subset; the subset of the next k contains it.
-        for before, k in zip([0, *sampled], sampled, strict=False):
-            votes = votes + _votes(drawn[:, :, before:k], worth.shape[1])
-            found[k] = _worth_of(votes, worth), False
-    return found
+        for previous_k, k in zip([0, *sampled], sampled, strict=False):
+            votes = votes + _votes(subsets[:, :, previous_k:k], worth.shape[1])
+            results[k] = _worth_of(votes, worth), False
+    return results
 
 
-def _votes(drawn: np.ndarray, answers: int) -> np.ndarray:
-    """The number of votes for each answer: `[prompts, votes, answers]`. drawn: `[prompts, votes, k]`."""
+def _votes(subsets: Int[np.ndarray, "prompts votes k"], answers: int) -> Int16[np.ndarray, "prompts votes answers"]:
+    """The number of votes for each answer, in each subset of k samples."""
     import numpy as np
 
-    prompts, held, _ = drawn.shape
+    prompts, subset_count, _ = subsets.shape
     # A slot for every answer of every vote, and one before them for samples without an answer.
-    places = np.arange(prompts * held).reshape(prompts, held, 1) * (answers + 1) + drawn + 1
-    counts = np.bincount(places.reshape(-1), minlength=prompts * held * (answers + 1))
-    counted: np.ndarray = counts.reshape(prompts, held, answers + 1)[:, :, 1:].astype(np.int16)
-    return counted
+    slots = np.arange(prompts * subset_count).reshape(prompts, subset_count, 1) * (answers + 1) + subsets + 1
+    counts = np.bincount(slots.reshape(-1), minlength=prompts * subset_count * (answers + 1))
+    return counts.reshape(prompts, subset_count, answers + 1)[:, :, 1:].astype(np.int16)
 
 
-def _worth_of(votes: np.ndarray, worth: np.ndarray) -> np.ndarray:
-    """The mean worth of each prompt's votes: `[prompts]`."""
+def _worth_of(
+    votes: Int16[np.ndarray, "prompts votes answers"], worth: Float64[np.ndarray, "prompts answers"]
+) -> Float64[np.ndarray, " prompts"]:
+    """The mean worth of each prompt's votes."""
     import numpy as np
 
-    most = votes.max(axis=2, keepdims=True)
-    first = ((votes == most) & (most > 0)).astype(np.float64)
-    won = (first @ worth[:, :, None])[:, :, 0] / np.maximum(first.sum(axis=2), 1.0)
-    mean: np.ndarray = won.mean(axis=1)
+    maximum = votes.max(axis=2, keepdims=True)
+    winners = ((votes == maximum) & (maximum > 0)).astype(np.float64)
+    won = (winners @ worth[:, :, None])[:, :, 0] / np.maximum(winners.sum(axis=2), 1.0)
+    mean: Float64[np.ndarray, " prompts"] = won.mean(axis=1)
     return mean
 
 
 def majorities(
-    prompt: np.ndarray, answer: np.ndarray, passed: np.ndarray, prompts: int, ks: Sequence[int], seed: int = 0
-) -> dict[int, tuple[np.ndarray, bool]]:
+    prompt: Int64[np.ndarray, " S"],
+    answer: Int64[np.ndarray, " S"],
+    passed: Bool[np.ndarray, " S"],
+    prompts: int,
+    ks: Sequence[int],
+    seed: int = 0,
+) -> dict[int, tuple[Float64[np.ndarray, " prompts"], bool]]:
     """k → `majority_at_k` of all prompts, which may have different numbers of samples, none fewer than k.
 
-    prompt, answer, passed: for each sample its prompt, its answer (any numbers, equal for equal answers; below 0: none)
-    and whether it passed. An answer is worth the share of samples with it that passed. Random votes cause an error in
-    the mean over prompts of at most 0.5 / sqrt(VOTES) = 0.002 (one standard deviation).
+    answer: any numbers, equal for equal answers; below 0: none. An answer is worth the share of samples with it that
+    passed. Random votes cause an error in the mean over prompts of at most 0.5 / sqrt(VOTES) = 0.002 (one standard
+    deviation).
     """
     import numpy as np
 
@@ -176,42 +191,50 @@ def majorities(
     counts = np.bincount(prompt, minlength=prompts)
     column = np.arange(len(prompt)) - np.repeat(np.cumsum(counts) - counts, counts)
     local, width = _within_prompt(prompt, answer)
-    place, gave = prompt * width + local, local >= 0
-    total = np.bincount(place[gave], minlength=prompts * width)
-    right = np.bincount(place[gave], weights=passed[gave], minlength=prompts * width)
+    slot, answered = prompt * width + local, local >= 0
+    total = np.bincount(slot[answered], minlength=prompts * width)
+    right = np.bincount(slot[answered], weights=passed[answered], minlength=prompts * width)
     worth = (right / np.maximum(total, 1)).reshape(prompts, width)
-    table: np.ndarray = np.full((prompts, int(counts.max())), -1, dtype=np.int16)
+    table = np.full((prompts, int(counts.max())), -1, dtype=np.int16)
     table[prompt, column] = local
-    held = max(LEAST_VOTES, -(-VOTES // prompts))
-    found = {k: (np.zeros(prompts), True) for k in ks}
+    random_votes = max(LEAST_VOTES, -(-VOTES // prompts))
+    results = {k: (np.zeros(prompts), True) for k in ks}
     for n in np.unique(counts).tolist():
-        those = np.flatnonzero(counts == n)
-        prompts_at_once = max(1, AT_ONCE // (held * (n + width)))
-        for start in range(0, len(those), prompts_at_once):
-            some = those[start : start + prompts_at_once]
-            for k, (values, exact) in majority_at_k(table[some, :n], worth[some], ks, held, seed + start).items():
-                found[k][0][some] = values
-                found[k] = (found[k][0], found[k][1] and exact)
-    return found
+        members = np.flatnonzero(counts == n)
+        prompts_at_once = max(1, AT_ONCE // (random_votes * (n + width)))
+        for start in range(0, len(members), prompts_at_once):
+            chunk = members[start : start + prompts_at_once]
+            for k, (values, exact) in majority_at_k(
+                table[chunk, :n], worth[chunk], ks, random_votes, seed + start
+            ).items():
+                results[k][0][chunk] = values
+                results[k] = (results[k][0], results[k][1] and exact)
+    return results
 
 
-def _within_prompt(prompt: np.ndarray, answer: np.ndarray) -> tuple[np.ndarray, int]:
+def _within_prompt(
+    prompt: Int64[np.ndarray, " S"], answer: Int64[np.ndarray, " S"]
+) -> tuple[Int64[np.ndarray, " S"], int]:
     """The answers numbered from 0 within each prompt (-1: none), and the largest such number plus one."""
     import numpy as np
 
-    local: np.ndarray = np.full(len(answer), -1, dtype=np.int64)
-    gave = answer >= 0
-    if not gave.any():
+    local = np.full(len(answer), -1, dtype=np.int64)
+    answered = answer >= 0
+    if not answered.any():
         return local, 1
     span = int(answer.max()) + 1
-    pairs, which = np.unique(prompt[gave] * span + answer[gave], return_inverse=True)
+    pairs, pair_of_answer = np.unique(prompt[answered] * span + answer[answered], return_inverse=True)
     owner = pairs // span
     first = np.searchsorted(owner, owner)
-    local[gave] = (np.arange(len(pairs)) - first)[which.reshape(-1)]
+    local[answered] = (np.arange(len(pairs)) - first)[pair_of_answer.reshape(-1)]
     return local, int(local.max()) + 1
 
 
-def interval(values: Sequence[float] | np.ndarray, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> Estimate:
+def interval(
+    values: Sequence[float] | Float64[np.ndarray, " prompts"],
+    seed: int = 0,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Estimate:
     """The mean of one value per prompt, with a 95% Bayesian-bootstrap interval over prompts. bounds: of a value.
 
     A bootstrap over prompts keeps the samples of one prompt together, since they are not independent. The usual
@@ -225,11 +248,13 @@ def interval(values: Sequence[float] | np.ndarray, seed: int = 0, bounds: tuple[
     """
     import numpy as np
 
-    array: np.ndarray = np.asarray(values, dtype=np.float64)
+    array = np.asarray(values, dtype=np.float64)
     return _estimate(mean_of(array), resampled_means(array, seed, bounds))
 
 
-def average_of(groups: Sequence[np.ndarray], seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> Estimate:
+def average_of(
+    groups: Sequence[Float64[np.ndarray, " _"]], seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)
+) -> Estimate:
     """The unweighted mean of the groups' means, with an interval as above: datasets are independent, so each is
     resampled separately."""
     import numpy as np
@@ -238,13 +263,15 @@ def average_of(groups: Sequence[np.ndarray], seed: int = 0, bounds: tuple[float,
     return _estimate(fsum(mean_of(values) for values in groups) / len(groups), draws)
 
 
-def mean_of(values: np.ndarray) -> float:
+def mean_of(values: Float64[np.ndarray, " prompts"]) -> float:
     """The mean, never outside the values: rounding must not push a mean of equal values off them."""
     return min(max(fsum(values.tolist()) / len(values), float(values.min())), float(values.max()))
 
 
-def resampled_means(values: np.ndarray, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> np.ndarray:
-    """float64 `[RESAMPLES]`: means of `values` under the weights that `interval` describes."""
+def resampled_means(
+    values: Float64[np.ndarray, " prompts"], seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)
+) -> Float64[np.ndarray, " resamples"]:
+    """RESAMPLES means of `values` under the weights that `interval` describes."""
     import numpy as np
 
     low, high = bounds
@@ -260,18 +287,18 @@ def resampled_means(values: np.ndarray, seed: int = 0, bounds: tuple[float, floa
         support = (np.bincount(bins, weights=shapes * support) / np.maximum(weight, 1e-300))[weight > 0]
         shapes = weight[weight > 0]
     draws = np.random.default_rng(seed).standard_gamma(shapes, size=(RESAMPLES, len(support)))
-    means: np.ndarray = draws @ support / draws.sum(axis=1)
+    means: Float64[np.ndarray, " resamples"] = draws @ support / draws.sum(axis=1)
     return means
 
 
-def _estimate(mean: float, draws: np.ndarray) -> Estimate:
+def _estimate(mean: float, means: Float64[np.ndarray, " resamples"]) -> Estimate:
     import numpy as np
 
-    low, high = (float(np.quantile(draws, share)) for share in (0.025, 0.975))
+    low, high = float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
     return Estimate(mean, low=min(low, mean), high=max(high, mean))
 
 
-def sign_flip(differences: np.ndarray, seed: int = 0) -> float:
+def sign_flip(differences: Float64[np.ndarray, " prompts"], seed: int = 0) -> float:
     """The two-sided p-value of a paired permutation test: how often the mean difference would be as far from 0 if each
     pair's difference had either sign with equal chance (Fisher 1935, The Design of Experiments, §21).
 
@@ -284,16 +311,16 @@ def sign_flip(differences: np.ndarray, seed: int = 0) -> float:
     """
     import numpy as np
 
-    moved = differences[differences != 0.0]
-    if not len(moved):
+    nonzero = differences[differences != 0.0]
+    if not len(nonzero):
         return 1.0
-    if len(moved) <= FEW_PAIRS:
-        signs = 1 - 2 * (np.arange(1 << len(moved))[:, None] >> np.arange(len(moved)) & 1)
-        sums = np.abs(signs @ moved)
-        return float((sums >= abs(moved.sum()) - 1e-9).mean())
-    steps = np.rint(moved / np.abs(moved).max() * 1000).astype(np.int64)
+    if len(nonzero) <= FEW_PAIRS:
+        signs = 1 - 2 * (np.arange(1 << len(nonzero))[:, None] >> np.arange(len(nonzero)) & 1)
+        sums = np.abs(signs @ nonzero)
+        return float((sums >= abs(nonzero.sum()) - 1e-9).mean())
+    steps = np.rint(nonzero / np.abs(nonzero).max() * 1000).astype(np.int64)
     sizes, counts = np.unique(np.abs(steps), return_counts=True)
-    # Of the differences of one size, only the number of positive ones matters.
+    # Among the differences of one size, only the number of positive ones matters.
     positive = np.random.default_rng(seed).binomial(counts, 0.5, size=(PERMUTATIONS, len(sizes)))
     sums = np.abs((2 * positive - counts) @ sizes)
     return float((1 + (sums >= abs(int(steps.sum()))).sum()) / (1 + PERMUTATIONS))

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcli.cluster.placement import Placed, Places, Pool, reserve, start_group
+from rlcli.cluster.placement import PlacedActors, Pool, Reservation, reserve, start_group
 from rlcli.cluster.process import startup_times
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, policy_pool
@@ -86,7 +86,7 @@ def running_workers(
             stall_s = config.fault_tolerance.stall_s
             for own, pool, placed, places in _reserved(pools, servers, early, wait_s):
                 started[own.name] = workers = start_group(
-                    Worker, pool, logs.resolve(), name=own.name, stall_s=stall_s, placed=placed, places=places
+                    Worker, pool, logs.resolve(), name=own.name, stall_s=stall_s, placed=placed, reservation=places
                 )
                 workers.call(WorkerCalls.begin, own)
                 workers.call(WorkerCalls.join, *workers.call(WorkerCalls.rendezvous))
@@ -173,7 +173,7 @@ def _pools(spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
 
 def _reserved(
     pools: Sequence[tuple[WorkerSpec, Pool]], servers: Serving, early: EarlyStart, wait_s: float
-) -> Iterator[tuple[WorkerSpec, Pool, Placed | None, Places | None]]:
+) -> Iterator[tuple[WorkerSpec, Pool, PlacedActors | None, Reservation | None]]:
     """The spec of each pool's workers, the pool, and its actors, if it has some already, or else its places: reserved
     for all pools before the first one starts. servers: those that the workers' verifiers ask. wait_s: as of
     `reserve`."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 
-from rlcli.cluster.placement import Placed, Pool, place
+from rlcli.cluster.placement import PlacedActors, Pool, place
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, local, policy_pool, ray_session, set_environment
 from rlcli.config.schema import RunConfig
@@ -41,7 +41,7 @@ class EarlyStart:
     def __init__(self) -> None:
         self._on_lost: OnLost = leave
         self._pool: Pool | None = None
-        self._placed: Future[Placed] = Future()
+        self._placed: Future[PlacedActors] = Future()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._switch_s = 0.0
@@ -90,7 +90,7 @@ class EarlyStart:
             sys.setswitchinterval(self._switch_s)
             yield
 
-    def take(self, pool: Pool) -> Placed | None:
+    def take(self, pool: Pool) -> PlacedActors | None:
         """The workers, at most once, if they exist and belong to this pool."""
         if self._thread is None or pool != self._pool:
             return None

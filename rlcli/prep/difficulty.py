@@ -1,4 +1,4 @@
-"""Select the prompts of a dataset that a model solves sometimes, by their pass rate."""
+"""Selects the prompts of a dataset that a model solves sometimes, by their pass rate."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ def write_kept(file: Path, target: Path, rates: Mapping[int, float], keep: Keep,
     """Write the rows of the parquet `file` whose pass rate is in `keep` to `target`, and return their number.
 
     rates: row → pass rate, for the scored rows. Each row's `extra_info` gets its `pass_rate`; nothing else changes.
-    record: how they were scored, added to the file's provenance. If no row is kept, raises `DataError` and writes
+    record: settings of the scoring, added to the file's provenance. If no row is kept, raises `DataError` and writes
     nothing.
     """
     import pyarrow.parquet
 
-    kept = [row for row, rate in sorted(rates.items()) if rate in keep]
-    if not kept:
+    selected = [row for row, rate in sorted(rates.items()) if rate in keep]
+    if not selected:
         raise DataError(
             f"no prompt of {file} has a pass rate from {keep.low:g} to {keep.high:g} ({described(rates)})",
             "widen --keep, or use data or a model that fit each other better",
         )
-    table = pyarrow.parquet.ParquetFile(file).read().take(kept)
-    stored = table["extra_info"].to_pylist() if "extra_info" in table.column_names else [None] * len(kept)
-    infos = [{**unpack_extra_info(one), PASS_RATE: rates[row]} for row, one in zip(kept, stored, strict=True)]
+    table = pyarrow.parquet.ParquetFile(file).read().take(selected)
+    stored = table["extra_info"].to_pylist() if "extra_info" in table.column_names else [None] * len(selected)
+    infos = [{**unpack_extra_info(info), PASS_RATE: rates[row]} for row, info in zip(selected, stored, strict=True)]
     column = extra_info_column(infos)
     if "extra_info" in table.column_names:
         table = table.set_column(table.column_names.index("extra_info"), "extra_info", column)
     else:
         table = table.append_column("extra_info", column)
-    before = recorded(table.schema.metadata) or {}
-    write_tables({target: stamped(table, {**before, "filters": [*before.get("filters", []), record]})})
-    return len(kept)
+    provenance = recorded(table.schema.metadata) or {}
+    write_tables({target: stamped(table, {**provenance, "filters": [*provenance.get("filters", []), record]})})
+    return len(selected)
 
 
 def histogram(rates: Mapping[int, float], samples: int) -> dict[str, int]:
-    """How many prompts have each pass rate; in tenths if there are more than ten samples.
+    """Number of prompts by pass rate; in tenths if there are more than ten samples.
 
     >>> histogram({0: 0.0, 1: 0.5, 2: 0.5}, samples=2)
     {'0/2': 1, '1/2': 2, '2/2': 0}
@@ -90,7 +90,8 @@ def histogram(rates: Mapping[int, float], samples: int) -> dict[str, int]:
 
 
 def described(rates: Mapping[int, float]) -> str:
-    """
+    """The pass rates in one line.
+
     >>> described({0: 0.0, 1: 1.0, 2: 0.5})
     '1 never solved, 1 sometimes, 1 always'
     """

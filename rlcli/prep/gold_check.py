@@ -1,6 +1,6 @@
-"""Check that the verifier accepts each row's own answer: if not, no response to the row could ever be rewarded.
+"""Checks that the verifier accepts each row's own answer: if not, no response to the row could ever be rewarded.
 
-Where a row has no answer to try, as with tests of code, its module's `check_row` reads the row without running it.
+If a row has no answer to try, as with tests of code, its module's `check_row` reads the row without running it.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
     expressions = {verifier: check for verifier, check in checks.items() if check}
     notes: list[str] = []
     hint, refused = "fix that row of the source", 0
-    kept: Rows = {}
+    accepted: Rows = {}
     total = sum(counts[verifier] for verifier in expressions)
     with _problems(expressions, total, on_progress) as problems:
-        for split, some in rows.items():
-            places = array("q")
-            for place, (row, problem) in enumerate(problems(some)):
+        for split, split_rows in rows.items():
+            indexes = array("q")
+            for index, (row, problem) in enumerate(problems(split_rows)):
                 if not problem:
-                    places.append(place)
+                    indexes.append(index)
                     continue
                 refused += 1
                 if len(notes) < EXAMPLES:
                     fails = "cannot read" if _reads_rows(row.prompt.verifier) else "rejects the row's own answer"
                     why = f"the verifier '{row.prompt.verifier}' {fails}"
                     notes.append(f"{row.where}: {why} {row.prompt.ground_truth!r:.80}: {problem}")
-            kept[split] = some.take(places)
+            accepted[split] = split_rows.take(indexes)
     if refused and not skip_bad:
-        more = f" (and {refused - 1} more rows)" if refused > 1 else ""
-        raise DataError(notes[0] + more, f"{hint}, leave such rows out with --skip-bad, or use --no-check")
+        others = f" (and {refused - 1} more rows)" if refused > 1 else ""
+        raise DataError(notes[0] + others, f"{hint}, leave such rows out with --skip-bad, or use --no-check")
     notes += [
         f"{count} rows of the verifier '{name}' are not checked here" if name else f"{count} rows name no verifier"
         for name, count in counts.items()
         if not checks[name]
     ]
-    return StepOutcome(kept, {"answer refused": refused}, notes)
+    return StepOutcome(accepted, {"answer refused": refused}, notes)
 
 
 @contextmanager
 def _problems(
     expressions: Mapping[str, str], total: int, on_progress: OnProgress
 ) -> Iterator[Callable[[StoredRows], Iterator[tuple[Row, str]]]]:
-    """A function that gives each row with why its answer is refused; empty if it is accepted or cannot be checked.
-    expressions: of the verifiers that can be checked, what checks their rows. total: of these rows. `gold` and
-    `check_row` run in the scoring processes too: what a row makes of them must not hold up the command."""
+    """A function that yields each row with the reason why its answer is refused, empty if it is accepted or cannot be
+    checked. expressions: verifier → expression that checks its rows. total: number of these rows. `gold` and
+    `check_row` run in the scoring processes too, so that no row can block the command."""
     from rlcli.rewards.processes.scoring_pool import ScoringPool, in_order
 
     if not expressions:
@@ -112,7 +112,7 @@ def _problem(verdict: Verdict) -> str:
 
 
 def _all(rows: Rows) -> Iterator[Row]:
-    return (row for some in rows.values() for row in some)
+    return (row for split_rows in rows.values() for row in split_rows)
 
 
 def _check_of(verifier: str) -> str:

@@ -1,4 +1,4 @@
-"""Turn a dataset's raw rows into prompts: the same filter and check steps for every converter, each counted."""
+"""Turns a dataset's raw rows into prompts: the same filter and check steps for every converter, each counted."""
 
 from __future__ import annotations
 
@@ -26,90 +26,105 @@ CONVERTERS: Registry[Converter] = Registry("dataset", "rlcli.data_prep")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps to apply to the rows of a dataset. None, empty and False: skip that step.
-
-    split: the only one to keep. min_chars, max_chars: bounds on a prompt's characters, all messages together.
-    max_tokens: bound on its tokens, as `tokenizer` (a folder or hub id) and its chat template make them. dedup: keep
-    the first of equal prompts. against: evaluation sets (parquet files, or folders with test.parquet) that no train row
-    may match; ngram, share: the threshold (see `decontaminate`). shuffle: seed. limit: rows per split. check: verify
-    each row's own answer. skip_bad: leave out a row that is malformed or whose answer fails the check. test_size: rows
-    of train to hold out as the test split, a number or a share below 1; test_seed: chooses them.
-    """
+    """The steps to apply to the rows of a dataset. None, empty and False skip a step."""
 
     split: str | None = None
+    """The only split to keep."""
     min_chars: int | None = None
+    """Least characters of a prompt, all messages together."""
     max_chars: int | None = None
+    """Most characters of a prompt, all messages together."""
     max_tokens: int | None = None
+    """Most tokens of a prompt, with `tokenizer` and its chat template."""
     tokenizer: str | None = None
+    """Folder or hub id of a model."""
     dedup: bool = False
+    """Keep the first of equal prompts."""
     against: tuple[str, ...] = ()
+    """Evaluation sets (parquet files, or folders with test.parquet) that no train row may match."""
     ngram: int = NGRAM
+    """Words of an n-gram (see `decontaminate`)."""
     share: float = SHARE
+    """Share of an evaluation prompt's n-grams from which on a train row matches it."""
     shuffle: int | None = None
+    """Seed of the order."""
     limit: int | None = None
+    """Most rows of a split."""
     check: bool = True
+    """Verify each row's own answer."""
     skip_bad: bool = False
+    """Leave out a row that is malformed or whose answer fails the check, instead of stopping."""
     test_size: float | None = None
+    """Rows of train to hold out as the test split: a number, or a share below 1."""
     test_seed: int = 0
+    """Seed that selects the held-out rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of a step. rows: how many are left in each split. removed: how many it removed, by reason.
-    examples: descriptions of some of them. note: what else is worth knowing."""
+    """The result of a step."""
 
     name: str
+    """Name of the step."""
     rows: dict[str, int]
+    """Split → remaining rows."""
     removed: dict[str, int] = field(default_factory=dict)
+    """Reason → number of removed rows."""
     examples: list[str] = field(default_factory=list)
+    """Descriptions of some removed rows."""
     note: str = ""
+    """Further information in one line."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The prompts of each split, what each step did, and where the raw rows came from (see `RawRow.origin`)."""
+    """The result of preparing a dataset."""
 
     splits: dict[str, StoredPrompts]
+    """Split → its prompts."""
     steps: list[Step]
+    """The result of each step."""
     origins: list[str]
+    """Origins of the raw rows (see `RawRow.origin`)."""
 
 
 def converter_named(name: str) -> Converter:
     """The dataset's converter. Raises `UnknownName` with similar names, `RlcliError` if its package does not load, and
     `DataError` if the package publishes something else."""
-    found: object = CONVERTERS.get(name)
-    if not isinstance(found, Converter):
+    converter: object = CONVERTERS.get(name)
+    if not isinstance(converter, Converter):
+        origin = f"{CONVERTERS.origin(name)}, {CONVERTERS.target(name)}"
         raise DataError(
-            f"the dataset '{name}' ({CONVERTERS.origin(name)}, {CONVERTERS.target(name)}) is a {type(found).__name__}",
+            f"the dataset '{name}' ({origin}) is a {type(converter).__name__}",
             "its package must publish an rlcli.types.Converter",
         )
-    return found
+    return converter
 
 
 def prepare(
     converter: Converter,
     options: ConvertOptions,
     plan: Plan | None = None,
-    on_progress: OnProgress = lambda what, done, total: None,
+    on_progress: OnProgress = lambda activity, steps, total: None,
 ) -> Prepared:
     """Read, convert, filter and check a dataset, and note rows that repeat others. Raises `DataError` for a malformed
     row, and if no row of a split is left."""
     plan = plan or Plan(check=False)
-    rows, done, origins = _convert(converter, options, plan, on_progress)
+    rows, steps, origins = _convert(converter, options, plan, on_progress)
     for name, step in _steps(plan, on_progress):
         outcome = step(rows)
         rows = outcome.rows
-        left = {split: len(some) for split, some in rows.items()}
-        done.append(Step(name, left, outcome.removed, outcome.examples, outcome.note))
-        for split, some in rows.items():
-            if not some:
+        remaining = {split: len(split_rows) for split, split_rows in rows.items()}
+        steps.append(Step(name, remaining, outcome.removed, outcome.examples, outcome.note))
+        for split, split_rows in rows.items():
+            if not split_rows:
                 raise DataError(
-                    f"{converter.name}: no row of the {split} split is left ({_described(done, split)})",
+                    f"{converter.name}: no row of the {split} split is left ({_described(steps, split)})",
                     "relax the filters, or take one split with --split",
                 )
     if note := row_steps.repeats(rows):
-        done.append(Step("repeats", {split: len(some) for split, some in rows.items()}, note=note))
-    return Prepared({split: StoredPrompts(some) for split, some in rows.items()}, done, origins)
+        steps.append(Step("repeats", {split: len(split_rows) for split, split_rows in rows.items()}, note=note))
+    return Prepared({split: StoredPrompts(split_rows) for split, split_rows in rows.items()}, steps, origins)
 
 
 def located(where: str, error: Exception) -> DataError:
@@ -125,7 +140,7 @@ def _steps(plan: Plan, on_progress: OnProgress) -> Iterable[tuple[str, Callable[
         yield "length", partial(row_steps.by_chars, low=plan.min_chars, high=plan.max_chars)
     if plan.max_tokens is not None:
         assert plan.tokenizer is not None, "max_tokens without a tokenizer"
-        by_tokens = partial(row_steps.by_tokens, most=plan.max_tokens, tokenizer=plan.tokenizer)
+        by_tokens = partial(row_steps.by_tokens, max_tokens=plan.max_tokens, tokenizer=plan.tokenizer)
         yield "tokens", partial(by_tokens, on_progress=on_progress)
     if plan.dedup:
         yield "dedup", row_steps.without_duplicates
@@ -157,12 +172,12 @@ def _convert(
     reading, rows = _Reading(converter, options, plan.skip_bad), Rows()
     for split in [plan.split] if plan.split is not None else raw:
         rows[split] = reading.split(split, raw[split], on_progress)
-    done = [Step("read", reading.read)]
+    steps = [Step("read", reading.read)]
     if reading.removed or reading.notes:
-        left = {split: len(some) for split, some in rows.items()}
-        note = "; ".join(f"{count} rows {what}" for what, count in reading.notes.items())
-        done.append(Step("convert", left, dict(reading.removed), reading.examples, note))
-    return rows, done, [origin for origin in reading.origins if origin]
+        remaining = {split: len(split_rows) for split, split_rows in rows.items()}
+        note = "; ".join(f"{count} rows {text}" for text, count in reading.notes.items())
+        steps.append(Step("convert", remaining, dict(reading.removed), reading.examples, note))
+    return rows, steps, [origin for origin in reading.origins if origin]
 
 
 class _Reading:
@@ -181,26 +196,26 @@ class _Reading:
     def split(self, split: str, raw: Iterable[RawRow], on_progress: OnProgress) -> StoredRows:
         """The rows of a split. Raises `DataError` if there are none."""
         first = len(self._store)
-        for index, one in enumerate(raw):
+        for index, raw_row in enumerate(raw):
             self.read[split] = index + 1
-            self.origins[one.origin] = None
-            self._convert(one, split, index)
+            self.origins[raw_row.origin] = None
+            self._convert(raw_row, split, index)
             if self.read[split] % REPORT_EVERY == 0:
                 on_progress(f"read {split}", self.read[split], None)
         if len(self._store) == first:
             count = self.removed.total()
-            what = "have bad images" if self.removed["bad image"] == count else "are malformed"
-            why = f"all {count} rows {what}, the first: {self.examples[0]}" if count else "it is empty"
+            defect = "have bad images" if self.removed["bad image"] == count else "are malformed"
+            why = f"all {count} rows {defect}, the first: {self.examples[0]}" if count else "it is empty"
             raise DataError(f"{self._converter.name}: no row of the {split} split: {why}", "check the source")
         return StoredRows(self._store, np.arange(first, len(self._store)))
 
-    def _convert(self, one: RawRow, split: str, index: int) -> None:
+    def _convert(self, raw_row: RawRow, split: str, index: int) -> None:
         try:
-            self._store.add(Row(_prompt(self._converter, one, self._options, split, index), one.where))
-            if note := self._converter.note(one.values, self._options):
+            self._store.add(Row(_prompt(self._converter, raw_row, self._options, split, index), raw_row.where))
+            if note := self._converter.note(raw_row.values, self._options):
                 self.notes[note] += 1
         except BadImage as error:  # datasets of the web have some, which are no reason to stop
-            self._leave_out("bad image", f"{one.where}: {error}")
+            self._leave_out("bad image", f"{raw_row.where}: {error}")
         except DataError as error:
             if not self._skip_bad:
                 raise DataError(error.message, f"{error.hint}, or leave such rows out with --skip-bad") from error
@@ -228,18 +243,18 @@ def _prompt(converter: Converter, raw: RawRow, options: ConvertOptions, split: s
         raise located(raw.where, error) from error
 
 
-def _described(done: list[Step], split: str) -> str:
+def _described(steps: list[Step], split: str) -> str:
     """
     >>> _described([Step("read", {"train": 9}), Step("length", {"train": 0})], "train")
     'read: 9, length: 0'
     """
-    return ", ".join(f"{step.name}: {step.rows[split]}" for step in done)
+    return ", ".join(f"{step.name}: {step.rows[split]}" for step in steps)
 
 
-def counts(done: Iterable[Step]) -> list[dict[str, Any]]:
+def counts(steps: Iterable[Step]) -> list[dict[str, Any]]:
     """The steps as plain values, for `--json` and the record in the file."""
     return [
         {"step": step.name, "rows": step.rows, "removed": {why: n for why, n in step.removed.items() if n}}
         | ({"note": step.note} if step.note else {})
-        for step in done
+        for step in steps
     ]

@@ -9,18 +9,21 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from rlcli.errors import DataError
 from rlcli.types import Prompt
 
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
 TRAIN, TEST = "train", "test"
 CHUNK_ROWS, CHUNK_BYTES = 1 << 14, 32 << 20
 """Rows and bytes that `chunks` holds at once, at most; a single row may have more bytes."""
 _READ_ROWS = 512
-_FIELDS = tuple(one.name for one in fields(Prompt))
+_FIELDS = tuple(field.name for field in fields(Prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class RowStore:
         return len(self.starts) - 1
 
     def add(self, row: Row) -> int:
-        """Append a row; returns its place."""
+        """Append a row; returns its number."""
         prompt = row.prompt
         self.has_images = self.has_images or bool(prompt.images)
         content = pickle.dumps((row.where, *(getattr(prompt, name) for name in _FIELDS)), pickle.HIGHEST_PROTOCOL)
@@ -56,7 +59,7 @@ class RowStore:
         return len(self) - 1
 
     def read(self, first: int, last: int) -> list[Row]:
-        """The rows from place `first` to before place `last`."""
+        """The rows from number `first` to before `last`."""
         with _writing():
             self._file.flush()
         start, end = self.starts[first], self.starts[last]
@@ -90,41 +93,41 @@ def _row(content: memoryview) -> Row:
 
 
 class StoredRows(Sequence[Row]):
-    """Rows of a store, in their own order. places: int64 `[rows]`, their places in the store. held_out: they were taken
-    from train, and are for testing."""
+    """Rows of a store, in any order. rows: their numbers in the store. held_out: they were taken from train, and are
+    for testing."""
 
-    def __init__(self, store: RowStore, places: np.ndarray, *, held_out: bool = False) -> None:
-        self._store, self._places, self._held_out = store, places, held_out
+    def __init__(self, store: RowStore, rows: Int64[np.ndarray, " rows"], *, held_out: bool = False) -> None:
+        self._store, self._rows, self._held_out = store, rows, held_out
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._rows)
 
     @overload
-    def __getitem__(self, place: int) -> Row: ...
+    def __getitem__(self, index: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> StoredRows: ...
-    def __getitem__(self, place: int | slice) -> Row | StoredRows:
-        if isinstance(place, slice):
-            return self.take(np.arange(len(self))[place])
-        at = int(self._places[place])
-        return self._shown(self._store.read(at, at + 1)[0])
+    def __getitem__(self, index: slice) -> StoredRows: ...
+    def __getitem__(self, index: int | slice) -> Row | StoredRows:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        row = int(self._rows[index])
+        return self._shown(self._store.read(row, row + 1)[0])
 
     def __iter__(self) -> Iterator[Row]:
         for start, end in self.runs(_READ_ROWS):
             yield from self._read(start, end)
 
-    def take(self, places: np.ndarray | Sequence[int]) -> StoredRows:
-        """The rows at these positions, in the order given."""
-        chosen = self._places[np.asarray(places, np.int64)]
-        return StoredRows(self._store, chosen, held_out=self._held_out)
+    def take(self, indexes: Int64[np.ndarray, " indexes"] | Sequence[int]) -> StoredRows:
+        """The rows at these positions, in the order of `indexes`."""
+        selected = self._rows[np.asarray(indexes, np.int64)]
+        return StoredRows(self._store, selected, held_out=self._held_out)
 
     def as_test(self) -> StoredRows:
         """The same rows, for testing."""
-        return StoredRows(self._store, self._places, held_out=True)
+        return StoredRows(self._store, self._rows, held_out=True)
 
     @property
     def has_images(self) -> bool:
-        """Whether any row has pictures."""
+        """True if any row has images."""
         return self._store.has_images and any(row.prompt.images for row in self)
 
     def chunks(self) -> Iterator[list[Row]]:
@@ -133,24 +136,24 @@ class StoredRows(Sequence[Row]):
             yield list(self._read(start, end))
 
     def runs(self, most_rows: int = 0) -> Iterator[tuple[int, int]]:
-        """Ranges of positions of at most so many rows (0: `CHUNK_ROWS`) and `CHUNK_BYTES`, or of a single row."""
+        """Ranges of positions of at most `most_rows` (0: CHUNK_ROWS) and CHUNK_BYTES, or of a single row."""
         most_rows = most_rows or CHUNK_ROWS
         starts = np.frombuffer(self._store.starts, np.int64)
         for start in range(0, len(self), most_rows):
-            places = self._places[start : start + most_rows]
-            total = np.cumsum(starts[places + 1] - starts[places])
-            low, before = 0, 0
-            while low < len(places):
-                high = max(low + 1, int(total.searchsorted(before + CHUNK_BYTES, side="right")))
+            rows = self._rows[start : start + most_rows]
+            total = np.cumsum(starts[rows + 1] - starts[rows])
+            low, bytes_before = 0, 0
+            while low < len(rows):
+                high = max(low + 1, int(total.searchsorted(bytes_before + CHUNK_BYTES, side="right")))
                 yield start + low, start + high
-                low, before = high, int(total[high - 1])
+                low, bytes_before = high, int(total[high - 1])
 
     def _read(self, start: int, end: int) -> Iterator[Row]:
         """The rows from position `start` to before `end`, those that follow each other in the store by one read."""
-        places = self._places[start:end]
-        breaks = np.flatnonzero(np.diff(places) != 1) + 1
-        for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), len(places)], strict=True):
-            yield from map(self._shown, self._store.read(int(places[low]), int(places[high - 1]) + 1))
+        rows = self._rows[start:end]
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+            yield from map(self._shown, self._store.read(int(rows[low]), int(rows[high - 1]) + 1))
 
     def _shown(self, row: Row) -> Row:
         prompt = row.prompt
@@ -175,23 +178,23 @@ class StoredPrompts(Sequence[Prompt]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, place: int) -> Prompt: ...
+    def __getitem__(self, index: int) -> Prompt: ...
     @overload
-    def __getitem__(self, place: slice) -> StoredPrompts: ...
-    def __getitem__(self, place: int | slice) -> Prompt | StoredPrompts:
-        return StoredPrompts(self._rows[place]) if isinstance(place, slice) else self._rows[place].prompt
+    def __getitem__(self, index: slice) -> StoredPrompts: ...
+    def __getitem__(self, index: int | slice) -> Prompt | StoredPrompts:
+        return StoredPrompts(self._rows[index]) if isinstance(index, slice) else self._rows[index].prompt
 
     def __iter__(self) -> Iterator[Prompt]:
         return (row.prompt for row in self._rows)
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
     @property
     def has_images(self) -> bool:
-        """Whether any prompt has pictures."""
+        """True if any prompt has images."""
         return self._rows.has_images
 
     def chunks(self) -> Iterator[list[Prompt]]:
@@ -200,21 +203,21 @@ class StoredPrompts(Sequence[Prompt]):
 
     @property
     def are_many(self) -> bool:
-        """Whether `chunks` gives more than one."""
+        """True if `chunks` yields more than one."""
         chunks = self._rows.runs()
         return next(chunks, None) is not None and next(chunks, None) is not None
 
 
 def chunks_of(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
-    """All prompts, a bounded number at once; those that are in memory already in one piece."""
+    """All prompts, a bounded number at once; prompts that are in memory already as one chunk."""
     return prompts.chunks() if isinstance(prompts, StoredPrompts) else iter([list(prompts)])
 
 
 def are_chunked(prompts: Sequence[Prompt]) -> bool:
-    """Whether `chunks_of` gives more than one."""
+    """True if `chunks_of` yields more than one."""
     return isinstance(prompts, StoredPrompts) and prompts.are_many
 
 
 def have_images(prompts: Sequence[Prompt]) -> bool:
-    """Whether any of them has pictures."""
+    """True if any of them has images."""
     return prompts.has_images if isinstance(prompts, StoredPrompts) else any(prompt.images for prompt in prompts)

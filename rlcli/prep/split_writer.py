@@ -1,11 +1,11 @@
-"""Write the splits of a dataset as parquet files in the chosen format, with the record of how they were made."""
+"""Writes the splits of a dataset as parquet files in one of two formats, with their provenance."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.data.prompts.parquet_schema import (
     UnfitStruct,
@@ -21,6 +21,9 @@ from rlcli.errors import DataError
 from rlcli.images.row_images import content_parts
 from rlcli.prep.row_store import are_chunked, chunks_of, have_images
 from rlcli.types import Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def write_splits(
@@ -41,28 +44,28 @@ def write_files(
     records: Mapping[Path, Mapping[str, Any]] | None = None,
     output_format: str = "verl",
 ) -> None:
-    """Write prompts to parquet files: all, or none and a `DataError`. records: of each file, if there are any."""
+    """Write prompts to parquet files: all, or none and a `DataError`. records: the provenance of each file, if any."""
     if not all(map(len, files.values())):
         raise DataError("no rows to write", "check the source and the counts")
 
-    def parts(extra_info: Any) -> dict[Path, Iterator[Any]]:
-        found = {}
+    def parts(extra_info: pa.DataType | None) -> dict[Path, Iterator[pa.Table]]:
+        tables_by_path = {}
         for path, prompts in files.items():
             tables = _flat_tables(prompts) if output_format == "trl" else _tables(prompts, extra_info)
-            found[path] = _stamped(tables, records[path]) if records else tables
-        return found
+            tables_by_path[path] = _stamped(tables, records[path]) if records else tables
+        return tables_by_path
 
     try:
         write_parts(parts(None))
-    except UnfitStruct:  # seen only once its rows are written
+    except UnfitStruct:  # known only once its rows are written
         write_parts(parts(json_type()))
 
 
-def _stamped(tables: Iterable[Any], record: Mapping[str, Any]) -> Iterator[Any]:
+def _stamped(tables: Iterable[pa.Table], record: Mapping[str, Any]) -> Iterator[pa.Table]:
     return (stamped(table, record) for table in tables)
 
 
-def _tables(prompts: Sequence[Prompt], extra_info: Any) -> Iterator[Any]:
+def _tables(prompts: Sequence[Prompt], extra_info: pa.DataType | None) -> Iterator[pa.Table]:
     """The tables of a file as verl reads it."""
     kind, images = extra_info, have_images(prompts)
     if kind is None and are_chunked(prompts):
@@ -71,14 +74,14 @@ def _tables(prompts: Sequence[Prompt], extra_info: Any) -> Iterator[Any]:
         yield rows_table([prompt_row(prompt) for prompt in chunk], kind, images)
 
 
-def _flat_tables(prompts: Sequence[Prompt]) -> Iterator[Any]:
-    """Flat columns as TRL's trainers read them, which pass all but `prompt` to the reward functions by name.
+def _flat_tables(prompts: Sequence[Prompt]) -> Iterator[pa.Table]:
+    """Flat columns as TRL's trainers read them, which pass all columns except `prompt` to the reward functions by name.
 
     Tables of `prompt` (messages), `solution` (the answer; in mathematics between $ signs, where TRL's accuracy_reward
     finds it), `answer` (unchanged), `data_source`, `verifier`, and the scalar fields of `extra_info`.
 
-    A field of `extra_info` with the name of another column becomes `extra_NAME`. If there are pictures, they are the
-    column `images`, and a message's content is a list of parts.
+    A field of `extra_info` with the name of another column becomes `extra_NAME`. Images are in the column `images`, and
+    a message's content is then a list of parts.
     """
     import pyarrow as pa
 
@@ -100,25 +103,27 @@ def _flat_tables(prompts: Sequence[Prompt]) -> Iterator[Any]:
         yield _with_images(columns, chunk) if has_images else pa.table(columns)
 
 
-def _flat_types(prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _flat_types(prompts: Sequence[Prompt]) -> dict[str, pa.DataType]:
     """Each field of `extra_info` that is a scalar in all rows → its Arrow type: text, if no other fits all values."""
     import pyarrow as pa
 
     kinds: dict[str, set[type]] = {}
     for prompt in prompts:
         for name, value in prompt.extra_info.items():
-            found = kinds.setdefault(name, set())
+            value_types = kinds.setdefault(name, set())
             if value is not None:
-                found.add(str if type(value) is int and not -(1 << 63) <= value < 1 << 63 else type(value))
+                value_types.add(str if type(value) is int and not -(1 << 63) <= value < 1 << 63 else type(value))
     arrow = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-    types: dict[str, Any] = {}
-    for name, found in kinds.items():
-        if all(kind in arrow for kind in found):
-            types[name] = arrow[next(iter(found))] if len(found) == 1 else pa.string() if found else pa.null()
+    types: dict[str, pa.DataType] = {}
+    for name, value_types in kinds.items():
+        if all(kind in arrow for kind in value_types):
+            types[name] = (
+                arrow[next(iter(value_types))] if len(value_types) == 1 else pa.string() if value_types else pa.null()
+            )
     return types
 
 
-def _typed(values: list[Any], kind: Any) -> Any:
+def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
     if kind == pa.string():
@@ -128,14 +133,14 @@ def _typed(values: list[Any], kind: Any) -> Any:
 
 def _messages(prompt: Prompt, as_parts: bool) -> list[dict[str, Any]]:
     if not as_parts:
-        return [dict(one) for one in prompt.messages]
-    if not prompt.images:  # a marker without a picture is text
-        return [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in prompt.messages]
-    return [{**one, "content": content_parts(one["content"])} for one in prompt.messages]
+        return [dict(message) for message in prompt.messages]
+    if not prompt.images:  # a marker without an image is text
+        return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in prompt.messages]
+    return [{**message, "content": content_parts(message["content"])} for message in prompt.messages]
 
 
-def _with_images(columns: dict[str, Any], prompts: Sequence[Prompt]) -> Any:
-    """The table with a column of pictures that `datasets` decodes: its metadata names the type."""
+def _with_images(columns: dict[str, Any], prompts: Sequence[Prompt]) -> pa.Table:
+    """The table with a column of images that `datasets` decodes: its metadata names the type."""
     import datasets
     import pyarrow as pa
 

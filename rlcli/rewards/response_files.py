@@ -21,7 +21,7 @@ from rlcli.errors import DataError
 from rlcli.rewards.processes.scoring_pool import ScoringPool, in_order
 from rlcli.rewards.service.shared_rows import OF_A_ROW
 from rlcli.support.files import replacing
-from rlcli.support.reading import DATA_LINE_BYTES, SURE_BYTES, bounded_lines, check_encoding, not_utf8
+from rlcli.support.reading import DATA_LINE_BYTES, ENCODING_BYTES, bounded_lines, check_encoding, not_utf8
 from rlcli.support.redact import printable_json
 from rlcli.types import UNVERIFIED, Message, Verdict, VerifyRequest
 
@@ -206,7 +206,7 @@ def _lines(path: str, standard: BinaryIO | None) -> Iterator[tuple[int, bytes]]:
     """The non-empty lines, counted from 1. standard: what was read from standard input, if `path` names it."""
     try:
         with _open(path, standard) as stream:
-            check_encoding(stream.peek(SURE_BYTES)[:SURE_BYTES], _name(path))
+            check_encoding(stream.peek(ENCODING_BYTES)[:ENCODING_BYTES], _name(path))
             for number, line in enumerate(bounded_lines(stream, _name(path), DATA_LINE_BYTES), start=1):
                 if line.strip():
                     yield number, line

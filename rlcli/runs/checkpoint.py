@@ -40,19 +40,25 @@ class _Damaged(CheckpointError):
 
 
 class _File(BaseModel, strict=True):
+    """Size and hash of a file, as the manifest lists it."""
+
     size: int
     sha256: str
 
 
 class Manifest(BaseModel, strict=True):
-    """Written last: a folder that has it is complete. files: relative name → what was written there. world: ranks of
-    the policy. rlcli: the version that wrote it."""
+    """Written last: a folder that has it is complete."""
 
     format: int
+    """Version of the folder's layout (`FORMAT`)."""
     rlcli: str
+    """Version of rlcli that wrote it."""
     step: int
+    """Steps that were done."""
     world: int
+    """Ranks of the policy."""
     files: dict[str, _File]
+    """Name relative to the folder → size and hash of the file as it was written."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +73,20 @@ class Checkpoint:
         """The controller's state. CheckpointError if it cannot be read."""
         state = _json(self.path, STATE)
         if not isinstance(state, dict):
-            raise _Damaged(*_damage(self.path, f"{STATE} is not a table"))
+            raise _damaged(self.path, f"{STATE} is not a table")
         return state
 
     @property
     def dtype(self) -> str:
-        """What the trainer computed in: `float32`, `bfloat16` or `float16`."""
+        """The dtype that the trainer computed in: `float32`, `bfloat16` or `float16`."""
         with self.restoring() as state:
             dtype = DTYPES[DTYPES.index(state.get("dtype", "float32"))]
         return dtype
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[dict[str, Any]]:
-        """The controller's state, for a block that continues from it. CheckpointError if the block finds something
-        missing, or something of another type than this program writes."""
+        """The controller's state, for a block that restores it. CheckpointError if the block reads an entry that is
+        missing or has another type than this program writes."""
         state = self.state
         try:
             yield state
@@ -95,10 +101,10 @@ class Checkpoints:
     """Folders `step-000050` below `root`; `latest` links to the newest.
 
     A folder has its name only while it is complete: it is written as `.step-000050.partial`, and removed as
-    `.step-000050.old`. Leftovers of a killed run are removed when the next checkpoint is begun.
+    `.step-000050.old`. Leftovers of a killed run are removed when the next checkpoint starts.
 
-    keep: how many of the newest to keep. keep_best: how many more to keep, by the best evaluation score of their step;
-    of equal scores the newer. keep_every: also keep one every so many steps; 0: none.
+    keep: number of newest checkpoints to keep. keep_best: number of further ones to keep, by the evaluation score of
+    their step; of equal scores the newer. keep_every: also keep one at each multiple of this many steps; 0: none.
     """
 
     def __init__(self, root: Path, keep: int, keep_best: int = 0, keep_every: int = 0) -> None:
@@ -144,12 +150,12 @@ class Checkpoints:
         """
         partial, target = self._partial(step), self.path(step)
         try:
-            own = {STATE: _as_json(state), CONFIG: config_toml.encode()}
-            own |= {name: text.encode() for name, text in texts.items()}
-            for name, content in own.items():
+            contents = {STATE: _as_json(state), CONFIG: config_toml.encode()}
+            contents |= {name: text.encode() for name, text in texts.items()}
+            for name, content in contents.items():
                 write_synced(partial / name, content)
             listed = {name: _File.model_validate(dict(facts)) for name, facts in files.items()}
-            listed |= {name: _File(**described(partial / name)) for name in own}
+            listed |= {name: _File(**described(partial / name)) for name in contents}
             _check_written(partial, listed)
             world = sum(re.fullmatch(r"policy/rank-\d+\.pt", name) is not None for name in listed)
             manifest = Manifest(format=FORMAT, rlcli=rlcli.__version__, step=step, world=world, files=listed)
@@ -180,23 +186,23 @@ class Checkpoints:
     def all(self) -> list[Checkpoint]:
         """All checkpoints, oldest first, not verified. CheckpointError if the folder cannot be read."""
         try:
-            found = [(_NAME.fullmatch(path.name), path) for path in self.root.iterdir() if path.is_dir()]
+            candidates = [(_NAME.fullmatch(path.name), path) for path in self.root.iterdir() if path.is_dir()]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise _unreadable(self.root, error) from error
-        return sorted((Checkpoint(p, int(name[1])) for name, p in found if name), key=lambda c: c.step)
+        return sorted((Checkpoint(p, int(name[1])) for name, p in candidates if name), key=lambda c: c.step)
 
     def newest(self, on_note: Callable[[str], None]) -> Checkpoint | None:
-        """The newest intact checkpoint, None if there is none. `on_note` receives which are damaged, and why.
-        CheckpointError if one cannot be verified: it was written by a newer rlcli, or is not readable."""
-        found = self.all()
-        while found:
+        """The newest intact checkpoint, None if there is none. `on_note` receives a line for each damaged one, with the
+        reason. CheckpointError if one cannot be verified: it was written by a newer rlcli, or is not readable."""
+        checkpoints = self.all()
+        while checkpoints:
             try:
-                return read_checkpoint(found[-1].path)
+                return read_checkpoint(checkpoints[-1].path)
             except _Damaged as damage:
-                found.pop()
-                then = f"going back to {found[-1].path.name}" if found else "no earlier one exists"
+                checkpoints.pop()
+                then = f"going back to {checkpoints[-1].path.name}" if checkpoints else "no earlier one exists"
                 on_note(f"{damage.message}; {then}")
         return None
 
@@ -224,17 +230,17 @@ class Checkpoints:
         os.replace(link, self.root / "latest")
 
     def _prune(self, newest: int, scores: Mapping[int, float]) -> None:
-        """Later checkpoints are damaged, or the run would have resumed there: they are ignored here, and replaced at
-        their step."""
-        found = {checkpoint.step: checkpoint.path for checkpoint in self.all() if checkpoint.step <= newest}
-        kept = kept_steps(list(found), scores, self.keep, self.keep_best, self.keep_every)
-        for step in found.keys() - kept:
-            os.replace(found[step], self._old(found[step]))
+        """Remove checkpoints by the rules. Those after `newest` are damaged, or the run would have resumed there: they
+        are ignored here, and replaced at their step."""
+        paths = {checkpoint.step: checkpoint.path for checkpoint in self.all() if checkpoint.step <= newest}
+        retained = kept_steps(list(paths), scores, self.keep, self.keep_best, self.keep_every)
+        for step in paths.keys() - retained:
+            os.replace(paths[step], self._old(paths[step]))
         self.remove_leftovers()
 
 
 def kept_steps(steps: list[int], scores: Mapping[int, float], keep: int, keep_best: int, keep_every: int) -> set[int]:
-    """Which of `steps` to keep: the newest, the best, and one every so many.
+    """The steps to keep: the newest, the best, and one every `keep_every`.
 
     >>> sorted(kept_steps([10, 20, 30, 40, 50], {20: 0.5, 30: 0.5, 40: 0.1}, keep=1, keep_best=1, keep_every=0))
     [30, 50]
@@ -249,9 +255,11 @@ def kept_steps(steps: list[int], scores: Mapping[int, float], keep: int, keep_be
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether this is a checkpoint of a run, even a damaged one; a Hugging Face folder is not."""
-    named = _NAME.fullmatch(path.resolve().name) is not None and ((path / "policy").is_dir() or (path / STATE).exists())
-    return named or (path / MANIFEST).is_file()
+    """True for a checkpoint of a run, even a damaged one; a Hugging Face folder is none."""
+    is_step_folder = _NAME.fullmatch(path.resolve().name) is not None and (
+        (path / "policy").is_dir() or (path / STATE).exists()
+    )
+    return is_step_folder or (path / MANIFEST).is_file()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -264,48 +272,48 @@ def read_checkpoint(path: Path) -> Checkpoint:
     manifest = _manifest(folder)
     for name in (STATE, CONFIG):
         if name not in manifest.files:
-            raise _Damaged(*_damage(folder, f"{MANIFEST} does not list {name}"))
+            raise _damaged(folder, f"{MANIFEST} does not list {name}")
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        for problem in pool.map(lambda item: _problem(folder, *item), sorted(manifest.files.items())):
+        for problem in pool.map(lambda name: _problem(folder, name, manifest.files[name]), sorted(manifest.files)):
             if problem:
-                raise _Damaged(*_damage(folder, problem))
+                raise _damaged(folder, problem)
     checkpoint = Checkpoint(folder, manifest.step)
     if checkpoint.state.get("step") != manifest.step:
-        raise _Damaged(*_damage(folder, f"{STATE} is of step {checkpoint.state.get('step')}"))
+        raise _damaged(folder, f"{STATE} is of step {checkpoint.state.get('step')}")
     return checkpoint
 
 
 def _manifest(folder: Path) -> Manifest:
     """The manifest; the format is checked first, since the rest depends on it."""
-    found = _json(folder, MANIFEST)
-    version = found.get("format") if isinstance(found, dict) else None
+    content = _json(folder, MANIFEST)
+    version = content.get("format") if isinstance(content, dict) else None
     if not isinstance(version, int):
-        raise _Damaged(*_damage(folder, f"{MANIFEST} names no format"))
+        raise _damaged(folder, f"{MANIFEST} names no format")
     if version != FORMAT:
         raise CheckpointError(
-            f"{folder.name} was written by rlcli {found.get('rlcli', '(unknown)')}, format {version}; this rlcli "
+            f"{folder.name} was written by rlcli {content.get('rlcli', '(unknown)')}, format {version}; this rlcli "
             f"({rlcli.__version__}) reads up to {FORMAT}",
             "use the version that wrote it" if version > FORMAT else "no rlcli wrote such a format: remove it",
         )
     try:
-        return Manifest.model_validate(found)
+        return Manifest.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise _Damaged(*_damage(folder, f"{MANIFEST}: {where}: {first['msg']}")) from error
+        raise _damaged(folder, f"{MANIFEST}: {where}: {first['msg']}") from error
 
 
 def _problem(folder: Path, name: str, expected: _File) -> str:
-    """What is wrong with a file; empty if it is as it was written."""
+    """The difference between a file and its entry in the manifest; empty if there is none."""
     path = folder / name
     try:
         if ".." in path.parts or path == Path(name):  # absolute
             return f"{MANIFEST} names a file outside the folder, {name!r:.100}"
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe or a device would never end
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device would never end
             return f"{name} is not a file"
-        if found.st_size != expected.size:
-            return f"{name} has {found.st_size:,} bytes of {expected.size:,}"
+        if status.st_size != expected.size:
+            return f"{name} has {status.st_size:,} bytes of {expected.size:,}"
         return "" if described(path)["sha256"] == expected.sha256 else f"{name} differs from what was written"
     except UnfitFile as error:
         return f"{name} {error.why}"
@@ -320,19 +328,19 @@ def _json(folder: Path, name: str) -> Any:
     try:
         return parse_json(read_bytes(path, MOST_BYTES, links=True))
     except UnfitFile as error:
-        raise _Damaged(*_damage(folder, f"{name} {error.why}")) from error
+        raise _damaged(folder, f"{name} {error.why}") from error
     except PermissionError as error:
         raise _unreadable(path, error) from error
     except FileNotFoundError as error:
-        raise _Damaged(*_damage(folder, f"it has no {name}")) from error
+        raise _damaged(folder, f"it has no {name}") from error
     except OSError as error:
-        raise _Damaged(*_damage(folder, f"{name}: {error.strerror}")) from error
+        raise _damaged(folder, f"{name}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise _Damaged(*_damage(folder, f"{name} is not JSON")) from error
+        raise _damaged(folder, f"{name} is not JSON") from error
 
 
-def _damage(folder: Path, why: str) -> tuple[str, str]:
-    return f"{folder.name} is damaged: {why}", f"use another checkpoint of {folder.parent}"
+def _damaged(folder: Path, why: str) -> _Damaged:
+    return _Damaged(f"{folder.name} is damaged: {why}", f"use another checkpoint of {folder.parent}")
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
@@ -341,11 +349,11 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 def _check_written(partial: Path, files: Mapping[str, _File]) -> None:
     for name, expected in files.items():
-        found = (partial / name).stat().st_size if (partial / name).is_file() else None
-        if found != expected.size:
+        size = (partial / name).stat().st_size if (partial / name).is_file() else None
+        if size != expected.size:
             raise RunFailed(
                 f"a worker wrote {partial / name} with {expected.size:,} bytes, but here "
-                + ("it is missing" if found is None else f"it has {found:,}"),
+                + ("it is missing" if size is None else f"it has {size:,}"),
                 "mount the run folder at the same path on every machine",
             )
 
@@ -357,5 +365,5 @@ def _cannot_write(path: Path, error: OSError) -> RunFailed:
     )
 
 
-def _as_json(content: Mapping[str, Any]) -> bytes:
+def _as_json(content: Mapping[str, object]) -> bytes:
     return json.dumps(content, indent=1, allow_nan=True).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Where a run's curves have two parts: the steps after which it has read another file by path."""
+"""The steps after which a resumed run read changed files: marks on its curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_NAMES = 3
 
 @dataclass(frozen=True)
 class Mark:
-    """A place on a curve.
+    """A step at which a curve is marked.
 
     Mark(step=50, text="mine.py changed after step 50")
     """
@@ -53,9 +53,9 @@ def marks_of(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
     return [Mark(step, f"{names} changed after step {step}") for step, names in changes]
 
 
-def _names(files: Any) -> str:
+def _names(files: object) -> str:
     """The names of the files of an event, which may have been edited."""
     paths = [file.get("path") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     names = list(dict.fromkeys(PurePath(path).name for path in paths if isinstance(path, str)))
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "") or "a file"
+    unlisted = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {unlisted} more" if unlisted > 0 else "") or "a file"

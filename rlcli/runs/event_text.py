@@ -1,4 +1,4 @@
-"""Events of a run in words: no braces, rounded figures."""
+"""Events of a run as text: no braces, rounded figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_ITEMS = 12
 
 
 def event_text(event: Mapping[str, Any], without: Collection[str] = ()) -> str:
-    """What happened, in one line. without: entries that are shown elsewhere.
+    """The event in one line of text. without: entries to leave out.
 
     >>> event_text({"time": 0.0, "event": "started", "step": 0, "of": 100})
     'step 0 of 100'
@@ -31,8 +31,8 @@ def event_text(event: Mapping[str, Any], without: Collection[str] = ()) -> str:
     return f"{summary} ({rest})" if summary and rest else summary or rest
 
 
-def _entry(name: str, value: Any) -> str:
-    """A name and its value; empty for a value that is not known."""
+def _entry(name: str, value: object) -> str:
+    """A name and its value; empty for an unknown value."""
     if value is None or value in ("", [], {}):
         return ""
     words, unit = name.replace("_", " "), ""
@@ -46,7 +46,7 @@ def _entry(name: str, value: Any) -> str:
     return f"{words} {_shown(value)}{unit}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) and math.isfinite(value):

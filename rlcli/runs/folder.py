@@ -1,4 +1,4 @@
-"""The folder of a run: its layout, its lock, and writes that a kill cannot leave half done."""
+"""The folder of a run: its layout, its lock, and writes that leave no half-written file when the process is killed."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 TIMELINE = "timeline.jsonl"
-RECORDS = ("config.toml", METRICS, EVENTS, "samples", "evaluations")
 """A line a step: when the controller was in which phase, and each worker in which call."""
+RECORDS = ("config.toml", METRICS, EVENTS, "samples", "evaluations")
+"""A folder that has any of these is a run's."""
 PROMPTS = "prompts.jsonl"
-"""A line a step: the judged groups of each prompt."""
+"""A line a step: the scored groups of each prompt."""
 TRACKERS = "trackers.json"
 """The run's id in each tracker."""
 INPUTS = "inputs.json"
 """Digests of what the run reads by path."""
 SOURCES = "sources"
 """Copies of the code and of other small texts among these."""
-PLACE = ".place"
-"""The run's current step and phase, as JSON padded to PLACE_BYTES."""
-PLACE_BYTES = 256
+PROGRESS = ".place"
+"""The run's current step and phase, as JSON padded to PROGRESS_BYTES."""
+PROGRESS_BYTES = 256
 HINT = "free some space or fix the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
@@ -56,8 +57,7 @@ LAYOUT = (
     *(INPUTS, SOURCES),
     *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
 )
-
-
+"""Everything that a run writes into its folder; `RunFolder.create` removes it."""
 FILES = (
     "config.toml",
     "environment.json",
@@ -69,7 +69,7 @@ FILES = (
     INPUTS,
     "reward.png",
     LOCK,
-    PLACE,
+    PROGRESS,
 )
 """Files that a run reads, or writes to again when it is resumed."""
 LINKED = "checkpoints"
@@ -94,7 +94,7 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
-        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, file_mode(path))
+        self._progress_file = os.open(path / PROGRESS, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, file_mode(path))
 
     @classmethod
     def create(
@@ -103,8 +103,8 @@ class RunFolder:
         """Make the folder, lock it, and write environment.json.
 
         force: replace the run in the folder, unless that run is alive; files that are not a run's are never removed.
-        facts: further entries of environment.json for this run. shared: what is made follows the umask; otherwise only
-        this user may enter the folder, even one that was there.
+        facts: further entries of environment.json for this run. shared: permissions follow the umask; otherwise only
+        this user may enter the folder, even one that existed.
         Leftovers of a run that failed to start (logs, its configuration) are always replaced.
         Raises `RlcliError` if the folder is in use, has a run, or has other files; `SetupError` if it cannot be
         written.
@@ -117,8 +117,8 @@ class RunFolder:
             folder = cls(path, lock)
             try:
                 folder._clear()
-                for room in folder._rooms:
-                    room.mkdir(folder_mode(path))
+                for subfolder in folder._subfolders:
+                    subfolder.mkdir(folder_mode(path))
                 write_json(path / "environment.json", environment() | dict(facts or {}))
             except BaseException:
                 folder.close()
@@ -140,23 +140,23 @@ class RunFolder:
             except RlcliError as alive:
                 raise RlcliError(alive.message, "stop it first: Ctrl-C finishes its step and saves it") from None
             folder = cls(path, lock)
-            for room in folder._rooms:
-                room.mkdir(folder_mode(path), exist_ok=True)
+            for subfolder in folder._subfolders:
+                subfolder.mkdir(folder_mode(path), exist_ok=True)
         return folder
 
     @staticmethod
     def check(path: Path, force: bool = False) -> None:
         """Raise what `create` would, without side effects: for the start of a command, long before the run."""
         path = path.absolute()
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             with _writable(path):
                 os.close(_hold(path, force))
         finally:
             with suppress(OSError):
-                if made:
+                if new_folders:
                     (path / LOCK).unlink(missing_ok=True)
-                for folder in made:
+                for folder in new_folders:
                     folder.rmdir()
 
     def write_config(self, toml: str) -> None:
@@ -165,9 +165,9 @@ class RunFolder:
             write_synced(temporary, toml.encode())
 
     def write_inputs(self, record: Mapping[str, Any], copies: Mapping[str, tuple[bytes, int]]) -> None:
-        """Write what the run reads by path. record: the content of inputs.json. copies: name in sources/ → content and
-        mode of the original, whose permissions the copy does not exceed; earlier ones stay. SetupError if they cannot
-        be written."""
+        """Write the record and copies of the files that the run reads by path. record: the content of inputs.json.
+        copies: name in sources/ → content and mode of the original, whose permissions the copy does not exceed; earlier
+        ones stay. SetupError if they cannot be written."""
         sources = self.path / SOURCES
         with _writable(self.path, hint=HINT):
             if copies:
@@ -200,23 +200,23 @@ class RunFolder:
         except OSError as error:
             raise _unrecorded(path, error) from None
 
-    def event(self, kind: str, /, **facts: Any) -> None:
-        """Add one line to events.jsonl: what happened to the run, and when (seconds since 1970). Write errors are
-        ignored: most events report a failure, which a write error must not hide."""
+    def event(self, kind: str, /, **facts: object) -> None:
+        """Add one line to events.jsonl: the kind of the event, its time (seconds since 1970) and its entries. Write
+        errors are ignored: most events report a failure, which a write error must not hide."""
         add_event(self.path, kind, **facts)
 
     def at(self, step: int, phase: str) -> None:
         """Record the current step and phase, in case the run dies. One small write, in place."""
-        place = {"step": step, "phase": phase[:100], "time": round(time.time(), 3), "pid": os.getpid()}
+        progress = {"step": step, "phase": phase[:100], "time": round(time.time(), 3), "pid": os.getpid()}
         with suppress(OSError):
-            os.pwrite(self._place, json.dumps(place).ljust(PLACE_BYTES).encode(), 0)
+            os.pwrite(self._progress_file, json.dumps(progress).ljust(PROGRESS_BYTES).encode(), 0)
 
     def close(self) -> None:
         """Unlock the folder. May be called again."""
         if self._lock >= 0:
             os.close(self._lock)
-            os.close(self._place)
-            self._lock = self._place = -1
+            os.close(self._progress_file)
+            self._lock = self._progress_file = -1
 
     def __enter__(self) -> RunFolder:
         return self
@@ -225,16 +225,16 @@ class RunFolder:
         self.close()
 
     @property
-    def _rooms(self) -> tuple[Path, ...]:
+    def _subfolders(self) -> tuple[Path, ...]:
         return self.samples, self.evaluations, self.checkpoints, self.logs
 
     def _clear(self) -> None:
-        os.ftruncate(self._place, 0)
+        os.ftruncate(self._progress_file, 0)
         for name in LAYOUT:
             remove(self.path / name)
 
 
-def add_event(path: Path, kind: str, /, **facts: Any) -> None:
+def add_event(path: Path, kind: str, /, **facts: object) -> None:
     """`RunFolder.event` of the run in the folder `path`, for a process without its lock."""
     line = {"time": round(time.time(), 3), "event": kind, **finite(facts)}
     with suppress(OSError):
@@ -260,7 +260,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def check_is_run(path: Path) -> None:
-    """RlcliError unless the folder has something that a run writes."""
+    """RlcliError unless the folder has a file or folder that a run writes."""
     why = "" if path.is_dir() else "it is a file" if path.exists() else "no such folder"
     if not why and not any((path / name).exists() for name in RECORDS):
         why = f"it has neither config.toml nor {METRICS}"
@@ -269,23 +269,25 @@ def check_is_run(path: Path) -> None:
 
 
 def check_records(path: Path) -> None:
-    """UnfitFile unless what a run reads in its folder is what a run writes there: regular files and folders, without
-    links. A pipe would block a reader, and what is written to a link changes a file elsewhere."""
+    """UnfitFile unless the entries of the folder are regular files and folders, as a run writes them, without links. A
+    pipe would block a reader, and a write to a link would change a file elsewhere."""
     for name in FILES:
         with suppress(OSError):  # it is missing, or its reader says why it cannot be read
             check_regular(path / name)
-    for room in (path / name for name in LAYOUT if name not in FILES):
+    for subfolder in (path / name for name in LAYOUT if name not in FILES):
         with suppress(OSError):
-            mode = (os.stat if room.name == LINKED else os.lstat)(room).st_mode
+            mode = (os.stat if subfolder.name == LINKED else os.lstat)(subfolder).st_mode
             if stat.S_ISLNK(mode):
-                raise UnfitFile(room, f"is a link, to {os.readlink(room)!r:.200}", "put the folder itself there")
+                raise UnfitFile(
+                    subfolder, f"is a link, to {os.readlink(subfolder)!r:.200}", "put the folder itself there"
+                )
             if not stat.S_ISDIR(mode):
-                raise UnfitFile(room, "is not a folder", "put the folder there that the run has written")
+                raise UnfitFile(subfolder, "is not a folder", "put the folder there that the run has written")
 
 
-def place_of(path: Path) -> dict[str, Any]:
-    """The last recorded place of the run in the folder `path`: step, phase, time, pid; empty if unknown."""
-    return read_object(path / PLACE)
+def progress_of(path: Path) -> dict[str, Any]:
+    """The last recorded progress of the run in the folder `path`: step, phase, time, pid; empty if unknown."""
+    return read_object(path / PROGRESS)
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -298,17 +300,17 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """`metrics` for JSON: scalars as Python numbers, non-finite numbers as null and listed."""
     clean: dict[str, Any] = {}
-    odd: dict[str, str] = {}
+    nonfinite: dict[str, str] = {}
     for name, value in metrics.items():
         if hasattr(value, "item"):  # NumPy's scalars and tensors of one element
             value = value.item()
         if isinstance(value, float) and not math.isfinite(value):
-            odd[name], value = str(value), None
+            nonfinite[name], value = str(value), None
         clean[name] = value
-    return clean | {"nonfinite": odd} if odd else clean
+    return clean | {"nonfinite": nonfinite} if nonfinite else clean
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write `value` as indented JSON, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     with replacing(path) as temporary:
@@ -316,7 +318,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def evaluation_folder(path: Path, *, shared: bool = False) -> Path:
-    """Make the folder of an evaluation's samples and logs, and check that it is writable. A run's folder is refused:
+    """Create the folder of an evaluation's samples and logs, and check that it is writable. A run's folder is refused:
     its logs would be overwritten. shared: a new one follows the umask; otherwise only this user may enter it."""
     with _writable(path, "folder"):
         path.mkdir(0o777 if shared else 0o700, parents=True, exist_ok=True)
@@ -332,22 +334,24 @@ def _unrecorded(path: Path, error: OSError) -> RunFailed:
 
 
 @contextmanager
-def _writable(path: Path, what: str = "run folder", hint: str = "give another with --out") -> Iterator[None]:
+def _writable(path: Path, description: str = "run folder", hint: str = "give another with --out") -> Iterator[None]:
     """Turn an OSError into a SetupError about the folder `path`."""
     try:
         yield
     except OSError as error:
-        at = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
-        why = f"{at} is a file" if at else error.strerror
-        raise SetupError(f"{what} {path} cannot be written: {why}", hint) from None
+        blocking_file = next(
+            (parent for parent in (path, *path.parents) if parent.exists() and not parent.is_dir()), None
+        )
+        why = f"{blocking_file} is a file" if blocking_file else error.strerror
+        raise SetupError(f"{description} {path} cannot be written: {why}", hint) from None
 
 
 def _hold(path: Path, force: bool, mode: int = 0o700) -> int:
-    """Make the folder `path` with this mode, less the umask, if it is missing, and lock it for a new run. Removes
+    """Create the folder `path` with this mode, less the umask, if it is missing, and lock it for a new run. Removes
     nothing."""
     path.mkdir(mode, parents=True, exist_ok=True)
-    held = {entry.name for entry in path.iterdir()}
-    if held and LOCK not in held:
+    names = {entry.name for entry in path.iterdir()}
+    if names and LOCK not in names:
         raise RlcliError(f"run folder {path} has files that are not a run's", "give another folder with --out")
     lock = _lock(path, mode & 0o666)
     if has_results(path) and not force:
@@ -360,13 +364,13 @@ def _hold(path: Path, force: bool, mode: int = 0o700) -> int:
 
 
 def has_results(path: Path) -> bool:
-    """Whether the folder has results of a run. A run that failed to start has none."""
-    rooms = (path / name for name in ("samples", "evaluations", "checkpoints"))
-    return (path / METRICS).exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)
+    """True if the folder has results of a run. A run that failed to start has none."""
+    subfolders = (path / name for name in ("samples", "evaluations", "checkpoints"))
+    return (path / METRICS).exists() or any(subfolder.is_dir() and any(subfolder.iterdir()) for subfolder in subfolders)
 
 
 def _lock(path: Path, mode: int) -> int:
-    """mode: of a new lock file, less the umask."""
+    """Open and lock the lock file. mode: of a new lock file, less the umask. RlcliError if another process holds it."""
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
     try:
         _take(lock)
@@ -384,11 +388,11 @@ def _lock(path: Path, mode: int) -> int:
 
 def _take(lock: int) -> None:
     """Lock the file, or raise BlockingIOError. Retries, since a check whether the run is alive locks it briefly."""
-    for left in range(LOCK_TRIES - 1, -1, -1):
+    for tries_left in range(LOCK_TRIES - 1, -1, -1):
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not left:
+            if not tries_left:
                 raise
             time.sleep(LOCK_PAUSE_S)
 

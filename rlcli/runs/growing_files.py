@@ -21,7 +21,7 @@ class GrowingFile:
     """Calls `take` with every new complete line of a file and its offset, and `reset` when the file was replaced or
     truncated.
 
-    take: False for a line that is damaged; `skipped` counts them. cut: whether the last line is incomplete: the run was
+    take: returns False for a damaged line; `skipped` counts them. cut: the last line is incomplete, since the run was
     killed while it wrote the line, or is writing it now.
     """
 
@@ -34,15 +34,15 @@ class GrowingFile:
         self._inode = 0
 
     def refresh(self) -> bool:
-        """Read what was added since the last call; whether anything was. Never raises for a damaged file, only
-        `UnfitFile`."""
+        """Read what was added since the last call. Returns True if there was anything. Never raises for a damaged file,
+        only `UnfitFile`."""
         try:
-            now = check_regular(self.path)
-            seen = (now.st_ino, now.st_size, now.st_mtime)
+            status = check_regular(self.path)
+            seen = (status.st_ino, status.st_size, status.st_mtime)
             if seen == self._seen:
                 return False
-            if now.st_ino != self._inode or now.st_size < self._end:
-                self._begin(now.st_ino)
+            if status.st_ino != self._inode or status.st_size < self._end:
+                self._begin(status.st_ino)
             self._read()
             self._seen, self.error = seen, ""
         except FileNotFoundError:
@@ -56,12 +56,12 @@ class GrowingFile:
         return True
 
     def notes(self) -> list[str]:
-        """What could not be read, one line each."""
+        """Lines of text about what could not be read."""
         name, are = self.path.name, "line is" if self.skipped == 1 else "lines are"
-        found = [f"{name} cannot be read: {self.error}"] if self.error else []
+        lines = [f"{name} cannot be read: {self.error}"] if self.error else []
         if self.skipped:
-            found.append(f"{name}: {self.skipped} {are} damaged and left out")
-        return [*found, *([f"{name}: the last line is incomplete and left out"] if self.cut else [])]
+            lines.append(f"{name}: {self.skipped} {are} damaged and left out")
+        return [*lines, *([f"{name}: the last line is incomplete and left out"] if self.cut else [])]
 
     def _begin(self, inode: int) -> None:
         self._end, self._inode = 0, inode
@@ -85,46 +85,48 @@ class GrowingFile:
 
 
 class Records:
-    """The objects of a file of JSON lines, in `found`."""
+    """The objects of a file of JSON lines, in `records`."""
 
     def __init__(self, path: Path) -> None:
-        self.found: list[dict[str, Any]] = []
-        self.file = GrowingFile(path, self._take, self.found.clear)
+        self.records: list[dict[str, Any]] = []
+        self.file = GrowingFile(path, self._take, self.records.clear)
 
     def _take(self, line: bytes, offset: int) -> bool:
-        found = json_object(line)
-        if found is not None:
-            self.found.append(found)
-        return found is not None
+        record = json_object(line)
+        if record is not None:
+            self.records.append(record)
+        return record is not None
 
 
 class Timeline:
-    """timeline.jsonl: only the places of its lines are kept, since a line has every span of every worker."""
+    """Index of timeline.jsonl. Only offset and length of its lines are kept, since a line has every span of every
+    worker."""
 
     def __init__(self, path: Path) -> None:
-        self._places: dict[int, tuple[int, int]] = {}
-        self.file = GrowingFile(path, self._take, self._places.clear)
+        self._lines: dict[int, tuple[int, int]] = {}
+        self.file = GrowingFile(path, self._take, self._lines.clear)
 
     def steps(self) -> list[int]:
         """The steps that have a line, ascending."""
-        return sorted(self._places)
+        return sorted(self._lines)
 
     def line(self, step: int) -> dict[str, Any] | None:
         """The line of a step; None if there is none, or it is damaged."""
-        if (place := self._places.get(step)) is None:
+        if step not in self._lines:
             return None
+        offset, length = self._lines[step]
         try:
             with opened(self.file.path) as file:
-                file.seek(place[0])
-                return json_object(file.read(place[1]))
+                file.seek(offset)
+                return json_object(file.read(length))
         except OSError:
             return None
 
     def _take(self, line: bytes, offset: int) -> bool:
-        found = _STEP.search(line[:200])
-        step = int(found[1]) if found and line.rstrip().endswith(b"}") else None
+        match = _STEP.search(line[:200])
+        step = int(match[1]) if match and line.rstrip().endswith(b"}") else None
         if step is not None:
-            self._places[step] = (offset, len(line))
+            self._lines[step] = (offset, len(line))
         return step is not None
 
 
@@ -142,10 +144,10 @@ class Metrics:
 
     def column(self, name: str) -> list[float | None]:
         """The values of a metric, one for each of `steps`; None where it is missing or not finite."""
-        found = self._columns.get(name)
-        if found is None:
+        stored = self._columns.get(name)
+        if stored is None:
             return [None] * len(self.steps)
-        values = [value if math.isfinite(value) else None for value in found]
+        values = [value if math.isfinite(value) else None for value in stored]
         return values + [None] * (len(self.steps) - len(values))
 
     def points(self, name: str) -> list[tuple[int, float]]:
@@ -157,13 +159,13 @@ class Metrics:
         return next((value for value in reversed(self.column(name)) if value is not None), None)
 
     def _take(self, line: bytes, offset: int) -> bool:
-        found = json_object(line)
-        step = found.pop("step", None) if found else None
-        if found is None or not isinstance(step, int) or isinstance(step, bool):
+        metrics = json_object(line)
+        step = metrics.pop("step", None) if metrics else None
+        if metrics is None or not isinstance(step, int) or isinstance(step, bool):
             return False
         row = len(self.steps)
         self.steps.append(step)
-        for name, value in found.items():
+        for name, value in metrics.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 column = self._columns.get(name)
                 if column is None:

@@ -24,25 +24,36 @@ MOST = 1e15
 
 @dataclass(frozen=True)
 class Run:
-    """Summary of one run. step: done so far, of `steps`. reward: mean of the last one; None if the dataset gives the
-    responses: then `loss` shows whether it learns. evaluated, pass_at_1, mean_at_1: step
-    and outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, in seconds since 1970;
-    None if unknown. problem: why nothing of the run was read; its state is `unreadable` then."""
+    """Summary of one run."""
 
     name: str
+    """Name of its folder."""
     path: str
+    """Path of its folder."""
     recipe: str
+    """Name of its recipe, empty if unknown."""
     state: State
+    """`unreadable` if nothing could be read: `problem` has the reason."""
     step: int
+    """Steps done so far."""
     steps: int
+    """Steps of the whole run."""
     reward: float | None
+    """Mean reward of the last step; None if the dataset has the responses, and `loss` shows the progress."""
     loss: float | None
+    """Loss of the last step, if the dataset has the responses."""
     evaluated: int | None
+    """Step of the last evaluation."""
     pass_at_1: float | None
+    """pass@1 of the last evaluation."""
     mean_at_1: float | None
+    """Mean score of the last evaluation."""
     checkpoint: int | None
+    """Step of the newest checkpoint."""
     time: float | None
+    """Time of the last event, in seconds since 1970; None if unknown."""
     problem: str = ""
+    """The reason why nothing of the run could be read."""
 
 
 def runs_in(root: Path) -> list[Run]:
@@ -100,19 +111,20 @@ def run_at(folder: Path) -> Run:
     )
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """`value` if it is a finite number, else None: a damaged or edited file may contain anything."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if plain and abs(value) < MOST else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < MOST else None
 
 
 def config_of(folder: Path) -> dict[str, Any]:
     """The resolved configuration as stored, not validated: it may be from another version. Raises `UnfitFile`."""
     try:
-        found = read_toml(folder / "config.toml")
+        sections = read_toml(folder / "config.toml")
     except (OSError, ValueError):
         return {}
-    return {name: section for name, section in found.items() if isinstance(section, dict)}
+    return {name: section for name, section in sections.items() if isinstance(section, dict)}
 
 
 def checkpoints_of(folder: Path) -> list[int]:

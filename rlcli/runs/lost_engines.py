@@ -1,4 +1,4 @@
-"""What a run's workers record of servers that they lose, for the one who watches it."""
+"""Reports inference servers that a run's workers lose, from the run's events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from rlcli.runs.folder import EVENTS
 
 EVERY_S = 1.0
-"""Interval at which `told` looks."""
+"""Interval at which `reporting` reads the events."""
 
 
 class LostEngines:
@@ -23,12 +23,12 @@ class LostEngines:
             self._read = self._file.stat().st_size
 
     @contextmanager
-    def told(self, note: Callable[[str], None]) -> Iterator[None]:
-        """Meanwhile note each one as it happens, whatever the run waits for: that may be the lost server."""
-        over = threading.Event()
+    def reporting(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Call `note` for each lost server during the block, from a thread: the run may be waiting for that server."""
+        finished = threading.Event()
 
         def follow() -> None:
-            while not over.wait(EVERY_S):
+            while not finished.wait(EVERY_S):
                 for text in self.new():
                     note(text)
 
@@ -37,7 +37,7 @@ class LostEngines:
         try:
             yield
         finally:
-            over.set()
+            finished.set()
             thread.join()
             for text in self.new():
                 note(text)
@@ -47,13 +47,13 @@ class LostEngines:
         try:
             with self._file.open("rb") as events:
                 events.seek(self._read)
-                found = events.read()
+                new_bytes = events.read()
         except OSError:
             return
-        whole = found[: found.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
+        complete_lines = new_bytes[: new_bytes.rfind(b"\n") + 1]
+        self._read += len(complete_lines)
+        for line in complete_lines.splitlines():
             with suppress(ValueError, AttributeError):
                 event = json.loads(line)
                 if event.get("event") == "engine lost":
-                    yield f"server {event.get('server')} is lost, and asked again until it answers: {event.get('why')}"
+                    yield f"server {event.get('server')} is lost and is polled until it answers: {event.get('why')}"

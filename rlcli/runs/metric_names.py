@@ -82,7 +82,7 @@ METRICS: dict[tuple[str, ...], str] = {
     ),
     ("rollout/dropped_groups",): "groups that `dynamic_sampling.keep` dropped",
     ("prompts/seen", "prompts/retired"): (
-        "share of the prompts that were drawn so far, and that are retired (prompt selection)"
+        "share of the prompts that were sampled so far, and that are retired (prompt selection)"
     ),
     ("rollout/carried_over_groups",): "complete groups that wait for a later step",
     ("rollout/in_flight_groups",): "groups of later steps that were being generated when the step took its samples",

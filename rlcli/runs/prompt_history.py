@@ -1,4 +1,4 @@
-"""What became of each prompt of a run: how often it was drawn, and how its pass rate changed. Imports nothing heavy."""
+"""The history of each prompt: how often it was sampled and how its pass rate changed. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,34 +14,42 @@ from rlcli.runs.record_files import judged_of
 
 @dataclass
 class PromptHistory:
-    """One prompt's judged groups. samples, right: the judged samples, and the right ones. kept: groups that the filter
-    kept. tokens: that were drawn for it. first, last: the pass rate of its first and of its last group with judged
-    samples. step: that completed the last one. in_a_row: its last groups whose samples were all right. retired: whether
-    these are as many as `data.retire`."""
+    """The scored groups of one prompt."""
 
     prompt_id: str
+    """Dataset, split and row."""
     groups: int = 0
+    """Groups that were scored."""
     samples: int = 0
+    """Scored samples."""
     right: int = 0
+    """Scored samples that are correct."""
     kept: int = 0
+    """Groups that the filter of dynamic sampling kept."""
     tokens: int = 0
+    """Tokens that were generated for it."""
     first: float | None = None
+    """Pass rate of its first group with scored samples."""
     last: float | None = None
+    """Pass rate of its last group with scored samples."""
     step: int = 0
+    """Step that completed the last group."""
     in_a_row: int = 0
+    """Number of its last groups whose samples were all correct."""
     retired: bool = False
+    """True if `in_a_row` has reached `data.retire`."""
 
     @property
     def pass_rate(self) -> float | None:
-        """Of all its judged samples; None if there are none."""
+        """Share of correct ones among its scored samples; None if there are none."""
         return self.right / self.samples if self.samples else None
 
-    def add(self, step: int, counted: int, right: int, tokens: int, kept: bool) -> None:
-        """One more group, as in `RolloutBatch.judged`."""
+    def add(self, step: int, counted: int, right: int, tokens: int, was_kept: bool) -> None:
+        """Add a group, as in `RolloutBatch.judged`."""
         self.groups += 1
         self.samples += counted
         self.right += right
-        self.kept += kept
+        self.kept += was_kept
         self.tokens += tokens
         self.step = step
         if counted:
@@ -54,36 +62,37 @@ class PromptHistory:
 
 
 def histories(run: Path, note: Callable[[str], None]) -> list[PromptHistory]:
-    """Each prompt that the run in the folder `run` has drawn, in the order of their first groups. note: called with how
-    many lines and groups of prompts.jsonl are left out because they cannot be read."""
+    """The history of each prompt that the run in the folder `run` has sampled, in the order of their first groups.
+    note: called with the number of lines and groups of prompts.jsonl that cannot be read."""
     data = config_of(run).get("data")
     retire = int(number(data.get("retire")) or 0) if isinstance(data, dict) else 0
-    found, unread = histories_of(judged_of(run))
+    by_prompt, unread = histories_of(judged_of(run))
     if unread:
         note(f"warning: {unread} groups in {run / PROMPTS} cannot be read and are left out")
-    for one in found:
-        one.retired = 0 < retire <= one.in_a_row
-    return found
+    for history in by_prompt:
+        history.retired = 0 < retire <= history.in_a_row
+    return by_prompt
 
 
 def histories_of(lines: Iterable[Mapping[str, Any]]) -> tuple[list[PromptHistory], int]:
-    """The histories in the lines of prompts.jsonl, and how many groups cannot be read.
+    """The histories in the lines of prompts.jsonl, and the number of groups that cannot be read.
 
-    >>> [found], unread = histories_of([{"step": 3, "groups": [["a:0", 8, 2, 96, True], "a:1"]}])
-    >>> found.prompt_id, found.pass_rate, found.tokens, unread
+    >>> [history], unread = histories_of([{"step": 3, "groups": [["a:0", 8, 2, 96, True], "a:1"]}])
+    >>> history.prompt_id, history.pass_rate, history.tokens, unread
     ('a:0', 0.25, 96, 1)
     """
-    found: dict[str, PromptHistory] = {}
+    by_prompt: dict[str, PromptHistory] = {}
     unread = 0
     for line in lines:
-        read = line.get("groups")
-        groups: list[Any] = read if isinstance(read, list) else [read]
+        entry = line.get("groups")
+        groups: list[Any] = entry if isinstance(entry, list) else [entry]
         for group in groups:
             try:
-                prompt_id, counted, right, tokens, kept = group
-                values = int(line["step"]), int(counted), int(right), int(tokens), bool(kept)
+                prompt_id, counted, right, tokens, was_kept = group
+                step, counted, right, tokens = int(line["step"]), int(counted), int(right), int(tokens)
             except (TypeError, ValueError, OverflowError):
                 unread += 1
             else:
-                found.setdefault(str(prompt_id), PromptHistory(str(prompt_id))).add(*values)
-    return list(found.values()), unread
+                history = by_prompt.setdefault(str(prompt_id), PromptHistory(str(prompt_id)))
+                history.add(step, counted, right, tokens, bool(was_kept))
+    return list(by_prompt.values()), unread

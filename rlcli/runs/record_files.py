@@ -20,22 +20,27 @@ from rlcli.support.reading import LINES_BYTES, UnfitFile, read_json
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run, from its first step on. steps: how many were done. course: the measure at each. evaluations:
-    step → report, as in its file. checkpoint: the newest. stopped: it was asked to end early."""
+    """The result of a run, from its first step on."""
 
     steps: int
+    """Steps that were done."""
     measure: Measure
+    """The figure that shows progress: the mean reward or the loss."""
     course: list[float]
+    """The measure at each step."""
     evaluations: dict[int, dict[str, Any]]
+    """Step → report, as in its file."""
     checkpoint: str
+    """Path of the newest checkpoint."""
     stopped: bool = False
+    """True if the run was asked to end early."""
 
 
 MOST_BYTES = 4 << 30
 """Largest timeline and record of prompts: a line of theirs is much longer than one of metrics."""
 OF_STEP = re.compile(r"step-(\d+)(\.json$|\.rank-|$)")
 OF_TRAINING = ("advantages.parquet", "tokens-*.parquet", ".advantages.*.tmp", ".tokens-*.tmp")
-"""Files in the folder of a step's samples that are made when the step is trained on."""
+"""Files in the folder of a step's samples that are written when the step is trained on."""
 OF_SAMPLING = ("rank-*.parquet", ".rank-*.tmp")
 
 
@@ -67,32 +72,32 @@ def course_of(run: Path, measure: Measure = REWARD) -> list[float]:
 
 def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
     """Step → report of each periodic evaluation, from evaluations/step-000050.json; invalid files are left out."""
-    found = {}
+    reports = {}
     for step, path in sorted(_of_steps(run / "evaluations")):
         if path.suffix == ".json":
             with contextlib.suppress(OSError, ValueError):
-                found[step] = read_json(path)
-    return {step: report for step, report in found.items() if isinstance(report, dict)}
+                reports[step] = read_json(path)
+    return {step: report for step, report in reports.items() if isinstance(report, dict)}
 
 
 def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
     """Truncate the record to the end of `step`: metrics, timeline and prompts atomically, samples and evaluations of
-    later steps, and evaluations that the metrics do not mention. With -1 nothing is left. Logs and events stay: they
-    record what happened. sampled: a later step whose samples exist already, and stay; what was recorded when it was
-    trained on does not. Raises RunFailed if that cannot be done."""
+    later steps, and evaluations that the metrics do not mention. -1 removes everything. Logs and events stay: they
+    record what happened. sampled: a later step whose samples exist already and stay; the files written when it was
+    trained on are removed. Raises RunFailed if that cannot be done."""
     with _changing(run):
         for name in (METRICS, *(name for name in (TIMELINE, PROMPTS) if (run / name).exists())):
             _write_lines(run / name, [line for line in _read_lines(run / name, 0) if line["step"] <= step])
         evaluated = evaluated_steps(run)
-        for room in ("samples", "evaluations"):
-            for of, path in _of_steps(run / room):
+        for subfolder in ("samples", "evaluations"):
+            for path_step, path in _of_steps(run / subfolder):
                 # After an interrupted evaluation, another number of workers would not overwrite all files.
-                last = max(step, sampled) if room == "samples" else step
-                if of > last or (room == "evaluations" and of not in evaluated):
+                last = max(step, sampled) if subfolder == "samples" else step
+                if path_step > last or (subfolder == "evaluations" and path_step not in evaluated):
                     _remove(path)
-                elif of > step:
+                elif path_step > step:
                     _remove(path, OF_TRAINING)
-            for path in (run / room).glob(".step-*.tmp"):  # unfinished writes of a killed run
+            for path in (run / subfolder).glob(".step-*.tmp"):  # unfinished writes of a killed run
                 path.unlink()
 
 
@@ -101,10 +106,10 @@ def evaluated_steps(run: Path) -> set[int]:
     return {line["step"] for line in metrics_of(run) if any(name.startswith("eval/") for name in line)}
 
 
-def amend(run: Path, step: int, more: Mapping[str, float]) -> None:
+def amend(run: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add metrics to the line of `step` in metrics.jsonl, atomically. Raises RunFailed if that cannot be done."""
     with _changing(run):
-        lines = [line | finite(more) if line["step"] == step else line for line in _read_lines(run / METRICS, 0)]
+        lines = [line | finite(metrics) if line["step"] == step else line for line in _read_lines(run / METRICS, 0)]
         _write_lines(run / METRICS, lines)
 
 
@@ -132,17 +137,17 @@ def _changing(run: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_lines(path: Path, most: int = LINES_BYTES) -> list[dict[str, Any]]:
-    """The lines of a file with a line a step. most: of bytes; 0: any number. Raises `UnfitFile`, and OSError if it
+def _read_lines(path: Path, max_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:
+    """The lines of a file with a line a step. max_bytes: 0 is any number. Raises `UnfitFile`, and OSError if the file
     exists and cannot be read: it must not count as empty."""
     with contextlib.suppress(FileNotFoundError):
-        return [line for line in read_objects(path, most) if isinstance(line.get("step"), int)]
+        return [line for line in read_objects(path, max_bytes) if isinstance(line.get("step"), int)]
     return []
 
 
 def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with replacing(path) as beside:
-        write_synced(beside, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+    with replacing(path) as temporary:
+        write_synced(temporary, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
 def _remove(path: Path, patterns: Sequence[str] = (*OF_SAMPLING, *OF_TRAINING)) -> None:
@@ -156,15 +161,15 @@ def _remove(path: Path, patterns: Sequence[str] = (*OF_SAMPLING, *OF_TRAINING)) 
         path.rmdir()
 
 
-def _of_steps(room: Path) -> list[tuple[int, Path]]:
-    """What the run has written to `room` after a step, with the step: `step-000012.json`, the folder `step-000012`,
+def _of_steps(subfolder: Path) -> list[tuple[int, Path]]:
+    """The entries of `subfolder` that belong to a step, with the step: `step-000012.json`, the folder `step-000012`,
     and, for runs of an older rlcli, `step-000012.rank-0.round-2.parquet`. Other files are ignored. Raises `UnfitFile`
-    for a link: what it leads to is not the run's."""
-    found = []
-    with contextlib.suppress(OSError), os.scandir(room) as entries:
+    for a link: its target is not the run's."""
+    step_paths = []
+    with contextlib.suppress(OSError), os.scandir(subfolder) as entries:
         for entry in entries:
             if name := OF_STEP.match(entry.name):
                 if entry.is_symlink():
                     raise UnfitFile(entry.path, "is a link", "put the file or folder itself there")
-                found.append((int(name[1]), room / entry.name))
-    return found
+                step_paths.append((int(name[1]), subfolder / entry.name))
+    return step_paths

@@ -1,7 +1,7 @@
-"""Reads the folder of a run, alive or dead: in pieces and in columns, and whatever of it can be read.
+"""Reads the folder of a run, alive or finished, in pieces and columns. Damaged files are left out with a note.
 
     run = RunData(Path("runs/gsm8k"))
-    run.refresh()                                  # again whenever news of a live run are wanted
+    run.refresh()                                  # again to read what a live run has added
     run.metrics.points("reward/mean")              # [(1, 0.25), (2, 0.5), …]
     table = run.table(12, ["prompt_id", "score"])  # a pyarrow.Table of these columns alone
     run.notes                                      # what could not be read
@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.data.sample_files import check_rows
 from rlcli.data.step_files import ADVANTAGES, advantages_schema, tokens_schema
@@ -28,50 +28,57 @@ from rlcli.runs.listing import config_of, state_of
 from rlcli.support.files import read_object
 from rlcli.support.reading import UnfitFile, check_regular, parse_toml, read_text
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Kind = Literal["samples", "evaluations"]
 _OF_STEP = re.compile(r"step-(\d+)(\.json|\.rank-.*\.parquet)?")
 _NUMBERS = re.compile(r"\d+")
 MOST_NOTES = 50
 WAITED = 4
-"""Later steps in whose files the advantage of a sample is looked for."""
+"""Number of later steps whose files may have the advantage of a sample."""
 Key = tuple[str, int, int]
 """Identifies a sample within its step: prompt_id, group (0 in runs of an older rlcli), sample."""
 
 
 class RunData:
-    """A run's folder. Files are read when they are asked for; `refresh` looks for news of a live run."""
+    """A run's folder. Files are read on demand; `refresh` reads what a live run has added."""
 
     def __init__(self, folder: Path) -> None:
-        """RlcliError if there is no folder, or nothing in it that a run writes."""
+        """RlcliError if there is no folder, or it has no file that a run writes."""
         self.folder = folder
         self.name = folder.resolve().name
         self.metrics = Metrics(folder / METRICS)
         self.timeline = Timeline(folder / TIMELINE)
         self._events = Records(folder / EVENTS)
         self._notes: dict[str, None] = {}
-        self._rooms: dict[Kind, _Room] = {kind: _Room(folder / kind) for kind in ("samples", "evaluations")}
+        self._step_folders: dict[Kind, _StepFolders] = {
+            kind: _StepFolders(folder / kind) for kind in ("samples", "evaluations")
+        }
         check_is_run(folder)
 
     def refresh(self) -> bool:
-        """Read what the run has added to its records; whether there was anything new."""
-        news = [file.refresh() for file in self._files()]
-        news += [room.refresh() for room in self._rooms.values()]
-        return any(news)
+        """Read what the run has added to its records. Returns True if there was anything new."""
+        changes = [file.refresh() for file in self._files()]
+        changes += [folders.refresh() for folders in self._step_folders.values()]
+        return any(changes)
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened to the run, oldest first."""
-        return self._events.found
+        """The run's events, oldest first."""
+        return self._events.records
 
     @property
     def notes(self) -> list[str]:
-        """What could not be read so far, one line each."""
+        """Lines of text about what could not be read so far."""
         lines = [note for file in self._files() for note in file.notes()]
-        broken = [f"{room.path.name} cannot be read: {room.error}" for room in self._rooms.values() if room.error]
-        return [*lines, *broken, *self._notes]
+        folders = [
+            f"{each.path.name} cannot be read: {each.error}" for each in self._step_folders.values() if each.error
+        ]
+        return [*lines, *folders, *self._notes]
 
     def damage(self) -> list[str]:
-        """What of the records cannot be read, one line each. Reads them all."""
+        """Lines of text about the records that cannot be read. Reads them all."""
         self.refresh()
         self.config()
         self.evaluations()
@@ -104,24 +111,24 @@ class RunData:
 
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """Step → report of each evaluation."""
-        found = {}
-        for step, path in sorted(self._rooms["evaluations"].reports.items()):
+        reports = {}
+        for step, path in sorted(self._step_folders["evaluations"].reports.items()):
             report = read_object(path)
             if report:
-                found[step] = report
+                reports[step] = report
             else:
                 self.note(f"evaluations/{path.name} cannot be read")
-        return found
+        return reports
 
     def steps(self, kind: Kind = "samples") -> list[int]:
         """The steps that have files of samples, ascending."""
-        return self._rooms[kind].steps
+        return self._step_folders[kind].steps
 
     def files(self, step: int, pattern: str = "rank-", kind: Kind = "samples") -> list[Path]:
         """The parquet files of a step whose names begin with `pattern`, by number."""
-        return self._rooms[kind].files(step, pattern)
+        return self._step_folders[kind].files(step, pattern)
 
-    def table(self, step: int, columns: Sequence[str], kind: Kind = "samples") -> Any:
+    def table(self, step: int, columns: Sequence[str], kind: Kind = "samples") -> pa.Table:
         """The samples of a step as a pyarrow.Table of `columns`, in the order of ranks. Columns that a file lacks are
         null, with a note if every rlcli writes them. Files that cannot be read are left out with a note."""
         import pyarrow as pa
@@ -134,7 +141,7 @@ class RunData:
         if not files and kind == "samples":
             self.advantages(step)  # a note if these were samples of this step, and not of an earlier one that waited
         tables = [self._columns(path, fields, NEEDED) for path in files]
-        return pa.concat_tables([pa.schema(fields).empty_table(), *(one for one in tables if one is not None)])
+        return pa.concat_tables([pa.schema(fields).empty_table(), *(table for table in tables if table is not None)])
 
     def rows(self, step: int, columns: Sequence[str], kind: Kind = "samples") -> list[dict[str, Any]]:
         """`table` as dicts; `parts` as a dict."""
@@ -145,14 +152,14 @@ class RunData:
         return rows
 
     def advantages(self, step: int) -> dict[Key, dict[str, Any]]:
-        """Of the samples in the step's files: advantage, shaped reward, reason for being left out, and `trained_step`,
-        which is later if the sample waited. Empty if there are none."""
-        found: dict[Key, dict[str, Any]] = {}
+        """Advantage, shaped reward, reason for being left out, and `trained_step` of the samples in the step's files.
+        `trained_step` is later if the sample waited. Empty if there are none."""
+        by_sample: dict[Key, dict[str, Any]] = {}
         for row in self._of_saved(step, ADVANTAGES, advantages_schema()):
-            kept = {name: row.get(name) for name in ("advantage", "reward", "left_out")}
-            found[key_of(row)] = kept | {"trained_step": row.get("step")}
-        self._note_missing(step, found.keys())
-        return found
+            training = {name: row.get(name) for name in ("advantage", "reward", "left_out")}
+            by_sample[key_of(row)] = training | {"trained_step": row.get("step")}
+        self._note_missing(step, by_sample.keys())
+        return by_sample
 
     def tokens(self, step: int) -> list[dict[str, Any]]:
         """The token columns of those samples in the step's files for which the run has kept them."""
@@ -183,34 +190,34 @@ class RunData:
     def _files(self) -> tuple[GrowingFile, ...]:
         return self.metrics.file, self._events.file, self.timeline.file
 
-    def _columns(self, path: Path, fields: Sequence[Any], needed: Sequence[str] = ()) -> Any:
+    def _columns(self, path: Path, fields: Sequence[pa.Field], needed: Sequence[str] = ()) -> pa.Table | None:
         import pyarrow as pa
 
-        found = self._open(path, [field.name for field in fields], needed)
-        if found is None:
+        stored = self._open(path, [field.name for field in fields], needed)
+        if stored is None:
             return None
         arrays = []
         for field in fields:
             try:
-                held = found.column(field.name) if field.name in found.column_names else None
-                arrays.append(pa.nulls(len(found), field.type) if held is None else held.cast(field.type))
+                column = stored.column(field.name) if field.name in stored.column_names else None
+                arrays.append(pa.nulls(len(stored), field.type) if column is None else column.cast(field.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 self.note(f"{self._relative(path)}: column {field.name} has another type and is left out")
-                arrays.append(pa.nulls(len(found), field.type))
+                arrays.append(pa.nulls(len(stored), field.type))
         return pa.table(arrays, schema=pa.schema(fields))
 
-    def _of_saved(self, step: int, pattern: str, fields: Sequence[Any]) -> list[dict[str, Any]]:
+    def _of_saved(self, step: int, pattern: str, fields: Sequence[pa.Field]) -> list[dict[str, Any]]:
         """Rows about the samples in the files of `step`: from its own folder, and from those of the next steps, which
         trained on samples that had waited."""
         steps = self.steps()
         rows = [row for path in self.files(step, pattern) for row in self._read(path, fields)]
-        found = [row for row in rows if (row.get("saved_step") or step) == step]
+        saved_rows = [row for row in rows if (row.get("saved_step") or step) == step]
         begin = bisect_right(steps, step)
-        for later in steps[begin : begin + WAITED]:
-            for path in self.files(later, pattern):
+        for later_step in steps[begin : begin + WAITED]:
+            for path in self.files(later_step, pattern):
                 if self._least(path, "saved_step") <= step:
-                    found += [row for row in self._read(path, fields) if row.get("saved_step") == step]
-        return found
+                    saved_rows += [row for row in self._read(path, fields) if row.get("saved_step") == step]
+        return saved_rows
 
     def _least(self, path: Path, column: str) -> float:
         """The smallest value of a column by the file's statistics, without reading it; infinite if unknown."""
@@ -220,23 +227,25 @@ class RunData:
         try:
             check_regular(path)
             with pq.ParquetFile(path) as file:
-                at = file.schema_arrow.get_field_index(column)
+                field_index = file.schema_arrow.get_field_index(column)
                 groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-                leaves = [group.column(leaf) for group in groups for leaf in range(group.num_columns) if at >= 0]
-                known = [leaf.statistics for leaf in leaves if leaf.path_in_schema == column]
-                least = [one.min for one in known if one is not None and one.has_min_max]
-                return min((one for one in least if isinstance(one, int)), default=math.inf)
+                leaves = [
+                    group.column(leaf) for group in groups for leaf in range(group.num_columns) if field_index >= 0
+                ]
+                statistics = [leaf.statistics for leaf in leaves if leaf.path_in_schema == column]
+                minima = [each.min for each in statistics if each is not None and each.has_min_max]
+                return min((value for value in minima if isinstance(value, int)), default=math.inf)
         except (OSError, pa.ArrowException):  # noted when the step's own samples are read
             return math.inf
 
-    def _read(self, path: Path, fields: Sequence[Any]) -> list[dict[str, Any]]:
-        found = self._columns(path, fields)
-        return [] if found is None else found.to_pylist()
+    def _read(self, path: Path, fields: Sequence[pa.Field]) -> list[dict[str, Any]]:
+        table = self._columns(path, fields)
+        return [] if table is None else table.to_pylist()
 
-    def _open(self, path: Path, columns: Sequence[str], needed: Sequence[str]) -> Any:
+    def _open(self, path: Path, columns: Sequence[str], needed: Sequence[str]) -> pa.Table | None:
         """The columns of a file that exist and can be read, None with a note if none can. It has all rows of the file
-        whatever the columns, so that rows may be chosen by some columns and shown with others. A note tells if it lacks
-        any of `needed`."""
+        whatever the columns, so that rows may be selected by some columns and shown with others. Adds a note if it
+        lacks any of `needed`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -244,20 +253,20 @@ class RunData:
             check_regular(path)
             with pq.ParquetFile(path) as file:
                 check_rows(path, file.metadata)
-                held = file.schema_arrow.names
-                wanted = [name for name in columns if name in held]
-                if lost := [name for name in needed if name not in held]:
-                    self.note(f"{self._relative(path)} is not as rlcli writes it: it lacks {', '.join(lost)}")
+                stored = file.schema_arrow.names
+                wanted = [name for name in columns if name in stored]
+                if missing := [name for name in needed if name not in stored]:
+                    self.note(f"{self._relative(path)} is not as rlcli writes it: it lacks {', '.join(missing)}")
                 try:
                     if wanted:  # ParquetFile.read([]) gives a table without rows
                         return file.read(wanted, use_threads=False)
                 except (OSError, pa.ArrowException, ValueError):
                     self.note(f"{self._relative(path)} is damaged: some of its columns cannot be read")
-                found = {"_": pa.nulls(file.metadata.num_rows)}
+                readable = {"_": pa.nulls(file.metadata.num_rows)}
                 for name in wanted:
                     with suppress(OSError, pa.ArrowException, ValueError):
-                        found[name] = file.read([name], use_threads=False).column(name)
-                return pa.table(found)
+                        readable[name] = file.read([name], use_threads=False).column(name)
+                return pa.table(readable)
         except (OSError, pa.ArrowException, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is damaged or incomplete"
             self.note(f"{self._relative(path)} cannot be read: {why}")
@@ -267,8 +276,8 @@ class RunData:
         return path.relative_to(self.folder).as_posix()
 
 
-class _Room:
-    """The folder `samples` or `evaluations`: which steps it has, with one scan for all, and the files of each."""
+class _StepFolders:
+    """The folder `samples` or `evaluations`: the steps that it has, by one scan for all, and the files of each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -307,14 +316,14 @@ class _Room:
     def _scan(self, entries: Iterable[os.DirEntry[str]]) -> None:
         self._folders, self._flat, self.reports = {}, {}, {}
         for entry in entries:
-            if not (found := _OF_STEP.fullmatch(entry.name)):
+            if not (match := _OF_STEP.fullmatch(entry.name)):
                 continue
-            step, path = int(found[1]), self.path / entry.name
+            step, path = int(match[1]), self.path / entry.name
             if entry.is_symlink():
                 raise UnfitFile(path, "is a link", "put the file or folder itself there")
-            if found[2] is None:
+            if match[2] is None:
                 self._folders[step] = path
-            elif found[2] == ".json":
+            elif match[2] == ".json":
                 self.reports[step] = path
             else:
                 self._flat.setdefault(step, []).append(path)
@@ -324,7 +333,7 @@ class _Room:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """What to call the runs in these folders: their names; with the parent's where two are equal.
+    """Labels for the runs in these folders: their names, with the parent's if two are equal.
 
     >>> names_of([Path("/a/run"), Path("/b/run")]), names_of([Path("/a/run"), Path("/a/run")])
     (['a/run', 'b/run'], ['a/run (1)', 'a/run (2)'])
@@ -332,7 +341,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = ["/".join(folder.resolve().parts[-2:]) for folder in folders]
-    return names if len(set(names)) == len(names) else [f"{name} ({at + 1})" for at, name in enumerate(names)]
+    return names if len(set(names)) == len(names) else [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
 def key_of(row: dict[str, Any]) -> Key:
@@ -341,11 +350,11 @@ def key_of(row: dict[str, Any]) -> Key:
 
 
 def add_training(row: dict[str, Any], known: Mapping[Key, Mapping[str, Any]]) -> None:
-    """Add what the trainer knows of the sample: advantage, shaped reward, and why it was left out."""
-    found = known.get(key_of(row), {})
+    """Add the trainer's columns of the sample: advantage, shaped reward, and the reason why it was left out."""
+    training = known.get(key_of(row), {})
     for name in ("advantage", "reward", "trained_step"):
-        row[name] = found.get(name)
-    row["left_out"] = found.get("left_out") or row["left_out"]
+        row[name] = training.get(name)
+    row["left_out"] = training.get("left_out") or row["left_out"]
 
 
 def _by_number(name: str) -> list[int]:

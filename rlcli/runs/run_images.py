@@ -1,7 +1,7 @@
-"""Finds the pictures of a run: those of prompts in the data that it was started with, if that is there and unchanged.
+"""Finds the images of a run: those of its prompts in the data that it was started with, if that is unchanged.
 
-A run saves only the digests of these. So the pages ask the data for the row of a prompt, and show a picture of it only
-if its digest is the one that the run has seen. Of what environments showed, a step's folder has small copies.
+A run saves only the digests of these. So the pages read the row of a prompt from the data, and show an image of it only
+if its digest is the one that the run recorded. Of images from environments, a step's folder has small copies.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.data import step_images
 from rlcli.data.prompts.image_columns import image_column
@@ -21,12 +21,15 @@ from rlcli.runs.listing import config_of
 from rlcli.runs.software_record import directory_of, environment_of
 from rlcli.types import image_digest
 
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
 _ID = re.compile(r":(train|test):(\d{1,15})\Z")
 """The end of a prompt's id: split and row."""
 _STEP = re.compile(r"(samples|evaluations)/step-\d{6,15}")
 ROWS_AT_ONCE = 16
 BUFFER = 1 << 20
-"""Bytes that are read ahead; otherwise all pictures of a row group are."""
+"""Bytes that are read ahead; otherwise all images of a row group are."""
 
 
 def where_of(kind: str, step: int) -> str:
@@ -38,23 +41,23 @@ def where_of(kind: str, step: int) -> str:
     return f"{kind}/step-{step:06d}"
 
 
-class RunPictures:
-    """The pictures of the run in a folder."""
+class RunImages:
+    """The images of the run in a folder."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
 
     def find(self, wanted: Mapping[str, str]) -> Iterator[tuple[str, bytes | str]]:
-        """Of each picture in `wanted`, digest → a prompt that has it, or the step in which an environment showed it
-        (`where_of`), the digest and the encoded picture: `bytes`, or a `str` that says why it is not at hand. In any
-        order."""
+        """Yield each image in `wanted` in any order: its digest and the encoded image as `bytes`, or a `str` with the
+        reason why it is not available. wanted: digest → a prompt that has the image, or the step in which an
+        environment showed it (`where_of`)."""
         rows: dict[str, dict[int, list[str]]] = {}
         steps: dict[str, list[str]] = {}
         for digest, prompt in wanted.items():
             if _STEP.fullmatch(prompt):
                 steps.setdefault(prompt, []).append(digest)
-            elif found := _ID.search(prompt, max(0, len(prompt) - 32)):
-                rows.setdefault(found[1], {}).setdefault(int(found[2]), []).append(digest)
+            elif match := _ID.search(prompt, max(0, len(prompt) - 32)):
+                rows.setdefault(match[1], {}).setdefault(int(match[2]), []).append(digest)
             else:
                 yield digest, f"the prompt {prompt:.100} is of no file"
         for split, of_split in rows.items():
@@ -65,37 +68,37 @@ class RunPictures:
 
     def _of_split(self, split: str, rows: Mapping[int, list[str]]) -> Iterator[tuple[str, bytes | str]]:
         """rows: row → digests. A run with several sets has them in any of its files."""
-        left = {digest: row for row, digests in rows.items() for digest in digests}
+        missing = {digest: row for row, digests in rows.items() for digest in digests}
         files = self._files(split)
         why = "" if files else "config.toml names no data"
         for shown, path in files:
             try:
-                for row, images in read_pictures(find_file(path, split), set(left.values())):
+                for row, images in read_pictures(find_file(path, split), set(missing.values())):
                     for image in images:
-                        if left.get(digest := image_digest(image)) == row:
-                            del left[digest]
+                        if missing.get(digest := image_digest(image)) == row:
+                            del missing[digest]
                             yield digest, image
             except (DataError, OSError) as error:
-                found = error.message if isinstance(error, DataError) else f"{shown}: {error.strerror or error}"
-                why = why or found.replace(str(path), shown).removeprefix("data: ")
-            if not left:
+                problem = error.message if isinstance(error, DataError) else f"{shown}: {error.strerror or error}"
+                why = why or problem.replace(str(path), shown).removeprefix("data: ")
+            if not missing:
                 return
         why = why or f"no longer in {', '.join(shown for shown, _ in files)}"
-        yield from ((digest, why) for digest in left)
+        yield from ((digest, why) for digest in missing)
 
     def _files(self, split: str) -> list[tuple[str, Path]]:
-        """The data of a split: paths as the configuration has them, and where they are."""
+        """The data files of a split: each path as the configuration has it, and resolved."""
         section, key = ("data", "path") if split == "train" else ("evaluation", "data")
-        given = config_of(self.run).get(section, {}).get(key)
-        every = given if isinstance(given, list) else [given]
-        paths = [one.get("path") if isinstance(one, dict) else one for one in every]
+        value = config_of(self.run).get(section, {}).get(key)
+        datasets = value if isinstance(value, list) else [value]
+        paths = [dataset.get("path") if isinstance(dataset, dict) else dataset for dataset in datasets]
         base = directory_of(environment_of(self.run)) or Path.cwd()
         return [(path, base / os.path.expanduser(path)) for path in paths if isinstance(path, str) and path]
 
 
 def read_pictures(file: Path, rows: set[int]) -> Iterator[tuple[int, tuple[bytes, ...]]]:
-    """The encoded pictures of these rows of a parquet file, row by row; of a row whose picture is missing, none. Reads
-    the row groups that have such rows, a few rows at a time. DataError if the file cannot be read."""
+    """The encoded images of these rows of a parquet file, row by row; none for a row whose image is missing. Reads the
+    row groups that have such rows, a few rows at a time. DataError if the file cannot be read."""
     import pyarrow
     import pyarrow.parquet
 
@@ -105,29 +108,29 @@ def read_pictures(file: Path, rows: set[int]) -> Iterator[tuple[int, tuple[bytes
             first = 0
             for number in range(parquet.metadata.num_row_groups if column else 0):
                 count = parquet.metadata.row_group(number).num_rows
-                own = sorted(row - first for row in rows if first <= row < first + count)
-                for place, value in _values(parquet, number, column, own):
-                    yield first + place, _pictures(value, file.parent)
+                group_rows = sorted(row - first for row in rows if first <= row < first + count)
+                for index, value in _values(parquet, number, column, group_rows):
+                    yield first + index, _pictures(value, file.parent)
                 first += count
     except (OSError, pyarrow.ArrowException, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is damaged or incomplete"
         raise DataError(f"{file} cannot be read: {why}", "check that the file is whole") from error
 
 
-def _values(parquet: Any, group: int, column: str, places: list[int]) -> Iterator[tuple[int, Any]]:
-    """The values of a column at these places of a row group, ascending."""
-    if not places:
+def _values(parquet: ParquetFile, group: int, column: str, rows: list[int]) -> Iterator[tuple[int, object]]:
+    """The values of a column in these rows of a row group, ascending."""
+    if not rows:
         return
     start = 0
     for batch in parquet.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[column]):
-        for place in [place for place in places if start <= place < start + len(batch)]:
-            yield place, batch.column(0)[place - start].as_py()
+        for row in [row for row in rows if start <= row < start + len(batch)]:
+            yield row, batch.column(0)[row - start].as_py()
         start += len(batch)
-        if start > places[-1]:
+        if start > rows[-1]:
             return
 
 
-def _pictures(value: Any, folder: Path) -> tuple[bytes, ...]:
+def _pictures(value: object, folder: Path) -> tuple[bytes, ...]:
     try:
         return pictures(value, folder)
     except BadImage:

@@ -6,17 +6,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Measure(NamedTuple):
-    """key: its metric. name: what it is called. in_words: on the axis of a curve."""
+    """The metric that shows whether a run learns."""
 
     key: str
+    """Name of the metric."""
     name: str
+    """Short name for a person."""
     in_words: str
+    """Label on the axis of a curve."""
 
-    def of(self, metrics: Mapping[str, Any]) -> float:
+    def of(self, metrics: Mapping[str, object]) -> float:
         """Its value in a step; NaN if it is missing or not a number.
 
         >>> LOSS.of({"update/policy_loss": 0.5}), REWARD.of({"reward/mean": None})
@@ -28,10 +31,10 @@ class Measure(NamedTuple):
 
 REWARD = Measure("reward/mean", "reward", "mean reward")
 LOSS = Measure("update/policy_loss", "loss", "loss (nats a token)")
-"""Every given response counts as right: its reward of 1 says nothing."""
+"""For datasets with responses: each counts as correct, so its reward of 1 tells nothing."""
 
 
-def measure_of(config: Mapping[str, Any]) -> Measure:
+def measure_of(config: Mapping[str, object]) -> Measure:
     """The measure of a run with this configuration, in plain values.
 
     >>> measure_of({"data": {"response": "response"}}).name, measure_of({}).name
@@ -58,15 +61,15 @@ def score_of(means: Mapping[str, float], best_by: str) -> float | None:
     return means.get(best_by)
 
 
-def means_of(report: Mapping[str, Any]) -> dict[str, float]:
+def means_of(report: Mapping[str, object]) -> dict[str, float]:
     """Measure → mean, from the report of an evaluation, which may be damaged.
 
     >>> means_of({"pass": {"pass@1": {"mean": 0.5, "low": 0.2}}, "mean": None, "prompts": 8})
     {'pass@1': 0.5}
     """
-    held = (report.get(kind) for kind in ("pass", "maj", "mean"))
-    estimates = {name: one for own in held if isinstance(own, Mapping) for name, one in own.items()}
-    means = {name: one.get("mean") for name, one in estimates.items() if isinstance(one, Mapping)}
+    groups = (report.get(kind) for kind in ("pass", "maj", "mean"))
+    estimates = {name: estimate for group in groups if isinstance(group, Mapping) for name, estimate in group.items()}
+    means = {name: estimate.get("mean") for name, estimate in estimates.items() if isinstance(estimate, Mapping)}
     return {
         name: float(mean)
         for name, mean in means.items()

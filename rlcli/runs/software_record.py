@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": platform.node().split(".")[0],
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := installed(name))},
+        "packages": {name: version for name in PACKAGES if (version := installed(name))},
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "gpus": _output(
@@ -62,10 +62,10 @@ def installed(package: str) -> str:
 def _output(*command: str) -> str:
     """The output of a command; empty if it is missing, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def environment_of(run: Path) -> Mapping[str, Any]:

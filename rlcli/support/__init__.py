@@ -1,1 +1,1 @@
-"""What every other package uses: files, reading, texts without secrets, imports, requests to servers, the machine."""
+"""Shared by all packages: files, reading, texts without secrets, imports, requests to servers, the machine."""

@@ -20,16 +20,16 @@ INTERRUPTED = 130
 RETRY = 75
 """Exit code of an attempt that failed for a cause outside the run: resuming from the last checkpoint may help."""
 REPORTED = 76
-"""Exit code of an attempt that failed and has printed why, instead of 1: with 1 Ray silently ends a driver that asks a
-dead raylet for something before a sentinel has seen it die."""
+"""Exit code of an attempt that failed and has printed the error, instead of 1: with 1 Ray silently ends a driver that
+calls a dead raylet before a sentinel has noticed."""
 
 _SUPERVISED, _GROUP, _RESTARTS, _ERROR = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS", "RLCLI_ERROR"
 
 _inherited = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _RESTARTS, _ERROR)}
 """Removed from the environment: they are for this process, not for another rlcli started within the run, which would
-remove the run's own files."""
+remove the run's files."""
 _supervisor = os.getppid()
-_own_exit_functions: list[Callable[[], object]] = []
+_exit_functions: list[Callable[[], object]] = []
 _leaves_ray = False
 
 
@@ -44,48 +44,48 @@ def error_to(file: str | Path) -> dict[str, str]:
 
 
 def error_file() -> Path | None:
-    """Where the program that has started this command reads its error."""
+    """The file in which the program that has started this command reads its error; None if there is none."""
     return Path(_inherited[_ERROR]) if _inherited[_ERROR] else None
 
 
 def is_supervised() -> bool:
-    """Whether a supervisor waits for this process, reports how it ended, and may restart it. False if the supervisor
-    was killed."""
+    """True if a supervisor waits for this process, reports its failure, and may restart it. False if the supervisor was
+    killed."""
     return bool(_inherited[_SUPERVISED]) and os.getppid() == _supervisor
 
 
 def at_exit(function: Callable[[], object]) -> None:
     """Call a function of rlcli when this process exits, also if it leaves Ray behind."""
     atexit.register(function)
-    _own_exit_functions.append(function)
+    _exit_functions.append(function)
 
 
 def leave_ray_behind() -> None:
     """Leave the Ray cluster that is still starting in this process to the supervisor, which ends its processes: Ray's
-    own exit functions would first wait until it has started."""
+    exit functions would first wait until it has started."""
     global _leaves_ray
     assert is_supervised()
     _leaves_ray = True
 
 
 def run_exit_functions() -> None:
-    """What the interpreter runs when it exits; without Ray's, and other libraries', after `leave_ray_behind`."""
+    """Run the exit functions of the interpreter; after `leave_ray_behind` those of rlcli alone."""
     if not _leaves_ray:
         atexit._run_exitfuncs()
         return
-    for function in reversed(_own_exit_functions):
+    for function in reversed(_exit_functions):
         function()
 
 
 def is_restart() -> bool:
-    """Whether this attempt follows a failed one: resources that it needs may not be back yet."""
+    """True if this attempt follows a failed one: resources that it needs may not be back yet."""
     return _inherited[_RESTARTS] not in ("", "0")
 
 
 @functools.cache
 def group_id() -> str:
-    """Eight hexadecimal digits for the names of files of this process and its workers in /dev/shm and /tmp: chosen by
-    the supervisor, so that it can remove those of a killed attempt; else new ones."""
+    """Eight hexadecimal digits for the names of files of this process and its workers in /dev/shm and /tmp: set by the
+    supervisor, so that it can remove those of a killed attempt; else random."""
     return _inherited[_GROUP] or uuid.uuid4().hex[:8]
 
 
@@ -98,8 +98,8 @@ def remove_leftovers(group: str) -> None:
 
 
 def remove_shared(path: Path) -> None:
-    """Remove a file or folder in a place that all users of the machine share, if it is there and is this user's."""
+    """Remove a file or folder of this user, if it exists, from a folder that all users of the machine share."""
     with suppress(OSError):
-        found = path.lstat()
-        if found.st_uid == os.geteuid():
-            shutil.rmtree(path, ignore_errors=True) if stat.S_ISDIR(found.st_mode) else path.unlink()
+        status = path.lstat()
+        if status.st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True) if stat.S_ISDIR(status.st_mode) else path.unlink()

@@ -1,4 +1,4 @@
-"""Writes files for viewers in the background: the run neither waits for them nor fails with them."""
+"""Writes files for viewers in the background: the run neither waits for them nor fails if they fail."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from queue import Full, Queue
 from rlcli.errors import RlcliError
 
 MOST_WAITING = 4
-"""Files that wait to be written. What comes while so many do is left out: a slow disk must not slow a step."""
+"""Maximum number of files that wait to be written. Further ones are left out: a slow disk must not slow a step."""
 
 
 class BackgroundWriter:
-    """Does one piece of work after the other, in a daemon thread.
+    """Runs write functions one after another in a daemon thread.
 
         writer.put(lambda: write_table(path, table))
         writer.flush()       # before a checkpoint is committed
-        writer.problem()     # the first error since it was asked for last, or ""
+        writer.problem()     # the first error since the last call, or ""
 
-    name: of the thread, and of what it writes, for messages.
+    name: of the thread, and of its files in messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,7 +29,7 @@ class BackgroundWriter:
         self._problem = ""
 
     def put(self, work: Callable[[], None]) -> None:
-        """Have `work` done, or leave it out if too much is waiting. `work` must own what it reads."""
+        """Queue `work`, or leave it out if the queue is full. Nothing may change the data that `work` reads."""
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
@@ -40,7 +40,7 @@ class BackgroundWriter:
 
     @property
     def idle(self) -> bool:
-        """Whether everything is written."""
+        """True if everything is written."""
         return self._work.unfinished_tasks == 0
 
     def flush(self) -> None:
@@ -49,15 +49,15 @@ class BackgroundWriter:
 
     def problem(self) -> str:
         """The first error since the last call, in one line; empty if there was none."""
-        found, self._problem = self._problem, ""
-        return found
+        problem, self._problem = self._problem, ""
+        return problem
 
     def _run(self) -> None:
         while True:
             work = self._work.get()
             try:
                 work()
-            except Exception as error:  # whatever it is, the run goes on without this file
+            except Exception as error:  # of any kind: the run continues without this file
                 why = error.message if isinstance(error, RlcliError) else f"{type(error).__name__}: {error}"
                 self._note(f"{self._name} could not be written: {why}")
             finally:

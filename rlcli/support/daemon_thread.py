@@ -1,4 +1,4 @@
-"""Work in a thread that keeps no process alive."""
+"""Runs a function in a daemon thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, which keeps no process alive: after a failure its workers may never answer."""
-    done: Future[T] = Future()
+    """Run `work` in a daemon thread, which does not delay the exit: after a failure its workers may never answer."""
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            done.set_result(work())
+            future.set_result(work())
         except BaseException as error:
-            done.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="background", daemon=True).start()
-    return done
+    return future

@@ -16,7 +16,7 @@ INSTALL = (
 
 
 def missing(*modules: str) -> list[str]:
-    """Those of `modules` that are not installed. Imports none of them."""
+    """The modules that are not installed. Imports none of them."""
     return [module for module in modules if find_spec(module) is None]
 
 

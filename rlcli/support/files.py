@@ -1,4 +1,4 @@
-"""Writes files that a kill cannot leave half done, hashes files, and makes folders that other users cannot enter."""
+"""Writes files atomically, hashes files, and creates folders that other users cannot enter."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from rlcli.support.reading import LINES_BYTES, json_objects, opened, read_json
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write to, which replaces it at the end; removed on an error. It has no
-    permissions for who cannot enter its folder.
+    """A temporary file in the folder of `path` to write to, which replaces it at the end; removed on an error. It has
+    no permissions for users who cannot enter its folder.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "note.txt"
-    >>> with replacing(target) as beside:
-    ...     _ = beside.write_text("whole")
+    >>> with replacing(target) as temporary:
+    ...     _ = temporary.write_text("complete")
     >>> target.read_text(), len(list(target.parent.iterdir()))
-    ('whole', 1)
+    ('complete', 1)
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield beside
-        _narrow(beside)
-        os.replace(beside, path)
+        yield temporary
+        _narrow(temporary)
+        os.replace(temporary, path)
     finally:
-        if beside.parent.is_dir():
-            beside.unlink(missing_ok=True)
+        if temporary.parent.is_dir():
+            temporary.unlink(missing_ok=True)
 
 
 def _narrow(file: Path) -> None:
     mode = stat.S_IMODE(file.stat().st_mode)
-    if (narrow := mode & folder_mode(file.parent)) != mode:
-        file.chmod(narrow)
+    if (narrowed := mode & folder_mode(file.parent)) != mode:
+        file.chmod(narrowed)
 
 
 @contextmanager
 def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """Like `replacing`, for files that belong together: on an error, none of them is replaced."""
-    beside = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
-    kept = [path.with_name(f".{path.name}.{os.getpid()}.old") for path in paths]
-    done: list[tuple[Path, Path]] = []
+    new_files = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
+    backups = [path.with_name(f".{path.name}.{os.getpid()}.old") for path in paths]
+    replaced: list[tuple[Path, Path]] = []
     try:
-        yield beside
+        yield new_files
         try:
-            for path, new, old in zip(paths, beside, kept, strict=True):
+            for path, new, old in zip(paths, new_files, backups, strict=True):
                 if path.exists():
                     _keep(path, old)
                 os.replace(new, path)
-                done.append((path, old))
+                replaced.append((path, old))
         except BaseException:
-            for path, old in done:
+            for path, old in replaced:
                 if old.exists():
                     os.replace(old, path)
                 else:
                     path.unlink(missing_ok=True)
             raise
     finally:
-        for left in (*beside, *kept):
-            if left.parent.is_dir():
-                left.unlink(missing_ok=True)
+        for leftover in (*new_files, *backups):
+            if leftover.parent.is_dir():
+                leftover.unlink(missing_ok=True)
 
 
 def _keep(path: Path, old: Path) -> None:
@@ -79,7 +79,7 @@ def _keep(path: Path, old: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, if it is there. OSError if that cannot be done."""
+    """Remove a file, a link or a folder with its content, if it exists. OSError if that fails."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -87,13 +87,13 @@ def remove(path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """The cache, for what can be made again: ~/.cache/rlcli. RuntimeError if there is no home."""
+    """The cache, for files that can be computed again: ~/.cache/rlcli. RuntimeError if there is no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlcli"
 
 
 def private_folder(path: Path) -> Path:
-    """The folder `path` in a place that all users of the machine share, such as /tmp, where another user may have made
-    it first: new, with mode 0700, or one that only this user could change so far.
+    """The folder `path` in a folder that all users of the machine share, such as /tmp, where another user may have
+    created it first: new, with mode 0700, or one that only this user could change so far.
 
     Raises `SetupError` for anything else of that name: a link, a file, a folder of others or writable by them.
     """
@@ -106,14 +106,14 @@ def private_folder(path: Path) -> Path:
 
 def check_private(path: Path) -> None:
     """Raise `SetupError` unless `path` is a folder of this user that others cannot change; from now on they cannot read
-    it either. FileNotFoundError if it is not there."""
-    # In a folder with a sticky bit nobody else can replace what belongs to this user after this look.
-    found = path.lstat()
-    mode, problem = stat.S_IMODE(found.st_mode), ""
-    if not stat.S_ISDIR(found.st_mode):
-        problem = "is a link" if stat.S_ISLNK(found.st_mode) else "is not a folder"
-    elif found.st_uid != os.geteuid():
-        problem = f"belongs to another user (id {found.st_uid})"
+    it either. FileNotFoundError if it does not exist."""
+    # In a folder with a sticky bit nobody else can replace a folder of this user after this check.
+    status = path.lstat()
+    mode, problem = stat.S_IMODE(status.st_mode), ""
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "is a link" if stat.S_ISLNK(status.st_mode) else "is not a folder"
+    elif status.st_uid != os.geteuid():
+        problem = f"belongs to another user (id {status.st_uid})"
     elif mode & 0o022:
         problem = f"can be changed by other users (mode {mode:o})"
     if problem:
@@ -125,8 +125,8 @@ def check_private(path: Path) -> None:
 
 
 def closed_folder(path: Path) -> Path:
-    """Make a folder among this user's own ones, with its parents, and close it to others (0700). One that is there is
-    closed too, where its disk lets this user do so."""
+    """Create a folder of this user, with its parents, that others cannot enter (0700). An existing one is closed too,
+    if its disk lets this user do so."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):
         if path.stat().st_mode & 0o077:
@@ -135,8 +135,8 @@ def closed_folder(path: Path) -> Path:
 
 
 def folder_mode(parent: Path) -> int:
-    """Permissions, less the umask, of a new folder in `parent`: none for who cannot enter that, since it may be opened
-    later.
+    """Permissions, less the umask, of a new folder in `parent`: none for users who cannot enter `parent`, since that
+    may be opened later.
 
     >>> import tempfile
     >>> oct(folder_mode(Path(tempfile.mkdtemp())))  # made with 0700
@@ -147,13 +147,13 @@ def folder_mode(parent: Path) -> int:
 
 
 def file_mode(folder: Path) -> int:
-    """`folder_mode`, of a new file."""
+    """`folder_mode` for a new file."""
     return folder_mode(folder) & 0o666
 
 
 def by_umask(folder: Path) -> None:
-    """Give the files below `folder` the permissions of a new file: safetensors creates files with 0600, and others on a
-    shared machine could not read the model."""
+    """Set the permissions of a new file for the files below `folder`: safetensors creates files with 0600, and others
+    on a shared machine could not read the model."""
     umask = os.umask(0)
     os.umask(umask)
     for file in folder.rglob("*"):
@@ -164,16 +164,16 @@ def by_umask(folder: Path) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if it cannot be read or holds something else. Raises `UnfitFile`."""
     try:
-        found = read_json(path)
+        value = read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def read_objects(path: Path, most: int = LINES_BYTES) -> list[dict[str, Any]]:
-    """The JSON objects in the lines of a file, without truncated lines. most: of bytes in all; 0: any number. Raises
+def read_objects(path: Path, max_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a file, without truncated lines. max_bytes: of the file; 0: any number. Raises
     `UnfitFile`, and OSError if it cannot be read."""
-    return list(json_objects(path, most=most))
+    return list(json_objects(path, max_bytes=max_bytes))
 
 
 def described(path: Path) -> dict[str, Any]:

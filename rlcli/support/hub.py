@@ -63,14 +63,14 @@ def push_folder(folder: Path, repo: str) -> str:
 
     api = HfApi()
     try:
-        made = api.create_repo(repo, private=True, exist_ok=True)
-        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Export from rlcli")
+        url = api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message="Export from rlcli")
     except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as error:
         raise RunFailed(
             f"{folder} is exported, but not pushed to {repo}: {_first_line(error)}",
             f"fix that, then: hf upload --private {repo} {folder}",
         ) from error
-    return str(made)
+    return str(url)
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,8 @@ from types import ModuleType
 IMPORT_TIMEOUT_S = 120.0
 """Maximum time of an import."""
 SAFE_PATH, SET_HERE = "PYTHONSAFEPATH", "rlcli"
-"""Any text in this variable keeps the current folder, and a script's, out of sys.path. This text: it was set here."""
+"""Any text in this variable keeps the current folder, and a script's, out of sys.path. This text marks that rlcli set
+it."""
 
 _trusted = False
 
@@ -40,7 +41,7 @@ def keep_current_folder_out() -> None:
 
 
 def without_safe_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for a program of the user: a script finds the modules beside it, unless the user has chosen not.
+    """`environment` for a program of the user: a script finds the modules in its folder, unless the user set otherwise.
 
     >>> without_safe_path({"PYTHONSAFEPATH": "rlcli", "HOME": "/root"}), without_safe_path({"PYTHONSAFEPATH": "1"})
     ({'HOME': '/root'}, {'PYTHONSAFEPATH': '1'})
@@ -49,34 +50,34 @@ def without_safe_path(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def trust_imports() -> None:
-    """From now on, skip the test in this process: its driver has done it."""
+    """Skip the test in this process from now on: its driver has done it."""
     global _trusted
     _trusted = True
 
 
 def run_file(file: Path, name: str) -> ModuleType:
-    """Import the Python file as the module `name`. Raises `ImportError` if it is not a Python file, and whatever the
-    file raises; the name is then free again."""
+    """Import the Python file as the module `name`. Raises `ImportError` if it is not a Python file, and any error of
+    the file; the name is then free again."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
+    previous = sys.modules.get(name)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before
+        if previous is not None:
+            sys.modules[name] = previous
         raise
     return module
 
 
 @functools.cache
 def import_problem(target: str) -> str:
-    """How the import of a module, or of a Python file whose path ends in .py, breaks the process: it does not end in
-    IMPORT_TIMEOUT_S seconds, or ends the process. Empty if it does neither; it may raise.
+    """The problem if the import of a module, or of a Python file whose path ends in .py, does not end in
+    IMPORT_TIMEOUT_S seconds, or ends the process. Empty if it does neither; the import may raise.
 
     Tested once a process, in another one with the same sys.path; never in workers, as their driver has done so.
     """
@@ -86,7 +87,7 @@ def import_problem(target: str) -> str:
     if _trusted:
         return ""
     read, write = os.pipe()
-    # Standard input stays open: an import that asks for something waits, as it would on a terminal.
+    # Standard input stays open: an import that reads it waits, as it would on a terminal.
     child = subprocess.Popen(
         python("rlcli.support.importing", target, str(write)),
         stdin=subprocess.PIPE,
@@ -112,7 +113,7 @@ def import_problem(target: str) -> str:
 
 
 def main(target: str, done: str) -> None:
-    """Import, report the end on the file descriptor `done`, and exit at once, whatever was started."""
+    """Import, report the end on the file descriptor `done`, and exit at once, even if threads were started."""
     try:
         if target.endswith(".py"):
             sys.path.append(os.path.dirname(target))
@@ -126,7 +127,7 @@ def main(target: str, done: str) -> None:
 
 
 def how_ended(status: int | None) -> str:
-    """An exit status, negative for a signal, in words."""
+    """An exit status, negative for a signal, as text."""
     if status is None or status >= 0:
         return f"exit status {status}"
     return f"signal {-status}: {signal.strsignal(-status)}"

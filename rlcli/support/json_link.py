@@ -1,4 +1,4 @@
-"""JSON over HTTP with one server, and what may go wrong with it, in one line each."""
+"""JSON over HTTP with one server; each error is one line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ UNIX = "unix:"
 """Prefix of the address of a server on a Unix socket."""
 MOST_TEXT = 200
 KEPT_S = 2.0
-"""How long an idle connection is used again: uvicorn, which serves vLLM, closes one after 5 s, and a request that meets
-the close gets no answer."""
+"""Lifetime of an idle connection: uvicorn, which serves vLLM, closes one after 5 s, and a request at that moment gets
+no answer."""
 
 
 class ServerFault(Exception):
@@ -24,11 +24,11 @@ class ServerFault(Exception):
 
 
 class Refused(ServerFault):
-    """A server that is there, and refuses the request or speaks another protocol."""
+    """A server that answers, but refuses the request or speaks another protocol."""
 
 
 class Rejected(Refused):
-    """A request that the server finds wrong, as any other would."""
+    """A request that is invalid: any other server would refuse it too."""
 
 
 class Link:
@@ -52,21 +52,21 @@ class Link:
         )
 
     async def get(self, path: str, timeout_s: float) -> Any:
-        return await self._asked("GET", path, None, timeout_s)
+        return await self._json("GET", path, None, timeout_s)
 
     async def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
         """The answer's JSON; None if it is empty."""
-        return await self._asked("POST", path, body, timeout_s)
+        return await self._json("POST", path, body, timeout_s)
 
     async def status(self, path: str, timeout_s: float) -> int:
-        """Only the status of a GET."""
-        return (await self._sent("GET", path, None, timeout_s)).status_code
+        """The status code of a GET."""
+        return (await self._request("GET", path, None, timeout_s)).status_code
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _asked(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
-        answer = await self._sent(method, path, body, timeout_s)
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
+        answer = await self._request(method, path, body, timeout_s)
         if answer.status_code in (401, 403):
             raise ServerFault(f"{self.url} refuses the key ({answer.status_code}): set {ENGINE_KEY}")
         if answer.status_code >= 500:
@@ -79,7 +79,7 @@ class Link:
         except ValueError:
             raise self.out_of_protocol(path, answer.text) from None
 
-    async def _sent(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
         import asyncio
 
         try:
@@ -98,18 +98,18 @@ class Link:
         """Text from the server as one short printable line, without the key."""
         if self._key:
             text = text.replace(self._key, "…")
-        line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+        line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
         return line if len(line) <= MOST_TEXT else line[: MOST_TEXT - 1] + "…"
 
 
 def checked_url(url: str) -> str:
-    """`url` without a trailing slash. Raises `ConfigError` if it is no address of a server."""
+    """`url` without a trailing slash. Raises `ConfigError` if it is not the address of a server."""
     try:
-        found = httpx.URL(url)
+        parsed = httpx.URL(url)
     except httpx.InvalidURL:
-        found = httpx.URL("")
-    if found.userinfo:
+        parsed = httpx.URL("")
+    if parsed.userinfo:
         raise ConfigError("the URL of a server holds a password", f"set the key in {ENGINE_KEY} instead")
-    if found.scheme not in ("http", "https") or not found.host or found.path.rstrip("/"):
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.path.rstrip("/"):
         raise ConfigError(f"'{url}' is not the URL of a server", "give one like http://localhost:8000, without a path")
     return url.rstrip("/")

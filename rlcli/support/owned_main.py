@@ -1,15 +1,15 @@
-"""Runs one program, and kills every process that it leaves, whatever that process did: another session or group, an
-ignored signal. It needs the standard library:
+"""Runs one program, and kills every process that it leaves, even one in another session or group, or one that ignores
+signals. It needs the standard library alone:
 
     python owned_main.py MEMORY_BYTES PROGRAM ARGUMENT…
 
 MEMORY_BYTES: limit of the address space of each of its processes; 0: none. Standard input is a pipe that the owner
-holds: the program is killed once the owner closes it or is gone. This process leads a group of its own, and ends as the
+holds: the program is killed once the owner closes it or is gone. This process leads a separate group, and ends as the
 program does: with its exit status, or by its signal.
 
-Two processes supervise the program: this one and a fork of it. Each is a subreaper: Linux makes it the parent of what a
-process below it leaves behind, so that none gets out. If the program kills one of the two, the other one kills the
-rest. It can still kill both at once, as it can kill every process of its user.
+Two processes supervise the program: this one and a fork of it. Each is a subreaper: Linux makes it the parent of
+orphans among its descendants, so that none escapes. If the program kills one of the two, the other one kills the rest.
+It can still kill both at once, as it can kill every process of its user.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def supervised(start: Callable[[], int], owner_pipe: int) -> int:
 
 
 def reap(statuses: dict[int, int]) -> bool:
-    """Add the exit codes of children that have ended. Returns whether any child is left."""
+    """Add the exit codes of children that have ended. Returns True if any child is left."""
     try:
         while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
@@ -74,12 +74,12 @@ def reap(statuses: dict[int, int]) -> bool:
 
 
 def kill_descendants(statuses: dict[int, int]) -> None:
-    """Kill the children of this subreaper until it has none: those of a killed child become its own."""
+    """Kill the children of this subreaper until it has none: the children of a killed child become its children."""
     give_up = time.monotonic() + KILL_S
     while reap(statuses):
-        left = kill_children(os.getpid())
+        remaining = kill_children(os.getpid())
         if time.monotonic() > give_up:
-            os.write(2, f"processes are left that cannot be killed: {left}\n".encode())
+            os.write(2, f"processes are left that cannot be killed: {remaining}\n".encode())
             return
         time.sleep(PAUSE_S)
 
@@ -87,25 +87,25 @@ def kill_descendants(statuses: dict[int, int]) -> None:
 def kill_children(parent: int) -> list[int]:
     """Send SIGKILL to the children of a process. Returns their ids, without those of zombies.
 
-    Not all kernels list a process's children (CONFIG_PROC_CHILDREN), so that this reads who is the parent of each
-    process, the newest first: one that forks and exits again and again has to be killed before its next fork.
+    Not all kernels list a process's children (CONFIG_PROC_CHILDREN), so that this reads the parent of each process, the
+    newest first: one that forks and exits repeatedly has to be killed before its next fork.
     """
-    found = []
+    killed = []
     for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
         with contextlib.suppress(OSError):  # it has ended, or another user's, and cannot be killed
             with open(f"/proc/{pid}/stat", "rb") as stat:
                 state, its_parent = stat.read().rpartition(b")")[2].split()[:2]
             if int(its_parent) == parent and state not in b"ZX":
-                found.append(pid)
+                killed.append(pid)
                 os.kill(pid, signal.SIGKILL)
-    return found
+    return killed
 
 
 def kill_from_outside(supervisor: int) -> None:
-    """Kill the process that runs this file, with all of its descendants, where those keep it from doing so."""
+    """Kill the process that runs this file, with all of its descendants, if those prevent it from doing so."""
     give_up = time.monotonic() + KILL_S
     with contextlib.suppress(ProcessLookupError):
-        os.kill(supervisor, signal.SIGSTOP)  # stopped, it reaps nothing, so that no id of a child is used again
+        os.kill(supervisor, signal.SIGSTOP)  # stopped, it reaps nothing, so that no id of a child is reused
         while kill_children(supervisor) and time.monotonic() < give_up:
             time.sleep(PAUSE_S)
         os.kill(supervisor, signal.SIGKILL)

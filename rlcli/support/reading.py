@@ -1,10 +1,10 @@
 """Reads files that others may have written: regular files alone, up to a size, without nesting that breaks a reader.
 
 A pipe would block its reader, a device may have no end, and a link leads to a file that its author could not read.
-Whatever is refused is an `UnfitFile`, which names the file. A missing or unreadable file is an OSError, as ever.
+Such a file is refused with `UnfitFile`, which names it. A missing or unreadable file is an OSError.
 
-links: whether a link may be followed. A user's link to a file that the command line names may; one in a folder that
-came from elsewhere, such as a run's, may not.
+links: follow links. A user's link to a file that the command line names may be followed; one in a folder from
+elsewhere, such as a run's, may not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINE_BYTES = 16 << 20
 LINES_BYTES = 1 << 30
 """Largest file of JSON lines that is held in memory: more than 100,000 steps of metrics."""
 DATA_LINE_BYTES = 256 << 20
-"""Longest line of a dataset, which may hold pictures as text."""
+"""Longest line of a dataset, which may have images as text."""
 DATA_BYTES = 2 << 30
 """Largest dataset that is one JSON value, which is held in memory."""
 TEMPLATE_BYTES = 16 << 20
@@ -54,7 +54,7 @@ _LONG_KEY = re.compile(
     rf"""(?:(?:(?<![\w-])[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEEPEST}}}""",
     re.ASCII,
 )
-"""A TOML key of more parts: `tomllib` takes a time that grows with their square."""
+"""A TOML key with more parts: `tomllib` takes a time that grows with their square."""
 
 
 class _Lines(Protocol):
@@ -70,23 +70,23 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 """Beginnings of texts in other encodings than UTF-8; the first that matches."""
-SURE_BYTES = 4
-"""Bytes at the beginning of a text that tell its encoding."""
+ENCODING_BYTES = 4
+"""Bytes at the beginning of a text that show its encoding."""
 
 
 class UnfitFile(RlcliError):
-    """A file that is not read, whatever it holds: not a regular file, a link, or too large. why: follows its name."""
+    """A file that is not read: not a regular file, a link, or too large. why: the reason, which follows its name."""
 
     def __init__(self, path: str | Path, why: str, hint: str = "") -> None:
         self.why = why
         super().__init__(f"{path} {why}" if path else why, hint or "put the file itself there, as it was written")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), ("", self.message, self.hint), self.__dict__
 
 
 def check_regular(path: Path, *, links: bool = False) -> os.stat_result:
-    """The facts of a regular file. Raises `UnfitFile` for anything else, and OSError if there is nothing."""
+    """The status of a regular file. Raises `UnfitFile` for anything else, and OSError if it does not exist."""
     facts = os.stat(path) if links else os.lstat(path)
     if stat.S_ISLNK(facts.st_mode):
         raise UnfitFile(path, f"is a link, to {os.readlink(path)!r:.200}", "put the file itself there")
@@ -115,26 +115,26 @@ def opened(path: Path, *, links: bool = False) -> BufferedReader:
         raise
 
 
-def read_bytes(path: Path, most: int, *, links: bool = False) -> bytes:
-    """The content of a file of at most `most` bytes. Raises `UnfitFile` and OSError."""
+def read_bytes(path: Path, max_bytes: int, *, links: bool = False) -> bytes:
+    """The content of a file of at most `max_bytes`. Raises `UnfitFile` and OSError."""
     with opened(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise _too_large(path, size, most)
-        content = file.read(most + 1)
-    if len(content) > most:  # it grew
-        raise _too_large(path, len(content), most)
+        if size > max_bytes:
+            raise _too_large(path, size, max_bytes)
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:  # it grew
+        raise _too_large(path, len(content), max_bytes)
     return content
 
 
-def read_text(path: Path, most: int = CONFIG_BYTES, *, links: bool = False, errors: str = "strict") -> str:
+def read_text(path: Path, max_bytes: int = CONFIG_BYTES, *, links: bool = False, errors: str = "strict") -> str:
     """The text of a file in UTF-8. Raises `UnfitFile`, OSError and UnicodeDecodeError."""
-    return read_bytes(path, most, links=links).decode("utf-8", errors=errors)
+    return read_bytes(path, max_bytes, links=links).decode("utf-8", errors=errors)
 
 
-def read_json(path: Path, most: int = JSON_BYTES, *, links: bool = False) -> Any:
+def read_json(path: Path, max_bytes: int = JSON_BYTES, *, links: bool = False) -> Any:
     """The JSON value in a file. Raises `UnfitFile`, OSError, and ValueError if it is not JSON."""
-    return parse_json(read_bytes(path, most, links=links))
+    return parse_json(read_bytes(path, max_bytes, links=links))
 
 
 def read_toml(path: Path, *, links: bool = False) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def read_toml(path: Path, *, links: bool = False) -> dict[str, Any]:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """The value of a JSON text, in UTF-8. Raises ValueError, also for one that is nested more than `DEEPEST` deep: what
-    walks through it would fail later. TypeError for what is no text.
+    """The value of a JSON text, in UTF-8. Raises ValueError, also for one that is nested more than `DEEPEST` deep: code
+    that walks it would fail later. TypeError if `content` is not text.
 
     >>> parse_json(b'{"step": 1}')
     {'step': 1}
@@ -172,38 +172,43 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tables
 
 
-def bounded_lines(file: _Lines, name: str | Path, longest: int = LINE_BYTES, most: int = 0) -> Iterator[bytes]:
-    """The lines of a file with their line feeds, the last one as it is. most: of bytes in all; 0: any number. Raises
-    `UnfitFile` for a longer line, and for more bytes.
+def bounded_lines(
+    file: _Lines, name: str | Path, max_line_bytes: int = LINE_BYTES, max_bytes: int = 0
+) -> Iterator[bytes]:
+    """The lines of a file with their line feeds, the last one perhaps without. max_bytes: of all lines; 0: any number.
+    Raises `UnfitFile` for a longer line, and for more bytes.
 
     >>> import io
     >>> list(bounded_lines(io.BytesIO(b"a\\nbc"), "notes"))
     [b'a\\n', b'bc']
     """
     total = 0
-    for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
+    for number, line in enumerate(iter(lambda: file.readline(max_line_bytes + 1), b""), 1):
         total += len(line)
-        if len(line) > longest:
-            raise UnfitFile(name, f"has a line of more than {_size(longest)} (line {number})", "remove that line")
-        if most and total > most:
-            raise _too_large(name, total, most)
+        if len(line) > max_line_bytes:
+            raise UnfitFile(
+                name, f"has a line of more than {_size(max_line_bytes)} (line {number})", "remove that line"
+            )
+        if max_bytes and total > max_bytes:
+            raise _too_large(name, total, max_bytes)
         yield line
 
 
 def check_encoding(beginning: bytes, name: str | Path) -> None:
-    """Raise `UnfitFile` for a text in UTF-16 or UTF-32, by its first `SURE_BYTES`: no line of it would be one of UTF-8.
+    """Raise `UnfitFile` for a text in UTF-16 or UTF-32, by its first `ENCODING_BYTES`: no line of it would be one of
+    UTF-8.
 
     >>> check_encoding(b'{"prompt"', "rows.jsonl")
     """
-    found = next((encoding for mark, encoding in _MARKS.items() if beginning.startswith(mark)), "")
-    if not found and beginning[:2].count(0) == 1:  # without a mark: every second byte of a text in English is 0
-        found = "UTF-16BE" if beginning[:1] == b"\0" else "UTF-16LE"
-    if found:
-        raise UnfitFile(name, f"is text in {found}, not in UTF-8", f"convert it: {_conversion(found, name)}")
+    encoding = next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), "")
+    if not encoding and beginning[:2].count(0) == 1:  # without a mark: every second byte of a text in English is 0
+        encoding = "UTF-16BE" if beginning[:1] == b"\0" else "UTF-16LE"
+    if encoding:
+        raise UnfitFile(name, f"is text in {encoding}, not in UTF-8", f"convert it: {_conversion(encoding, name)}")
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """What is wrong with a line of another encoding, and the fix.
+    """The message about a line in another encoding, with the fix.
 
     >>> not_utf8(UnicodeDecodeError("utf-8", bytes([99, 233]), 1, 2, "invalid"))
     'it is not UTF-8 (byte 0xe9 at 1); if the file is in Latin-1, convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW'
@@ -219,27 +224,27 @@ def _conversion(encoding: str, name: str | Path) -> str:
     return f"iconv -f {encoding} -t UTF-8 {files}"
 
 
-def json_objects(path: Path, *, most: int = LINES_BYTES, links: bool = False) -> Iterator[dict[str, Any]]:
-    """The JSON objects in the lines of a file, one at a time, without lines that are damaged or cut off. most: of bytes
-    in all; 0: any number, for a reader that keeps none of them. Raises `UnfitFile` and OSError."""
+def json_objects(path: Path, *, max_bytes: int = LINES_BYTES, links: bool = False) -> Iterator[dict[str, Any]]:
+    """The JSON objects in the lines of a file, one at a time, without lines that are damaged or truncated. max_bytes:
+    of all lines; 0: any number, for a reader that keeps none of them. Raises `UnfitFile` and OSError."""
     with opened(path, links=links) as file:
-        for line in bounded_lines(file, path, most=most):
-            if (found := json_object(line)) is not None:
-                yield found
+        for line in bounded_lines(file, path, max_bytes=max_bytes):
+            if (value := json_object(line)) is not None:
+                yield value
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None if it is none."""
+    """The JSON object of a line; None if the line is no object."""
     try:
-        found = parse_json(line.decode("utf-8", errors="replace"))
+        value = parse_json(line.decode("utf-8", errors="replace"))
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise `UnfitFile` if a file of a model's folder is not a regular file, or a link to one, or is too large for what
-    it is: libraries read them by their names, and would wait for a pipe."""
+    """Raise `UnfitFile` if a file of a model's folder is not a regular file, or a link to one, or is too large for its
+    kind: libraries read them by their names, and would wait for a pipe."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder))
     except OSError:  # it is not a folder, or cannot be read: its reader says so
@@ -252,13 +257,13 @@ def check_model_folder(folder: Path) -> None:
             size = check_regular(path, links=True).st_size
         except FileNotFoundError:
             continue  # a broken link is a missing file
-        most = TEMPLATE_BYTES if path.suffix in _TEMPLATES else JSON_BYTES if path.suffix in _SETTINGS else size
-        if size > most:
-            raise _too_large(path, size, most)
+        max_bytes = TEMPLATE_BYTES if path.suffix in _TEMPLATES else JSON_BYTES if path.suffix in _SETTINGS else size
+        if size > max_bytes:
+            raise _too_large(path, size, max_bytes)
 
 
-def _is_deep(value: Any) -> bool:
-    """Whether dicts and lists are nested more than `DEEPEST` deep."""
+def _is_deep(value: object) -> bool:
+    """True if dicts and lists are nested more than `DEEPEST` deep."""
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [
@@ -272,8 +277,8 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _too_large(path: str | Path, size: int, most: int) -> UnfitFile:
-    return UnfitFile(path, f"has {size:,} bytes, more than {_size(most)}", "put the file there as it was written")
+def _too_large(path: str | Path, size: int, max_bytes: int) -> UnfitFile:
+    return UnfitFile(path, f"has {size:,} bytes, more than {_size(max_bytes)}", "put the file there as it was written")
 
 
 def _size(count: int) -> str:

@@ -20,8 +20,8 @@ LEAST = 8
 """Minimum characters of a secret; shorter ones may be part of any word."""
 
 OTHER_SECRET_NAME = re.compile(r"(?:^|_)(?:AUTH|PASS|PASSWD|PASSPHRASE|PAT)(?:_|$)|._PWD$|^KUBECONFIG$", re.IGNORECASE)
-"""Names of further variables that give access: to an SSH agent, a registry, a cluster. Their values may be paths, which
-are not removed from texts."""
+"""Names of further variables that grant access: to an SSH agent, a registry, a cluster. Their values may be paths,
+which are not removed from texts."""
 
 SERVICES = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_", "WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_", "RAY_")
 """Prefixes of the variables of the hub, a tracker or Ray."""
@@ -30,12 +30,12 @@ _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of control characters, escapes, bidirectional overrides, half surrogates and line separators."""
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e\n\t]+")
 _OUR_CODES = re.compile(r"(\x1b\[[0-9;]*[mAK]|\x1b\[\?25[hl])|\r|[^\x20-\x7e\n\t\r\x1b]+|\x1b")
-"""Codes of colours, of the cursor's line and of the cursor, which our own live views and progress bars write."""
+"""Codes of colours, of the cursor's line and of the cursor, which our live views and progress bars write."""
 _LOGIN = re.compile(r"""//[^/@\s"']*@""")
 
 
 def redacted(text: str, secrets: Sequence[str] | None = None) -> str:
-    """`text` with *** instead of secrets: those given, else the environment's, and the logins of URLs.
+    """`text` with *** instead of secrets (`secrets`, by default the environment's) and of the logins of URLs.
 
     >>> redacted("POST https://me:hunter2@tracker.example/api failed")
     'POST https://***@tracker.example/api failed'
@@ -52,9 +52,9 @@ def without_values(text: str, secrets: Sequence[str]) -> str:
 
 def values() -> list[str]:
     """The environment's secrets and URL logins, longest first: one may be a prefix of another."""
-    found = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
-    found |= {login[2:-1] for value in os.environ.values() for login in _LOGIN.findall(value)}
-    return sorted((value for value in found if len(value) >= LEAST), key=lambda value: (-len(value), value))
+    secrets = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
+    secrets |= {login[2:-1] for value in os.environ.values() for login in _LOGIN.findall(value)}
+    return sorted((value for value in secrets if len(value) >= LEAST), key=lambda value: (-len(value), value))
 
 
 def without_service_secrets(environment: Mapping[str, str]) -> dict[str, str]:
@@ -71,8 +71,8 @@ def without_service_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secrets(environment: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
-    """`environment` without any variable whose name is that of a secret, except those that are `allowed`: for code of
-    others that works for the run.
+    """`environment` without any variable whose name is that of a secret, except those in `allowed`: for third-party
+    code that works for the run.
 
     >>> without_secrets({"AWS_SECRET_ACCESS_KEY": "x", "SSH_AUTH_SOCK": "/run/s", "HF_TOKEN": "hf_x", "LANG": "C"})
     {'LANG': 'C'}
@@ -88,7 +88,7 @@ def without_secrets(environment: Mapping[str, str], allowed: Collection[str] = (
 
 
 def has_login(value: str) -> bool:
-    """Whether the value of a variable has a URL with a login.
+    """True if the value of a variable has a URL with a login.
 
     >>> has_login("http://me:hunter2@proxy:8080"), has_login("http://proxy:8080")
     (True, False)
@@ -97,9 +97,9 @@ def has_login(value: str) -> bool:
 
 
 def redact_output() -> None:
-    """From now on, remove secrets from Python's standard output and error, and control characters but for those of our
-    own live views: from prints, tracebacks, warnings, logging. Results go to standard output: URLs, which may be data,
-    are unchanged there."""
+    """Remove secrets, and control characters except those of our live views, from Python's standard output and error
+    from now on: from prints, tracebacks, warnings, logging. Results go to standard output: URLs, which may be data, are
+    unchanged there."""
     known.cache_clear()
     sys.stderr, sys.stdout = _redacting(sys.stderr, redacted), _redacting(sys.stdout, without_values)
 
@@ -108,7 +108,7 @@ def _redacting(stream: TextIO, redact: Callable[[str, Sequence[str]], str]) -> T
     if isinstance(stream, _Redacting):
         return stream
     if not isinstance(stream, io.TextIOWrapper):
-        try:  # Ray's workers have Ray's own object
+        try:  # Ray's workers have an object of Ray's
             stream = os.fdopen(stream.fileno(), "w", 1, encoding="utf-8", errors="replace", closefd=False)
         except (AttributeError, OSError):  # no file descriptor
             return stream
@@ -123,7 +123,7 @@ def known() -> tuple[str, ...]:
 
 
 class _Redacting(io.TextIOWrapper):
-    """Writes where `stream` does. The two share a buffer, which stays the stream's to close."""
+    """Writes to the buffer of `stream`, which only the stream closes."""
 
     def __init__(self, stream: io.TextIOWrapper, redact: Callable[[str, Sequence[str]], str]) -> None:
         stream.flush()
@@ -141,7 +141,7 @@ class _Redacting(io.TextIOWrapper):
         return len(text)
 
     def close(self) -> None:
-        """Flush alone. Called when this object is collected, too: closing the buffer would close the stream."""
+        """Flush, but keep the buffer open. Also called on garbage collection: closing it would close the stream."""
         if not self.buffer.closed:
             self.flush()
 
@@ -153,24 +153,28 @@ def printable(text: str) -> str:
     >>> print(printable("\\x1b[31mred"))
     \\x1b[31mred
     """
-    return _NOT_PLAIN.sub(lambda found: _escaped(found[0]), text)
+    return _NOT_PLAIN.sub(lambda match: _escaped(match[0]), text)
 
 
 def printable_json(text: str) -> str:
-    """A JSON text with the same characters as JSON's escapes: what it says is the same.
+    """A JSON text with the same characters as JSON's escapes: its value is the same.
 
     >>> printable_json(json.dumps({"name": "\x9b31m"}, ensure_ascii=False))
     '{"name": "\\\\u009b31m"}'
     """
-    return _NOT_PLAIN.sub(lambda found: _escaped(found[0], lambda one: json.dumps(one)[1:-1]), text)
+    return _NOT_PLAIN.sub(lambda match: _escaped(match[0], lambda character: json.dumps(character)[1:-1]), text)
 
 
 def _displayable(text: str) -> str:
-    """`printable`, but for carriage returns and `_OUR_CODES`."""
-    return _OUR_CODES.sub(lambda found: found[0] if found[1] or found[0] == "\r" else _escaped(found[0]), text)
+    """`printable`, except for carriage returns and `_OUR_CODES`."""
+    return _OUR_CODES.sub(lambda match: match[0] if match[1] or match[0] == "\r" else _escaped(match[0]), text)
 
 
-def _escaped(text: str, escape: Callable[[str], str] = lambda one: one.encode("unicode_escape").decode()) -> str:
+def _escaped(
+    text: str, escape: Callable[[str], str] = lambda character: character.encode("unicode_escape").decode()
+) -> str:
     if text.isprintable():
         return text
-    return "".join(escape(one) if unicodedata.category(one) in _UNPRINTABLE else one for one in text)
+    return "".join(
+        escape(character) if unicodedata.category(character) in _UNPRINTABLE else character for character in text
+    )

@@ -7,7 +7,7 @@ import os
 from rlcli.errors import SetupError
 
 NAMES = ("auto", "bwrap", "landlock", "unsafe")
-"""Or the address of a SandboxFusion server."""
+"""Names of backends; the address of a SandboxFusion server is allowed too."""
 
 
 def backend_name(backend: str | None = None) -> str:

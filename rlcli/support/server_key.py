@@ -1,6 +1,6 @@
 """The key of a server: `--middleware rlcli.support.server_key.RequireKey` of vLLM's server.
 
-By itself vLLM asks for VLLM_API_KEY below a few prefixes (`/v1`) only; `/invocations`, `/tokenize`, `/metrics` and the
+By itself vLLM requires VLLM_API_KEY only for a few prefixes (`/v1`); `/invocations`, `/tokenize`, `/metrics` and the
 control endpoints answer everybody.
 """
 
@@ -17,7 +17,7 @@ Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN = "/health"
-"""The only path that answers without the key: whether the server is there."""
+"""The only path that answers without the key: the health check."""
 
 
 class RequireKey:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any
 
 MOST_DIGITS = 40
 """Digits before or after the point, from which on a number keeps its exponent."""
 
 
-def value_text(value: Any) -> str | None:
+def value_text(value: object) -> str | None:
     """The text of a number, a boolean, a date or a time; None for any other value, and for a number that is not finite.
 
     A fixed-point number loses the zeros at its end, which stem from its column's type; midnight without a time zone is

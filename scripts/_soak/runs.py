@@ -13,7 +13,7 @@ from pathlib import Path
 from growth import Point
 from processes import gcs_address, measured, object_store, shared_memory
 
-from rlcli.runs.folder import place_of
+from rlcli.runs.folder import progress_of
 
 RLCLI = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 MODES = {
@@ -73,7 +73,7 @@ def soak(mode: str, steps: int, save_every: int, sample_s: float, work: Path) ->
 
 
 def _look(supervisor: int, out: Path, soaked: Soaked) -> None:
-    step = int(place_of(out).get("step", 0))
+    step = int(progress_of(out).get("step", 0))
     if step <= 0:
         return
     values = measured(supervisor) | shared_memory()

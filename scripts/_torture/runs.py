@@ -16,7 +16,7 @@ import psutil
 from aims import EVALUATE_EVERY, STEPS, Kind
 from processes import MARK, drivers, line_of, marked, wait_gone
 
-from rlcli.runs.folder import place_of
+from rlcli.runs.folder import progress_of
 
 RESTARTS = 100
 PATIENCE_S = 360.0
@@ -142,7 +142,7 @@ class Run:
 
     def place(self) -> Place:
         """The last that a driver noted; its pid is 0 where that driver is gone."""
-        found = place_of(self.out)
+        found = progress_of(self.out)
         pid = int(found.get("pid", 0))
         with contextlib.suppress(psutil.Error):
             if pid and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

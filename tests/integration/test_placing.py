@@ -123,7 +123,7 @@ def test_actors_have_a_gpu_each_and_the_drivers_variables(
     with ray_session(cluster.address, 1):
         engines = pool(4, 2)
         worker = empty()
-        group = start_group(worker, engines, tmp_path, places=reserve([engines])[0])
+        group = start_group(worker, engines, tmp_path, reservation=reserve([engines])[0])
         found = group.call(worker.where)
         assert [rank for rank, _, _ in found] == [0, 1, 2, 3]
         assert engines_on_one_machine([node for _, node, _ in found], 2)

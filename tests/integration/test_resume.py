@@ -17,7 +17,7 @@ import pytest
 from commands import ENVIRONMENT, Cli, start
 from resuming import STEPS, STOP, settings
 
-from rlcli.runs.folder import events_of, place_of
+from rlcli.runs.folder import events_of, progress_of
 from rlcli.runs.record_files import judged_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
@@ -239,7 +239,7 @@ def test_a_run_whose_driver_was_killed_goes_on_from_the_command_line(
     try:
         while process.poll() is None and not (out / "checkpoints" / f"step-{STOP:06d}" / "manifest.json").exists():
             time.sleep(0.005)
-        os.kill(place_of(out)["pid"], signal.SIGKILL)
+        os.kill(progress_of(out)["pid"], signal.SIGKILL)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.images.row_images import BadImage
 from rlcli.images.thumbnails import LARGE_SIDE, SIDE, data_url, thumbnail
-from rlcli.runs.run_images import RunPictures
+from rlcli.runs.run_images import RunImages
 
 CACHED = 256
 """Thumbnails that a server caches: tens of kilobytes each."""
@@ -27,12 +27,12 @@ class Thumbnails:
     """Thumbnails of a run, for `rlcli view`; thread-safe."""
 
     def __init__(self, run: Path) -> None:
-        self._pictures = RunPictures(run)
+        self._pictures = RunImages(run)
         self._cache: OrderedDict[tuple[str, bool], str] = OrderedDict()
         self._lock = threading.Lock()
 
     def answer(self, digest: str, where: str, large: bool) -> dict[str, str]:
-        """`src`, the picture as a data URL, or the `problem` that prevents it. where: as for `RunPictures.find`."""
+        """`src`, the picture as a data URL, or the `problem` that prevents it. where: as for `RunImages.find`."""
         key = digest, large
         with self._lock:  # one at a time: decoding may take 16 bytes a pixel
             if key in self._cache:
@@ -56,7 +56,7 @@ class Album:
     """The images of a run in a report."""
 
     wanted: dict[str, str] = field(default_factory=dict)
-    """Digest → location of the image, as for `RunPictures.find`."""
+    """Digest → location of the image, as for `RunImages.find`."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Digest → number of the piece with its thumbnail."""
     problems: dict[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Album:
             add_piece(number, piece)
 
     def _thumbnails(self, run: Path) -> Iterator[tuple[str, str | BadImage]]:
-        pictures = RunPictures(run)
+        pictures = RunImages(run)
         wanted = iter(self.wanted.items())
         while some := dict(islice(wanted, AT_ONCE)):
             for digest, image in pictures.find(some):

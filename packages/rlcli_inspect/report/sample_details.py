@@ -92,7 +92,7 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages of the prompt, and those that followed: the policy generated the last `turns` assistant messages.
     most: characters of a message. Messages with pictures have `images`: their descriptions, each with the place,
-    `where`, at which `RunPictures` finds it: the prompt that has it, or the step in which an environment showed it (the
+    `where`, at which `RunImages` finds it: the prompt that has it, or the step in which an environment showed it (the
     argument `where`)."""
     messages = messages_of(row)
     spoke = [index for index, message in enumerate(messages) if message["role"] == "assistant"]

@@ -129,4 +129,4 @@ def rescored_rows(run: Path) -> Iterator[dict[str, Any]]:
     if not files:
         return
     with contextlib.suppress(OSError):
-        yield from json_objects(files[-1], most=0)
+        yield from json_objects(files[-1], max_bytes=0)

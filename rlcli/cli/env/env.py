@@ -36,11 +36,13 @@ def list_environments(json: Json = False) -> None:
     """
     from rlcli.environments.environment import ENVIRONMENTS
 
-    found = [{"name": name, "source": ENVIRONMENTS.origin(name), **_summary(name)} for name in ENVIRONMENTS.names()]
+    environments = [
+        {"name": name, "source": ENVIRONMENTS.origin(name), **_summary(name)} for name in ENVIRONMENTS.names()
+    ]
     if json:
-        console.emit_json(found)
+        console.emit_json(environments)
         return
-    rows = [(one["name"], one["summary"], one["source"]) for one in found]
+    rows = [(environment["name"], environment["summary"], environment["source"]) for environment in environments]
     console.show(console.table(["environment", "task", "from"], rows))
 
 
@@ -48,9 +50,9 @@ def list_environments(json: Json = False) -> None:
 def show_environment(
     name: EnvironmentName, data: TaskData = None, row: RowNumber = 0, set: Sets = None, json: JsonObject = False
 ) -> None:
-    """Show what an environment is, its options, and the first messages and tools of a row.
+    """Show an environment's description, its options, and the first messages and tools of a row.
 
-    It is asked in a process of its own, as in a run.
+    It runs in a separate process, as in a run.
 
     Examples:
 
@@ -63,7 +65,7 @@ def show_environment(
     from rlcli.environments.environment import ENVIRONMENTS
 
     with opened(name, data, row, set or []) as task:
-        found: dict[str, Any] = {
+        description: dict[str, Any] = {
             "name": name,
             "source": ENVIRONMENTS.origin(name) if ":" not in name else "local",
             "target": task.host.spec.target,
@@ -74,44 +76,44 @@ def show_environment(
         except RlcliError as error:  # most need an option, or rows of their own
             if data or set:
                 raise
-            opening, found["problem"] = None, error.message
-    found["tools"] = list(opening.tools) if opening else []
-    found["messages"] = list(opening.messages) if opening else []
+            opening, description["problem"] = None, error.message
+    description["tools"] = list(opening.tools) if opening else []
+    description["messages"] = list(opening.messages) if opening else []
     if json:
-        console.emit_json(found)
+        console.emit_json(description)
     else:
-        _print(found)
+        _print(description)
 
 
 def _summary(name: str) -> dict[str, Any]:
-    """The first line of its docstring, or why loading failed: one broken package must not hide the others."""
+    """The first line of its docstring, or the error on loading: one broken package must not hide the others."""
     from rlcli.environments.environment import ENVIRONMENTS
 
     try:
-        found: Any = ENVIRONMENTS.get(name)
+        target: Any = ENVIRONMENTS.get(name)
     except RlcliError as error:
         return {"summary": str(error), "loads": False}
-    if isinstance(found, list | tuple):
-        return {"summary": f"tools: {', '.join(one.__name__ for one in found)}", "loads": True}
-    return {"summary": (inspect.getdoc(found) or "").partition("\n")[0], "loads": True}
+    if isinstance(target, list | tuple):
+        return {"summary": f"tools: {', '.join(function.__name__ for function in target)}", "loads": True}
+    return {"summary": (inspect.getdoc(target) or "").partition("\n")[0], "loads": True}
 
 
-def _print(found: dict[str, Any]) -> None:
-    console.plain(f"{found['name']} (from {found['source']}: {found['target']})\n")
-    console.plain(found["doc"] or "It has no docstring.")
-    if found["options"]:
+def _print(description: dict[str, Any]) -> None:
+    console.plain(f"{description['name']} (from {description['source']}: {description['target']})\n")
+    console.plain(description["doc"] or "It has no docstring.")
+    if description["options"]:
         rows = [
-            (one["name"], one["type"], "must be given" if one["required"] else one["default"])
-            for one in found["options"]
+            (option["name"], option["type"], "must be given" if option["required"] else option["default"])
+            for option in description["options"]
         ]
         console.show(console.table(["environment.options.…", "type", "default"], rows))
-    for tool in found["tools"]:
+    for tool in description["tools"]:
         console.plain(f"\ntool {json.dumps(tool.get('function', tool), ensure_ascii=False, indent=2)}")
     console.plain("")
-    for message in found["messages"]:
+    for message in description["messages"]:
         print_message(message)
-    if "problem" in found:
-        console.plain(f"no conversation without --data or options: {found['problem']}")
+    if "problem" in description:
+        console.plain(f"no conversation without --data or options: {description['problem']}")
 
 
 # Last: commands are listed in the order of use.

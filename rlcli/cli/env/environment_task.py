@@ -1,4 +1,4 @@
-"""A row, its environment's process, and a session with it: what `rlcli env show` and `try` open."""
+"""A row, its environment's process, and a session with it, for `rlcli env show` and `try`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,16 @@ RowNumber = Annotated[int, typer.Option(min=0, help="The row, from 0.")]
 
 @dataclass(frozen=True)
 class Task:
-    """prompt: the row. seed: what `reset` gets."""
+    """A row and the environment that plays it."""
 
     config: RunConfig
+    """The resolved configuration."""
     prompt: Prompt
+    """The row."""
     host: EnvironmentHost
+    """The environment's process."""
     seed: int
+    """Argument of `reset`."""
 
     def reset(self) -> tuple[Session, Opening]:
         """A session and its first messages. Raises `RlcliError`."""
@@ -65,23 +69,23 @@ def opened(
 ) -> Iterator[Task]:
     """The environment and its row, as a run with these settings would have them; its process ends with the block.
 
-    seed: of `reset`; None: the row's own, as in a run. Raises `RlcliError` for what a user can cause.
+    seed: of `reset`; None: the row's, as in a run. Raises `RlcliError` for errors that a user can cause.
     """
     from rlcli.environments.environment_host import EnvironmentHost
     from rlcli.environments.environment_pool import name_of, spec_of
     from rlcli.rollout.worker.conversations import row_seed
 
-    config, prompt = chosen(name, data, row, sets, model=model)
+    config, prompt = config_and_row(name, data, row, sets, model=model)
     if config.environment.is_command:
         raise ConfigError(f"'{name}' is a program, which only a model can answer", "rlcli env try NAME --model MODEL")
     with EnvironmentHost(spec_of(config, name_of(config.environment, prompt))) as host:
         yield Task(config, prompt, host, row_seed(prompt.id) if seed is None else seed)
 
 
-def chosen(
+def config_and_row(
     name: str, data: Path | None, row: int, sets: Sequence[str], *, model: str | None = None
 ) -> tuple[RunConfig, Prompt]:
-    """The settings and the row. Raises `RlcliError` for what a user can cause."""
+    """The configuration and the row. Raises `RlcliError` for errors that a user can cause."""
     from rlcli.config.load import resolve
     from rlcli.launch.environment_checks import numbered_rows
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.env.environment_task import EnvironmentName, RowNumber, Task, TaskData, chosen, opened
+from rlcli.cli.env.environment_task import EnvironmentName, RowNumber, Task, TaskData, config_and_row, opened
 from rlcli.cli.env.print_messages import STYLES, answer, print_end, print_message, print_opening, print_reply
 from rlcli.cli.options import Sets
 from rlcli.errors import ConfigError
@@ -53,7 +53,7 @@ def play(
     if model:
         from rlcli.cli.env.playing_model import play_agent, play_model
 
-        config, prompt = chosen(name, data, row, set or [], model=model)
+        config, prompt = config_and_row(name, data, row, set or [], model=model)
         if config.environment.is_command:
             play_agent(config, prompt)
             return
@@ -65,7 +65,7 @@ def play(
 
 
 def play_person(task: Task) -> None:
-    """Turns from standard input, until the environment is done or the input ends."""
+    """Play turns from standard input, until the environment is done or the input ends."""
     session, opening = task.reset()
     print_opening(opening)
     tools = {tool.get("function", tool).get("name") for tool in opening.tools}
@@ -83,7 +83,7 @@ def play_person(task: Task) -> None:
 
 
 def read_turn(tools: Collection[Any]) -> dict[str, Any] | None:
-    """The next turn as a message; None at the end of the input. A call that cannot be read is asked for again."""
+    """The next turn as a message; None at the end of the input. An unreadable call is requested again."""
     while True:
         text = _read_text()
         if text is None:

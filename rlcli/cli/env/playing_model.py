@@ -1,4 +1,4 @@
-"""A model that plays an environment, or answers an agent, on transformers in this process, as a run does."""
+"""Lets a model play an environment, or answer an agent, on transformers in this process, as in a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def play_model(task: Task) -> None:
-    """One conversation with `rollout.temperature`, within the limits of `environment.*` and of responses."""
+    """Play one conversation with `rollout.temperature`, within the limits of `environment.*` and of responses."""
     require("torch", "transformers", "accelerate")
     from rlcli.environments.environment_pool import Environments
     from rlcli.rollout.local_chat import local_engine
@@ -28,10 +28,12 @@ def play_model(task: Task) -> None:
         print_opening(opening)
         conversation = template.conversation(opening)
         while conversation.ended is None:
-            whole = conversation.trajectory
-            drawn = _draw(engine, config, whole.branch, conversation.room, whole.turns)
-            whole = whole.extended("policy", drawn.tokens, drawn.log_probs, 0, drawn.finish_reason)
-            message = conversation.drew(whole, template.text(drawn.tokens.tolist()))
+            trajectory = conversation.trajectory
+            generation = _generate(engine, config, trajectory.branch, conversation.room, trajectory.turns)
+            trajectory = trajectory.extended(
+                "policy", generation.tokens, generation.log_probs, 0, generation.finish_reason
+            )
+            message = conversation.drew(trajectory, template.text(generation.tokens.tolist()))
             print_message(message)
             reply = answer(session, message)
             conversation.replied(reply)
@@ -41,7 +43,7 @@ def play_model(task: Task) -> None:
 
 
 def play_agent(config: RunConfig, prompt: Prompt) -> None:
-    """A program that asks the model for its turns, to its end."""
+    """Run a program that requests turns from the model, to its end."""
     require("torch", "transformers", "accelerate")
     import numpy as np
 
@@ -56,21 +58,21 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
         engine = local_engine(config.model.path, stops, config.max_length, "env-try")
         round = AgentRound(agents, 0, ordered=True)
         round.open(0, PromptTask(0, np.zeros(0, np.int32), prompt, 1))
-        while not isinstance(one := round.poll()[0], Held):
-            round.drew(0, _draw(engine, config, one.tokens, one.room, one.number))
+        while not isinstance(event := round.poll()[0], Held):
+            round.drew(0, _generate(engine, config, event.tokens, event.room, event.number))
     engine.close()
-    if one.failure is not None:
-        raise RlcliError(f"the agent failed twice: {one.failure.detail}", "a run would leave this sample out")
-    for message in one.fields["conversation"]:
+    if event.failure is not None:
+        raise RlcliError(f"the agent failed twice: {event.failure.detail}", "a run would leave this sample out")
+    for message in event.fields["conversation"]:
         print_message(message)
-    facts = one.fields["environment"]
-    count = len(one.whole.branch_starts)
+    facts = event.fields["environment"]
+    count = len(event.whole.branch_starts)
     branches = f"; this is the last of its {count} conversations" if count > 1 else ""
-    print_end(facts["ended"] + branches, one.whole.turns, sum(facts["rewards"]))
+    print_end(facts["ended"] + branches, event.whole.turns, sum(facts["rewards"]))
 
 
 def _tokenizer(config: RunConfig) -> tuple[Any, tuple[int, ...], bool]:
-    """The tokenizer with its chat template, the ids that end a turn, and whether a prompt opens a <think>."""
+    """The tokenizer with its chat template, the ids that end a turn, and True if a prompt opens a <think>."""
     from rlcli.data.prompts import chat_template
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer
 
@@ -80,7 +82,7 @@ def _tokenizer(config: RunConfig) -> tuple[Any, tuple[int, ...], bool]:
     return tokenizer, tuple(stops), chat_template.opens_thinking(tokenizer)
 
 
-def _draw(engine: Any, config: RunConfig, tokens: Any, room: int, turn: int) -> Any:
+def _generate(engine: Any, config: RunConfig, tokens: Any, room: int, turn: int) -> Any:
     """The policy's next turn, number `turn`, after `tokens`."""
     from rlcli.data.messages import sample_seed
     from rlcli.rollout.engine import GenerationRequest, Sampling, finished

@@ -17,7 +17,7 @@ STYLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "g
 
 
 def answer(session: Session, message: Mapping[str, Any]) -> Reply:
-    """What the environment answers to a turn. Raises `RlcliError` if it fails."""
+    """The environment's reply to a turn. Raises `RlcliError` if it fails."""
     from rlcli.environments.environment import EnvironmentFailed
 
     try:
@@ -51,7 +51,7 @@ def print_end(why: str, turns: int, total: float) -> None:
 
 
 def print_message(message: Mapping[str, Any]) -> None:
-    """The role in its colour, then the text, and calls of tools as they are typed."""
+    """Print the role in its colour, then the text, and tool calls as they are typed."""
     from rich.text import Text
 
     from rlcli.images.image_descriptions import worded_messages

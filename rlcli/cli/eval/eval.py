@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RECIPE = "grpo"
 """The source of values that no option sets."""
 NUMBERED_ROWS = 256
-"""Of an environment, if no data is given and `environment.eval_rows` is not set."""
+"""Rows of an environment, if there is no data and `environment.eval_rows` is not set."""
 
 app = typer.Typer(cls=Group)
 
@@ -174,7 +174,7 @@ def refuse_sampling(model: str | None, endpoint: str | None, samples: int, tempe
 
 
 def _refuse_for_served(config: RunConfig) -> None:
-    """Raise `ConfigError` for what only a model that is loaded here has."""
+    """Raise `ConfigError` for options that only a model that is loaded here supports."""
     if config.cluster.workers > 1:
         raise ConfigError(f"--workers = {config.cluster.workers}: a served model needs none", "leave it out")
     if config.environment.name:
@@ -202,7 +202,7 @@ def sampling_config(
     """The configuration of an evaluation. data: None for numbered rows of the environment."""
     from rlcli.config.load import resolve
 
-    own_rows = any(text.partition("=")[0].strip() == "environment.eval_rows" for text in sets or ())
+    rows_are_set = any(text.partition("=")[0].strip() == "environment.eval_rows" for text in sets or ())
 
     flags: dict[str, object] = {
         "model.path": model,
@@ -217,7 +217,7 @@ def sampling_config(
         "train.tokens_per_microbatch": 1 << 30,  # Nothing is trained: no bound on a micro-batch.
         "verifier.name": verifier,
         "environment.name": environment,
-        "environment.eval_rows": None if data or own_rows else NUMBERED_ROWS,
+        "environment.eval_rows": None if data or rows_are_set else NUMBERED_ROWS,
     }
     return resolve(RECIPE, flags, sets or []).config
 
@@ -257,5 +257,5 @@ def compare(
     """
     from rlcli.evaluation.paired_comparison import compare as compared
 
-    found = compared(a, b, changed)
-    emit_json(found.as_dict()) if as_json else show_comparison(found)
+    comparison = compared(a, b, changed)
+    emit_json(comparison.as_dict()) if as_json else show_comparison(comparison)

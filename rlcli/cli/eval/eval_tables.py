@@ -44,8 +44,8 @@ def _show_report(title: str, report: EvalReport) -> None:
     rows.append(("truncated", f"{100 * lengths.truncated:.1f}%"))
     show(table(["measure", "value"], rows))
     if report.sampled_k:
-        named = ", ".join(f"maj@{k}" for k in report.sampled_k)
-        plain(f"{named}: over random subsets of the samples, the same ones every time")
+        inexact = ", ".join(f"maj@{k}" for k in report.sampled_k)
+        plain(f"{inexact}: over random subsets of the samples, the same ones every time")
     if report.unverified:
         plain(
             f"{report.unverified} of {report.samples} responses could not be verified (timeout, crash, unparsed) and "
@@ -82,7 +82,7 @@ def _counted(report: EvalReport) -> str:
 
 
 def _listed(report: EvalReport) -> list[str]:
-    """The measures to show: mean@1 beside pass@1. mean@k is the same figure, for readers of `--json`."""
+    """The measures to show: pass@1, mean@1 and others. mean@k is the same figure as mean@1, for readers of `--json`."""
     others = [name for name in report.measures if name != "pass@1" and not name.startswith("mean@")]
     return ["pass@1", "mean@1", *others]
 
@@ -93,8 +93,8 @@ def show_comparison(compared: Compared) -> None:
 
     plain(f"A: {compared.a}")
     plain(f"B: {compared.b}")
-    for name, (one, other) in compared.differing.items():
-        plain(f"  {name}: {shown(one)} → {shown(other)}")
+    for name, (value_a, value_b) in compared.differing.items():
+        plain(f"  {name}: {shown(value_a)} → {shown(value_b)}")
     if compared.unmatched:
         plain(f"left out, found in only one of them: {', '.join(compared.unmatched)}")
     for name, comparison in compared.datasets.items():
@@ -107,22 +107,26 @@ def show_comparison(compared: Compared) -> None:
         show(table(["most changed", "A", "B", "prompt"], rows))
 
 
-def _show_differences(name: str, found: Comparison) -> None:
+def _show_differences(name: str, comparison: Comparison) -> None:
     from rlcli.evaluation.paired_comparison import MEAN
 
-    in_rows = f" in {found.rows} rows" if found.rows > found.prompts else ""
-    changes = f"{found.better} better, {found.worse} worse, {found.same} same"
-    unmatched = f", {found.only_a} only in A, {found.only_b} only in B" if found.only_a or found.only_b else ""
-    plain(f"{name}: {found.prompts} prompts{in_rows}: {changes}{unmatched}")
+    in_rows = f" in {comparison.rows} rows" if comparison.rows > comparison.prompts else ""
+    changes = f"{comparison.better} better, {comparison.worse} worse, {comparison.same} same"
+    unmatched = (
+        f", {comparison.only_a} only in A, {comparison.only_b} only in B"
+        if comparison.only_a or comparison.only_b
+        else ""
+    )
+    plain(f"{name}: {comparison.prompts} prompts{in_rows}: {changes}{unmatched}")
     rows = []
-    for measure, one in found.measures.items():
-        difference, low, high = one.difference.mean, one.difference.low, one.difference.high
+    for measure, values in comparison.measures.items():
+        difference, low, high = values.difference.mean, values.difference.low, values.difference.high
         if measure == MEAN:  # of any scores, so not in percent
-            cells = (f"{one.a:.3f}", f"{one.b:.3f}", f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]")
+            cells = (f"{values.a:.3f}", f"{values.b:.3f}", f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]")
         else:
             in_percent = f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-            cells = (_share(one.a), _share(one.b), in_percent)
-        rows.append((measure, *cells, f"{one.p:.4f}"))
+            cells = (_share(values.a), _share(values.b), in_percent)
+        rows.append((measure, *cells, f"{values.p:.4f}"))
     show(table(["measure", "A", "B", "B − A", "p"], rows))
 
 

@@ -1,4 +1,4 @@
-"""Which keys of the configuration an evaluation reads: others given with `--set` are refused."""
+"""Checks the keys of an evaluation: `--set` refuses keys that an evaluation does not read."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def refuse_unread(command: str, sets: Sequence[str] | None, *, served: bool) -> 
     for text in sets or ():
         name = text.partition("=")[0].strip()
         name = RENAMED.get(name, name)
-        if any(name == one or name.startswith(f"{one}.") for one in read):
+        if any(name == key or name.startswith(f"{key}.") for key in read):
             continue
-        of = f"{command} of an endpoint" if served and name.startswith(tuple(LOCAL)) else command
+        subject = f"{command} of an endpoint" if served and name.startswith(tuple(LOCAL)) else command
         instead = INSTEAD.get(name)
         raise ConfigError(
-            f"{of} does not read {name} (--set)",
+            f"{subject} does not read {name} (--set)",
             f"give --set {instead}=…, the same for evaluations" if instead else "leave it out",
         )
 

@@ -115,26 +115,27 @@ def _refuse(file: Path, target: Path) -> None:
         raise ConfigError(f"--out: {target} is the data itself", "give another folder")
 
 
-def _refuse_crashes(report: EvalReport, most: float) -> None:
-    """Otherwise a prompt whose verifier fails would count as one that the model never solves."""
+def _refuse_crashes(report: EvalReport, max_rate: float) -> None:
+    """Raise `RunFailed` for too many failed verifications: a prompt whose verifier fails would count as never
+    solved."""
     share = sum(report.outcomes[outcome] for outcome in UNVERIFIED)
-    if share > most:
+    if share > max_rate:
         first = f"; the first crash: «{report.crash}»" if report.crash else ""
         raise RunFailed(
             f"{share:.1%} of the verifications gave no verdict (timeout, crash, unparsed), more than "
-            f"verifier.max_crash_rate = {most:g}{first}",
+            f"verifier.max_crash_rate = {max_rate:g}{first}",
             "fix the verifier or the rows, or raise verifier.max_crash_rate with --set",
         )
 
 
 def _rates(evaluation: Evaluation) -> dict[int, float]:
-    """The number of each row in the file → its pass rate."""
+    """Row of the file → its pass rate."""
     rows = [int(prompt.id.rpartition(":")[2]) for prompt in evaluation.prompts]
     return dict(zip(rows, evaluation.overall.pass_rates, strict=True))
 
 
 def _counted(rates: Mapping[int, float], wanted: Keep, file: Path, limit: int) -> dict[str, int]:
-    """How many rows are kept, and how many are not, by reason. limit: the first rows of the file only; 0: all."""
+    """Number of kept rows, and of others by reason. limit: the first rows of the file only; 0: all."""
     import pyarrow.parquet
 
     in_file = pyarrow.parquet.read_metadata(file).num_rows
@@ -150,9 +151,9 @@ def _counted(rates: Mapping[int, float], wanted: Keep, file: Path, limit: int) -
 
 def _draw(bins: dict[str, int], prompts: int) -> None:
     plain(f"pass rates of {prompts} prompts:")
-    widest, most = max(map(len, bins)), max(*bins.values(), 1)
+    widest, largest = max(map(len, bins)), max(*bins.values(), 1)
     for name, count in bins.items():
-        bar = "█" * round(BAR * count / most) or ("▏" if count else "")
+        bar = "█" * round(BAR * count / largest) or ("▏" if count else "")
         plain(f"  {name:>{widest}} {count:6d} {bar}".rstrip())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,9 @@ from rlcli.errors import ConfigError
 from rlcli.types import ConvertOptions
 
 if TYPE_CHECKING:
+    from typer._click.core import Context
+    from typer._click.shell_completion import CompletionItem
+
     from rlcli.prep.pipeline import Plan, Prepared
     from rlcli.types import Converter, Prompt
 
@@ -32,7 +35,7 @@ of_output = partial(typer.Option, rich_help_panel="The output")
 class Prep(Group):
     """Treats any argument that is not a subcommand as the name of a dataset."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         first, second = [*args, "", ""][:2]
         if first in ("", "-h", "--help") or (first in self.commands and first != "NAME"):
             return super().parse_args(ctx, args)
@@ -40,8 +43,8 @@ class Prep(Group):
         args = args if first == "NAME" and second.startswith("-") else ["NAME", *args]
         return super().parse_args(ctx, args)
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Datasets beside the subcommands."""
+    def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
+        """Complete datasets as well as subcommands."""
         from typer._click.shell_completion import CompletionItem
 
         commands = [item for item in super().shell_complete(ctx, incomplete) if item.value != "NAME"]
@@ -89,12 +92,12 @@ Seed = Annotated[int | None, of_source(help="Seed of generated problems.")]
 Count = Annotated[int | None, of_source(help="Generated rows of train.")]
 TestCount = Annotated[int | None, of_source(help="Generated rows of test.")]
 Kinds = Annotated[str | None, of_source(metavar="KIND,…", help="Kinds of generated questions.")]
-Cells = Annotated[int | None, of_source(help="Cells on a side of a generated picture.")]
+Cells = Annotated[int | None, of_source(help="Cells on a side of a generated image.")]
 Cell = Annotated[int | None, of_source(help="Pixels on a side of such a cell.")]
 Split = Annotated[str | None, of_rows(help="Only this one: train or test.")]
 MinPromptChars = Annotated[int | None, of_rows(min=1)]
 MaxPromptChars = Annotated[int | None, of_rows(min=1)]
-MaxPromptTokens = Annotated[int | None, of_rows(min=1, help="As --tokenizer counts, those of pictures too.")]
+MaxPromptTokens = Annotated[int | None, of_rows(min=1, help="As --tokenizer counts, with those of images.")]
 Tokenizer = Annotated[str | None, of_rows(help="A model's folder or hub id.")]
 Dedup = Annotated[bool, of_rows("--dedup", help="Keep the first of equal prompts.")]
 Decontaminate = Annotated[
@@ -174,27 +177,52 @@ def prep(
     from rlcli.prep.decontaminate import NGRAM, SHARE
     from rlcli.prep.pipeline import Plan
 
-    options = ConvertOptions(source=source, subset=subset, columns=_columns(columns or []))
-    options = replace(options, task=task, difficulty=difficulty, seed=seed, count=count, test_count=test_count)
-    options = replace(options, kinds=kinds, cells=cells, cell=cell)
-    options = replace(options, verifier=verifier, data_source=data_source, ability=ability, instruction=instruction)
-    plan = Plan(split=split, dedup=dedup, shuffle=shuffle, limit=limit, check=not no_check, skip_bad=skip_bad)
-    plan = replace(plan, min_chars=min_prompt_chars, max_chars=max_prompt_chars)
-    plan = replace(plan, max_tokens=max_prompt_tokens, tokenizer=tokenizer)
-    against = tuple(path for paths in decontaminate or [] for path in paths.split(",") if path)
-    plan = replace(plan, against=against, ngram=ngram or NGRAM, share=ngram_share or SHARE)
-    plan = replace(plan, test_size=None if test_size is None else _test_size(test_size), test_seed=test_seed)
+    options = ConvertOptions(
+        source=source,
+        subset=subset,
+        columns=_columns(columns or []),
+        task=task,
+        difficulty=difficulty,
+        seed=seed,
+        count=count,
+        test_count=test_count,
+        kinds=kinds,
+        cells=cells,
+        cell=cell,
+        verifier=verifier,
+        data_source=data_source,
+        ability=ability,
+        instruction=instruction,
+    )
+    plan = Plan(
+        split=split,
+        min_chars=min_prompt_chars,
+        max_chars=max_prompt_chars,
+        max_tokens=max_prompt_tokens,
+        tokenizer=tokenizer,
+        dedup=dedup,
+        against=tuple(path for paths in decontaminate or [] for path in paths.split(",") if path),
+        ngram=ngram or NGRAM,
+        share=ngram_share or SHARE,
+        shuffle=shuffle,
+        limit=limit,
+        check=not no_check,
+        skip_bad=skip_bad,
+        test_size=None if test_size is None else _test_size(test_size),
+        test_seed=test_seed,
+    )
     _refuse(plan, ngram is not None or ngram_share is not None, output_format)
     _make(name, out or Path("data") / name, options, plan, output_format, as_json)
 
 
-def _columns(given: list[str]) -> dict[str, str]:
-    """
+def _columns(texts: list[str]) -> dict[str, str]:
+    """The column mapping of `--columns`.
+
     >>> _columns(["prompt=question,ground_truth=answer"])
     {'prompt': 'question', 'ground_truth': 'answer'}
     """
     columns = {}
-    for pair in (pair for pairs in given for pair in pairs.split(",")):
+    for pair in (pair for pairs in texts for pair in pairs.split(",")):
         ours, equals, theirs = pair.partition("=")
         if not (ours.strip() and equals and theirs.strip()):
             raise ConfigError(f"--columns: '{pair}' is not OURS=THEIRS", "write for instance: prompt=question")
@@ -256,26 +284,27 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
     if _asks_the_hub(converter, options.source):
         offline_unless_reachable(console.note)
     with console.progress() as on_progress:
-        made = prepare(converter, options, plan, on_progress)
+        prepared = prepare(converter, options, plan, on_progress)
     arguments = _given(options) | _given(plan) | {"format": output_format}
-    record = provenance(name, CONVERTERS.origin(name), made.origins, arguments, counts(made.steps))
-    written = write_splits(out, made.splits, record, output_format)
+    record = provenance(name, CONVERTERS.origin(name), prepared.origins, arguments, counts(prepared.steps))
+    written = write_splits(out, prepared.splits, record, output_format)
     older = sorted(path.name for path in out.glob("*.parquet") if path.stem not in written)
-    example = next(iter(made.splits.values()))[0]
+    example = next(iter(prepared.splits.values()))[0]
     if as_json:
         shown = {"messages": example.messages, "ground_truth": example.ground_truth, "verifier": example.verifier}
         shown |= {"images": described(example.images)} if example.images else {}
-        splits = {split: {"path": path, "rows": len(made.splits[split])} for split, path in written.items()}
+        splits = {split: {"path": path, "rows": len(prepared.splits[split])} for split, path in written.items()}
         steps = [
-            count | {"examples": step.examples} for count, step in zip(counts(made.steps), made.steps, strict=True)
+            count | {"examples": step.examples}
+            for count, step in zip(counts(prepared.steps), prepared.steps, strict=True)
         ]
         console.emit_json(
             {"name": name, "out": out, "splits": splits, "steps": steps, "older": older, "example": shown}
         )
         return
     for split, path in written.items():
-        console.plain(f"{split}: {len(made.splits[split])} rows in {path}")
-    _report(made)
+        console.plain(f"{split}: {len(prepared.splits[split])} rows in {path}")
+    _report(prepared)
     if older:
         console.plain(f"left as before in {out}: {', '.join(older)}")
     _show(example)
@@ -283,7 +312,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
 
 
 def _asks_the_hub(converter: Converter, source: str | None) -> bool:
-    """Whether rows may come from the hub: they are not generated, not local and not a file name."""
+    """True if rows may come from the hub: they are not generated, not local and not a file name."""
     if "source" not in converter.options or (source and Path(source).expanduser().exists()):
         return False
     name = source or converter.source
@@ -324,9 +353,9 @@ def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:
     }
 
 
-def _report(made: Prepared) -> None:
+def _report(prepared: Prepared) -> None:
     """Print the rows that each step left out, and its note."""
-    for step in made.steps:
+    for step in prepared.steps:
         for why, count in step.removed.items():
             if count:
                 console.plain(f"  {step.name}: {count} left out, {why}")
@@ -353,7 +382,8 @@ def _show(example: Prompt) -> None:
 
 
 def flag(option: str) -> str:
-    """
+    """The flag of an option.
+
     >>> flag("test_count")
     '--test-count'
     """

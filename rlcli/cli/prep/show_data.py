@@ -30,16 +30,19 @@ def describe_all(as_json: Json = False) -> None:
     """
     from rlcli.prep.pipeline import CONVERTERS, converter_named
 
-    found = {}
+    descriptions = {}
     for name in CONVERTERS.names():
         try:
-            found[name] = _describe(name, converter_named(name))
+            descriptions[name] = _describe(name, converter_named(name))
         except RlcliError as error:  # one broken package must not hide the others
             console.note(f"note: {error}")
     if as_json:
-        console.emit_json(list(found.values()))
+        console.emit_json(list(descriptions.values()))
         return
-    rows = [(one["name"], one["summary"], one["source"], one["verifier"]) for one in found.values()]
+    rows = [
+        (description["name"], description["summary"], description["source"], description["verifier"])
+        for description in descriptions.values()
+    ]
     console.show(console.table(["dataset", "what", "from", "verifier"], rows))
     console.plain("rlcli prep show NAME describes one, rlcli prep NAME makes it")
 
@@ -98,9 +101,9 @@ def _file(path: Path) -> dict[str, Any]:
     from rlcli.data.prompts.provenance import recorded
 
     if not path.is_file():
-        there = sorted(one.name for one in path.glob("*.parquet")) if path.is_dir() else []
-        found = f"a folder with {', '.join(there)}" if there else "not a file"
-        raise DataError(f"{path} is {found}", "give one parquet file, or the name of a dataset (rlcli prep list)")
+        names = sorted(file.name for file in path.glob("*.parquet")) if path.is_dir() else []
+        kind = f"a folder with {', '.join(names)}" if names else "not a file"
+        raise DataError(f"{path} is {kind}", "give one parquet file, or the name of a dataset (rlcli prep list)")
     try:
         parquet = pyarrow.parquet.ParquetFile(path)
         first = next(parquet.iter_batches(batch_size=1), None)
@@ -117,8 +120,8 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _readable(value: Any) -> Any:
-    """The value with the number of bytes in place of bytes, and with the description of a picture in place of its
-    bytes and path."""
+    """The value with the number of bytes in place of bytes, and with the description of an image in place of its bytes
+    and path."""
     if isinstance(value, bytes):
         return _picture(value) or f"{len(value)} bytes"
     if isinstance(value, dict):
@@ -129,15 +132,15 @@ def _readable(value: Any) -> Any:
 
 
 def _picture(value: bytes) -> dict[str, Any] | None:
-    """Digest and size of an encoded picture, also in bytes; None if it is none."""
+    """Digest and size of an encoded image, also in bytes; None if it is no image."""
     from rlcli.images.image_descriptions import described
 
-    (found,) = described([value])
-    return {**found, "bytes": len(value)} if found["width"] else None
+    (description,) = described([value])
+    return {**description, "bytes": len(value)} if description["width"] else None
 
 
 def _worded(value: Any) -> Any:
-    """What `_readable` has made, with the names of pictures in place of their descriptions."""
+    """The result of `_readable` with the names of images in place of their descriptions."""
     from rlcli.images.image_descriptions import in_words
 
     if isinstance(value, dict):

@@ -26,12 +26,14 @@ OPTIONS = "algorithm.options"
 
 @dataclass(frozen=True)
 class Choice:
-    """name: what the key can be set to; for `algorithm.options`, the setting that selects the function. text: what the
-    function does, or the numbers it takes. options: these with their defaults; None for a required one."""
+    """A function that a key can name."""
 
     name: str
+    """The key's value; for `algorithm.options`, the setting that selects the function."""
     text: str
+    """Description of the function, or of the numbers it takes."""
     options: dict[str, float | None] = field(default_factory=dict)
+    """Number that it takes → default; None for a required one."""
 
 
 def choices(key: str) -> list[Choice]:
@@ -46,19 +48,21 @@ def choices(key: str) -> list[Choice]:
     number = key.removeprefix(OPTIONS).lstrip(".")
     from rlcli.algorithms.controllers import kl_controller
 
-    steered = _numbers_of(kl_controller)
-    taking = [
+    controller_options = _numbers_of(kl_controller)
+    readers = [
         Choice(f"{kind.partition('.')[2]} = {name}", _listed(options), options)
         for kind in MODULES
         for name, _ in _functions(kind)
         if (options := {o: d for o, d in _options(kind, name).items() if number in ("", o)})
     ]
-    if number in ("", *steered):
-        taking.append(Choice("kl_target, any", _listed(steered), steered))
-    if not taking:
-        known = {name for kind in MODULES for one, _ in _functions(kind) for name in _options(kind, one)} | {*steered}
+    if number in ("", *controller_options):
+        readers.append(Choice("kl_target, any", _listed(controller_options), controller_options))
+    if not readers:
+        known = {
+            name for kind in MODULES for function_name, _ in _functions(kind) for name in _options(kind, function_name)
+        } | {*controller_options}
         raise ConfigError(f"no function takes the number '{number}'", near(number, known))
-    return taking
+    return readers
 
 
 def _functions(key: str) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -67,25 +71,27 @@ def _functions(key: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _options(key: str, name: str) -> dict[str, float | None]:
-    """The numbers that the function takes from `algorithm.options`, without those that have their own keys."""
+    """The numbers that the function takes from `algorithm.options`, without those that have separate keys."""
     from rlcli.algorithms.losses import selectors
     from rlcli.algorithms.losses.critic import process_rewards
 
     part = import_module(f"rlcli.algorithms.{MODULES[key]}").part(name)
-    brought = [part.function]  # and the functions called for it
+    functions = [part.function]  # and the functions called for it
     if key == "algorithm.loss" and name in selectors.names():
-        brought.append(selectors.get(name))
+        functions.append(selectors.get(name))
     if key == "algorithm.advantage" and "process_rewards" in part.needs:
-        brought.append(process_rewards)
-    return _numbers_of(*brought)
+        functions.append(process_rewards)
+    return _numbers_of(*functions)
 
 
 def _numbers_of(*functions: Callable[..., Any]) -> dict[str, float | None]:
     from rlcli.algorithms.named import options_of
 
-    found: Mapping[str, Any] = {option: default for each in functions for option, default in options_of(each).items()}
+    defaults: Mapping[str, Any] = {
+        option: default for each in functions for option, default in options_of(each).items()
+    }
     numbers: dict[str, float | None] = {}
-    for option, default in found.items():
+    for option, default in defaults.items():
         if default is inspect.Parameter.empty:
             numbers[option] = None
         elif isinstance(default, int | float) and f"algorithm.{option}" not in keys():

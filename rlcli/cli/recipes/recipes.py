@@ -103,14 +103,13 @@ def diff(
     """
     from rlcli.config.load import resolve
 
-    both = resolve(first), resolve(second)
-    found = _differences(*both)
+    differences = _differences(resolve(first), resolve(second))
     if json:
-        console.emit_json({"a": first, "b": second, "differences": found})
-    elif not found:
+        console.emit_json({"a": first, "b": second, "differences": differences})
+    elif not differences:
         console.plain(f"no key differs between {first} and {second}")
     else:
-        rows = [(each["key"], *(_valued(each[side]) for side in ("a", "b"))) for each in found]
+        rows = [(each["key"], *(_valued(each[side]) for side in ("a", "b"))) for each in differences]
         console.show(console.table(["key", first, second], rows))
 
 
@@ -160,20 +159,20 @@ def explain(
     from rlcli.config.keys import describe
     from rlcli.config.load import to_toml
 
-    keys, named = describe(key), choices(key)
+    keys, functions = describe(key), choices(key)
     if json:
-        console.emit_json([asdict(each) | ({"choices": named} if named else {}) for each in keys])
+        console.emit_json([asdict(each) | ({"choices": functions} if functions else {}) for each in keys])
         return
     for each in keys:
         default = "" if each.default is None and not each.optional else f" = {to_toml(each.default)}"
         console.plain(f"{each.name}{default}  ({each.rule})\n    {each.description}")
-    width = max((len(choice.name) for choice in named), default=0)
-    for choice in named:
+    width = max((len(choice.name) for choice in functions), default=0)
+    for choice in functions:
         console.plain(f"        {choice.name:<{width}}  {choice.text}")
 
 
 def check_new(recipe: Path) -> None:
-    """Raise `ConfigError` if this is no name for a new recipe."""
+    """Raise `ConfigError` if this is not a valid name for a new recipe."""
     if recipe.suffix != ".toml":
         raise ConfigError(f"--out {recipe}: a recipe's file name must end in .toml", f"give {recipe}.toml")
     if os.path.lexists(recipe):
@@ -183,8 +182,8 @@ def check_new(recipe: Path) -> None:
 def write_new(recipe: Path, toml: str) -> None:
     """Write a recipe. Raises `ConfigError` if it cannot be written."""
     try:
-        with replacing(recipe) as beside:
-            beside.write_text(toml, encoding="utf-8")
+        with replacing(recipe) as temporary:
+            temporary.write_text(toml, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{recipe} cannot be written: {error.strerror}", "name another file with --out") from error
 
@@ -194,23 +193,24 @@ def _first_word(text: str) -> str:
 
 
 def _differences(a: Resolved, b: Resolved) -> list[dict[str, Any]]:
-    """In schema order. A number of `algorithm.options` that one side does not set is None on that side."""
+    """The keys whose values differ, in schema order. A number of `algorithm.options` that one side does not set is None
+    on that side."""
     from rlcli.config.keys import keys
 
     sides = [
         {key: {"value": value, "origin": run.origins[key]} for key, value in run.values().items()} for run in (a, b)
     ]
-    places = {key: place for place, key in enumerate(keys())}
+    positions = {key: position for position, key in enumerate(keys())}
 
     def order(key: str) -> tuple[int, str]:
-        return places[key if key in places else key.rpartition(".")[0]], key
+        return positions[key if key in positions else key.rpartition(".")[0]], key
 
-    found = []
+    differences = []
     for key in sorted({*sides[0], *sides[1]}, key=order):
         first, second = (side.get(key) for side in sides)
         if first is None or second is None or first["value"] != second["value"]:
-            found.append({"key": key, "a": first, "b": second})
-    return found
+            differences.append({"key": key, "a": first, "b": second})
+    return differences
 
 
 def _valued(side: dict[str, Any] | None) -> str:

@@ -36,20 +36,20 @@ def list_engines(run: RunName, json: Json = False) -> None:
     from rlcli.rollout.servers.server_record import states
     from rlcli.support.redact import printable
 
-    found: list[dict[str, Any]] = states(find_record(run))
+    workers: list[dict[str, Any]] = states(find_record(run))
     if json:
-        console.emit_json(found)
+        console.emit_json(workers)
         return
-    servers = [(_name(state["worker"], one["server"]), one) for state in found for one in state["servers"]]
-    rows = [[name, *(printable(str(one[column])) for column in COLUMNS)] for name, one in servers]
+    servers = [(_name(state["worker"], server["server"]), server) for state in workers for server in state["servers"]]
+    rows = [[name, *(printable(str(server[column])) for column in COLUMNS)] for name, server in servers]
     console.show(console.table(("server", *COLUMNS), rows))
-    for name, one in servers:
-        if one["why"]:
-            console.plain(printable(f"{name}: {one['why']}"))
+    for name, server in servers:
+        if server["why"]:
+            console.plain(printable(f"{name}: {server['why']}"))
 
 
 def _name(worker: int, address: str) -> str:
-    """A server of the run itself by its worker and number: the path of its socket is long."""
+    """A server's name: one that the run started is named by worker and number, as the path of its socket is long."""
     return f"worker {worker}, {Path(address).stem}" if address.startswith("unix:") else address
 
 
@@ -71,7 +71,7 @@ def add(run: RunName, url: Url) -> None:
 
 @app.command("remove")
 def remove(run: RunName, url: Url) -> None:
-    """Let a server leave a run, once it has finished what it generates. The run goes on with the others.
+    """Drain a server and detach it from a run. The run continues with the others.
 
     Examples:
 
@@ -82,7 +82,7 @@ def remove(run: RunName, url: Url) -> None:
     from rlcli.rollout.servers.server_record import states, wish
 
     folder = find_record(run)
-    known = [one["server"] for state in states(folder) for one in state["servers"] if one["state"] != "gone"]
+    known = [server["server"] for state in states(folder) for server in state["servers"] if server["state"] != "gone"]
     if url not in known:
         raise DataError(f"{run}: no server {url}", f"its servers: {', '.join(known)}")
     if url.startswith("unix:"):

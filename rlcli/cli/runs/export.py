@@ -93,7 +93,7 @@ def export(
         if with_report and origin.run is None:
             raise RlcliError(f"--report: {source} is not in the folder of a run", "leave it out")
         options = Options(merge, dtype or "", critic, not no_check)
-        made = exporting.export(
+        result = exporting.export(
             origin,
             out,
             options,
@@ -104,11 +104,11 @@ def export(
         )
         url = ""
         if push:
-            if made.kind == "adapter" and Path(made.base).is_dir():
-                view.note(f"adapter_config.json names the base by its path here, {made.base}: others need its hub id")
+            if result.kind == "adapter" and Path(result.base).is_dir():
+                view.note(f"adapter_config.json names the base by its path here, {result.base}: others need its hub id")
             view.phase(f"push to {push}")
             url = push_folder(out, push)
-    _print(made, url, as_json)
+    _print(result, url, as_json)
 
 
 def _write_report(run: Path, out: Path) -> None:
@@ -119,15 +119,15 @@ def _write_report(run: Path, out: Path) -> None:
     reports.get("pages")([RunData(run)], out)
 
 
-def _print(made: Export, url: str, as_json: bool) -> None:
+def _print(result: Export, url: str, as_json: bool) -> None:
     if as_json:
-        emit_json({**asdict(made), "pushed": url or None})
+        emit_json({**asdict(result), "pushed": url or None})
         return
     rows = [
-        ("weights", str(made.change or "not compared with the base")),
-        ("log-probs", str(made.log_probs or "not compared with the trainer's")),
+        ("weights", str(result.change or "not compared with the base")),
+        ("log-probs", str(result.log_probs or "not compared with the trainer's")),
         *([("pushed", url)] if url else []),
     ]
-    plain(f"{made.path}: {made.kind}, {made.dtype}, step {made.step} from {made.base}")
+    plain(f"{result.path}: {result.kind}, {result.dtype}, step {result.step} from {result.base}")
     show(table(["check", ""], rows))
-    print_next(after_export(made.path, made.kind))
+    print_next(after_export(result.path, result.kind))

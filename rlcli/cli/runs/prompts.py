@@ -1,4 +1,4 @@
-"""`rlcli runs prompts`: what became of each prompt of a run."""
+"""`rlcli runs prompts`: the history of each prompt of a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 SortName = Literal["tokens", "rate", "last", "groups", "step", "id"]
 SORTS: dict[SortName, Callable[[PromptHistory], Any]] = {
-    "tokens": lambda one: -one.tokens,
-    "rate": lambda one: (one.pass_rate is None, one.pass_rate),
-    "last": lambda one: (one.last is None, one.last),
-    "groups": lambda one: -one.groups,
-    "step": lambda one: -one.step,
-    "id": lambda one: one.prompt_id,
+    "tokens": lambda history: -history.tokens,
+    "rate": lambda history: (history.pass_rate is None, history.pass_rate),
+    "last": lambda history: (history.last is None, history.last),
+    "groups": lambda history: -history.groups,
+    "step": lambda history: -history.step,
+    "id": lambda history: history.prompt_id,
 }
-"""By which value prompts are listed: the most tokens, the lowest rate, the most groups or the latest step first."""
+"""Sort keys: the most tokens, the lowest rate, the most groups or the latest step first."""
 
 
 def prompts(
@@ -35,14 +35,14 @@ def prompts(
     reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.")] = False,
     min_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Only last pass rates of at least this.")] = 0.0,
     max_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Only last pass rates of at most this.")] = 1.0,
-    min_groups: Annotated[int, typer.Option(min=1, help="Only prompts drawn at least so often.")] = 1,
+    min_groups: Annotated[int, typer.Option(min=1, help="Only prompts with at least this many groups.")] = 1,
     wasted: Annotated[bool, typer.Option("--wasted", help="Only prompts of which no group was kept.")] = False,
     retired: Annotated[bool, typer.Option("--retired", help="Only solved prompts (data.retire).")] = False,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="Only prompts with this text in their id.")] = "",
-    limit: Annotated[int, typer.Option(min=0, help="List at most so many; 0: all.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="List at most this many; 0: all.")] = 20,
     json: Json = False,
 ) -> None:
-    """List the prompts that a run has drawn, with their pass rates and what they cost.
+    """List the prompts that a run has sampled, with their pass rates and tokens.
 
     Examples:
 
@@ -63,50 +63,50 @@ def prompts(
             f"{folder / PROMPTS} has no prompts", "it is written once a step is done; supervised runs have none"
         )
     limited = min_rate > 0 or max_rate < 1
-    found = [
-        one
-        for one in every
-        if one.groups >= min_groups
-        and prompt in one.prompt_id
-        and not (wasted and one.kept)
-        and (one.retired or not retired)
-        and (not limited or (one.last is not None and min_rate <= one.last <= max_rate))
+    selected = [
+        history
+        for history in every
+        if history.groups >= min_groups
+        and prompt in history.prompt_id
+        and not (wasted and history.kept)
+        and (history.retired or not retired)
+        and (not limited or (history.last is not None and min_rate <= history.last <= max_rate))
     ]
-    found = sorted(found, key=SORTS[sort], reverse=reverse)
-    shown = found[: limit or None]
+    selected = sorted(selected, key=SORTS[sort], reverse=reverse)
+    shown = selected[: limit or None]
     if json:
-        console.emit_json([one.as_dict() for one in shown])
+        console.emit_json([history.as_dict() for history in shown])
         return
     console.plain(_summary(every))
     _print(shown)
-    if len(shown) < len(found):
-        console.note(f"{len(found) - len(shown)} more: --limit 0 lists all")
+    if len(shown) < len(selected):
+        console.note(f"{len(selected) - len(shown)} more: --limit 0 lists all")
 
 
 def _summary(every: Sequence[PromptHistory]) -> str:
-    groups, kept = sum(one.groups for one in every), sum(one.kept for one in every)
-    tokens, retired = sum(one.tokens for one in every), sum(one.retired for one in every)
-    text = f"{len(every)} prompts in {groups} groups, {groups - kept} of them dropped; {tokens:,} tokens"
+    groups, kept_groups = sum(history.groups for history in every), sum(history.kept for history in every)
+    tokens, retired = sum(history.tokens for history in every), sum(history.retired for history in every)
+    text = f"{len(every)} prompts in {groups} groups, {groups - kept_groups} of them dropped; {tokens:,} tokens"
     return text + (f"; retired: {retired}" if retired else "")
 
 
-def _print(found: Sequence[PromptHistory]) -> None:
+def _print(shown: Sequence[PromptHistory]) -> None:
     from rlcli.support.redact import printable
 
-    any_retired = any(one.retired for one in found)
+    any_retired = any(history.retired for history in shown)
     rows = [
         (
-            printable(one.prompt_id),
-            one.groups,
-            one.kept,
-            _rate(one.pass_rate),
-            _rate(one.first),
-            _rate(one.last),
-            f"{one.tokens:,}",
-            one.step,
-            *(["yes" if one.retired else ""] if any_retired else []),
+            printable(history.prompt_id),
+            history.groups,
+            history.kept,
+            _rate(history.pass_rate),
+            _rate(history.first),
+            _rate(history.last),
+            f"{history.tokens:,}",
+            history.step,
+            *(["yes" if history.retired else ""] if any_retired else []),
         )
-        for one in found
+        for history in shown
     ]
     # Short names: all must fit on one terminal line.
     columns = ["prompt", "groups", "kept", "rate", "first", "last", "tokens", "step"]

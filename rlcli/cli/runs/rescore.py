@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
     from rlcli.evaluation.rescoring import Rescored, Stored
     from rlcli.rewards.expression import Composition
-    from rlcli.types import Prompt
+    from rlcli.types import Prompt, Verdict
 
 NewVerifier = Annotated[
     str,
@@ -32,7 +32,7 @@ ScoresFile = Annotated[Path | None, typer.Option(help="Write each sample's old a
 KeepInRun = Annotated[
     bool, typer.Option("--keep", help="Write the same into the run, for rlcli runs signals and rlcli report.")
 ]
-KEPT = ("prompt_id", "group", "sample", "prompt", "response", "ground_truth")
+WRITTEN = ("prompt_id", "group", "sample", "prompt", "response", "ground_truth")
 """Columns of a sample that are written with its scores."""
 
 
@@ -73,7 +73,7 @@ def rescore(
         raise ConfigError("--keep is for the training's samples, and names the file itself", "leave out the other flag")
     if out and folder in out.expanduser().resolve().parents:
         raise ConfigError(f"--out {out} lies in the folder of the run", "give another file")
-    target = _kept_at(folder, verifier) if keep else out
+    target = _scores_file(folder, verifier) if keep else out
     samples = _samples(folder / ("evaluations" if evaluations else "samples"), set(steps or ()), limit)
     config = read_run_config(folder).config
     prompts, note = _prompts(config, folder, str(composition), evaluations)
@@ -98,7 +98,7 @@ def rescore(
         _print(result, notes)
 
 
-def _kept_at(folder: Path, verifier: str) -> Path:
+def _scores_file(folder: Path, verifier: str) -> Path:
     """The file of the run for the scores of a verifier."""
     from rlcli.evaluation.rescoring import RESCORED
 
@@ -106,28 +106,30 @@ def _kept_at(folder: Path, verifier: str) -> Path:
     return folder / RESCORED / f"{name}.jsonl"
 
 
-def _samples(room: Path, steps: set[int], limit: int) -> list[Stored]:
-    """The samples in this folder, of these steps. steps: none for all. limit: the first of each step only; 0: all."""
+def _samples(folder: Path, steps: set[int], limit: int) -> list[Stored]:
+    """The samples of these steps in a folder. steps: empty for all. limit: the first of each step only; 0: all."""
     from rlcli.evaluation.rescoring import steps_of, stored_samples
 
-    existing = steps_of(room)
+    existing = steps_of(folder)
     if missing := sorted(steps - set(existing)):
-        raise DataError(f"{room} has no samples of step {missing[0]}", f"it has {_range(existing)}")
-    samples = [one for step in sorted(steps) or existing for one in stored_samples(room, [step])[: limit or None]]
+        raise DataError(f"{folder} has no samples of step {missing[0]}", f"it has {_range(existing)}")
+    samples = [
+        sample for step in sorted(steps) or existing for sample in stored_samples(folder, [step])[: limit or None]
+    ]
     if not samples:
-        raise DataError(f"{room} has no samples", "they are saved with tracking.save_samples = true")
+        raise DataError(f"{folder} has no samples", "they are saved with tracking.save_samples = true")
     return samples
 
 
-def _fields(stored: Any, verdict: Any) -> dict[str, Any]:
+def _fields(stored: Stored, verdict: Verdict) -> dict[str, Any]:
     new = {"score": verdict.score, "outcome": str(verdict.outcome), "answer": verdict.answer, "detail": verdict.detail}
-    kept = {name: stored.fields[name] for name in KEPT}
+    fields = {name: stored.fields[name] for name in WRITTEN}
     old = {f"old_{name}": stored.fields[name] for name in ("score", "outcome")}
-    return {"step": stored.step, **kept, **old, **new, "parts": dict(verdict.parts)}
+    return {"step": stored.step, **fields, **old, **new, "parts": dict(verdict.parts)}
 
 
 def _prompts(config: RunConfig, folder: Path, verifier: str, evaluations: bool) -> tuple[dict[str, Prompt], str]:
-    """The run's prompts by id, and why there are none if its data cannot be read."""
+    """The run's prompts by id, and a note if its data cannot be read."""
     from rlcli.data.prompts.image_columns import IMAGES
     from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable, read_sets
     from rlcli.evaluation.evaluation_folder import dataset_names
@@ -157,20 +159,22 @@ def _started_in(folder: Path) -> Path:
 def _expressions(
     composition: Composition, samples: Sequence[Stored], prompts: Mapping[str, Prompt], note: str
 ) -> list[str]:
-    """The verifiers of these samples. note: why there are no prompts, if so."""
+    """The verifiers of these samples. note: the reason if there are no prompts."""
     from rlcli.launch.verifier_trial import refuse_rivals
 
-    ids = dict.fromkeys(one.fields["prompt_id"] for one in samples)
-    if composition.names_rows_own and (gone := [key for key in ids if key not in prompts]):
+    ids = dict.fromkeys(sample.fields["prompt_id"] for sample in samples)
+    if composition.names_rows_own and (missing := [key for key in ids if key not in prompts]):
         why = f" ({note})" if note else ""
-        raise DataError(f"--verifier {composition}: the run's data has no row {gone[0]}{why}", "name another verifier")
+        raise DataError(
+            f"--verifier {composition}: the run's data has no row {missing[0]}{why}", "name another verifier"
+        )
     expressions = sorted({prompts[key].verifier for key in ids if key in prompts}) or [str(composition)]
     refuse_rivals(expressions, "rlcli rescore")
     return expressions
 
 
 def _thinking(config: RunConfig, folder: Path) -> tuple[bool, str]:
-    """Whether the run's prompts opened a <think>, and a note if its chat template is gone."""
+    """True if the run's prompts opened a <think>, and a note if its chat template is gone."""
     from rlcli.data.prompts import chat_template
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer
     from rlcli.runs.software_record import environment_of, recorded_day
@@ -197,15 +201,16 @@ def _as_dict(result: Rescored) -> dict[str, Any]:
         "several_turns": result.several_turns,
         "unknown_prompts": result.unknown,
         "examples": result.examples,
-        "steps": {step: one.as_dict() for step, one in sorted(result.steps.items())},
+        "steps": {step: agreement.as_dict() for step, agreement in sorted(result.steps.items())},
     }
 
 
 def _print(result: Rescored, notes: list[str]) -> None:
     columns = ("samples", "unverified", "old", "new", "agreement", "correlation")
-    steps = [(str(step), one.as_dict()) for step, one in sorted(result.steps.items())]
+    steps = [(str(step), agreement.as_dict()) for step, agreement in sorted(result.steps.items())]
     rows = [
-        (name, *(_cell(one[column]) for column in columns)) for name, one in [*steps, ("all", result.overall.as_dict())]
+        (name, *(_cell(agreement[column]) for column in columns))
+        for name, agreement in [*steps, ("all", result.overall.as_dict())]
     ]
     console.show(console.table(["step", *columns], rows))
     for name, total in result.usage.items():

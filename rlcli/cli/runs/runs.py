@@ -47,15 +47,15 @@ def list_runs(
     """
     from rlcli.runs.listing import runs_in
 
-    found = runs_in(root)
+    runs = runs_in(root)
     if json:
-        console.emit_json([asdict(run) for run in found])
+        console.emit_json([asdict(run) for run in runs])
         return
-    if not found:
+    if not runs:
         console.plain(f"no runs in {root}")
         return
     # Where scores are not just 0 and 1, passing says little; --json has both.
-    graded = any(run.mean_at_1 is not None and run.mean_at_1 != run.pass_at_1 for run in found)
+    graded = any(run.mean_at_1 is not None and run.mean_at_1 != run.pass_at_1 for run in runs)
     rows = [
         (
             run.name,
@@ -67,12 +67,12 @@ def list_runs(
             "" if run.checkpoint is None else run.checkpoint,
             time_text(run.time, "%m-%d %H:%M"),
         )
-        for run in found
+        for run in runs
     ]
     # Short names: all must fit on one terminal line.
     columns = ["run", "recipe", "state", "step", "reward", "mean@1" if graded else "pass@1", "saved", "when"]
     console.show(console.table(columns, rows))
-    for run in found:
+    for run in runs:
         if run.problem:
             console.note(f"{run.name}: {run.problem}")
 
@@ -113,7 +113,7 @@ def resume(
 
 
 def _measured(run: Run) -> str:
-    """The last reward, or the loss where the dataset gives the responses."""
+    """The last reward, or the loss if the dataset has the responses."""
     if run.loss is not None:
         return f"loss {run.loss:.3g}"
     return "" if run.reward is None else f"{run.reward:.3f}"

@@ -31,11 +31,11 @@ def samples(
     prompt: Annotated[str, typer.Option(metavar="ID", help="Only of this prompt, through all steps.")] = "",
     text: Annotated[str, typer.Option(help="Only those with this text in prompt, response or another message.")] = "",
     evaluations: OfEvaluations = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most so many, of the newest steps.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many, of the newest steps.")] = 5,
     full: Annotated[bool, typer.Option("--full", help=f"Whole texts, not their first {SHORT} characters.")] = False,
     json: Json = False,
 ) -> None:
-    """Show saved samples of a run, the newest first; what the policy did not draw is dimmed.
+    """Show saved samples of a run, the newest first; text that the policy did not generate is dimmed.
 
     One sample of each group of a step comes first, then a second one of each, and so on; with --prompt, all of one
     group in order.
@@ -54,29 +54,31 @@ def samples(
     from rlcli.evaluation.sample_browser import Filter, one_of_each_group, wanted_samples
     from rlcli.launch.resume import find_record
 
-    unknown = sorted(set(outcomes or ()) - {str(one) for one in Outcome})
+    unknown = sorted(set(outcomes or ()) - {str(outcome) for outcome in Outcome})
     if unknown:
         raise ConfigError(f"--outcome {unknown[0]} is not known", f"give one of {', '.join(Outcome)}")
     folder = find_record(run)
-    room = folder / ("evaluations" if evaluations else "samples")
-    there = steps_of(room)
-    if not there:
-        raise DataError(f"{room} has no samples", "they are saved with tracking.save_samples = true")
-    if missing := sorted(set(steps or ()) - set(there)):
-        raise DataError(f"{room} has no samples of step {missing[0]}", f"it has steps {there[0]} to {there[-1]}")
+    samples_folder = folder / ("evaluations" if evaluations else "samples")
+    available = steps_of(samples_folder)
+    if not available:
+        raise DataError(f"{samples_folder} has no samples", "they are saved with tracking.save_samples = true")
+    if missing := sorted(set(steps or ()) - set(available)):
+        raise DataError(
+            f"{samples_folder} has no samples of step {missing[0]}", f"it has steps {available[0]} to {available[-1]}"
+        )
     wanted = Filter(tuple(outcomes or ()), wrong, min_reward, max_reward, prompt, text)
-    rows = wanted_samples(room, steps or there, wanted, console.note)
-    found = list(islice(rows if prompt else one_of_each_group(rows), limit))
+    rows = wanted_samples(samples_folder, steps or available, wanted, console.note)
+    selected = list(islice(rows if prompt else one_of_each_group(rows), limit))
     if json:
-        console.emit_json([_as_dict(row) for row in found])
+        console.emit_json([_as_dict(row) for row in selected])
         return
-    if not found:
-        console.note(f"no sample of {room} is like that")
-    print_samples(found, None if full else SHORT)
+    if not selected:
+        console.note(f"no sample of {samples_folder} is like that")
+    print_samples(selected, None if full else SHORT)
 
 
-def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
-    """Print samples, each text with its first `most` characters; None: all."""
+def print_samples(rows: Sequence[Mapping[str, Any]], max_characters: int | None) -> None:
+    """Print samples, each text with its first `max_characters` characters; None: all."""
     from rich.text import Text
 
     from rlcli.runs.tracking.run_console import SampleText
@@ -89,15 +91,18 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
         if row.get("answer") is not None or row.get("ground_truth"):
             facts = {"answer": row.get("answer"), "ground truth": row.get("ground_truth") or None}
             answer = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
-            terminal.print(Text(shortened(answer, most or len(answer)), style="dim"), soft_wrap=True)
+            terminal.print(Text(shortened(answer, max_characters or len(answer)), style="dim"), soft_wrap=True)
         sample = SampleText.of(row)
         # Also a system message, and examples.
         sample = sample._replace(messages=sample.messages or worded_messages_of(row))
         names = ("", "") if sample.messages else ("user: ", "assistant: ")
-        for number, (text, drawn) in enumerate(sample.parts()):
+        for number, (text, generated) in enumerate(sample.parts()):
             label = names[number] if not sample.messages else ""
-            whole = label + text
-            terminal.print(Text(shortened(whole, most or len(whole)), style="" if drawn else "dim"), soft_wrap=True)
+            labelled = label + text
+            terminal.print(
+                Text(shortened(labelled, max_characters or len(labelled)), style="" if generated else "dim"),
+                soft_wrap=True,
+            )
         terminal.print()
 
 

@@ -28,7 +28,7 @@ RATES = {"generate": "throughput/rollout_tokens_per_s", "update": "throughput/up
 
 def show(
     run: RunName,
-    samples: Annotated[int, typer.Option(min=0, help="Show so many of the last samples, shortened.")] = 2,
+    samples: Annotated[int, typer.Option(min=0, help="Show this many of the last samples, shortened.")] = 2,
     json: Json = False,
 ) -> None:
     """Show one run: its curve, time by phase, changes to the recipe, checkpoints, evaluations, events and last samples.
@@ -50,7 +50,7 @@ def show(
     folder = find_record(run)
     for note in RunData(folder).damage():
         console.note(f"warning: {note}")
-    own = _own_settings(folder)
+    settings = _changed_settings(folder)
     summary, evaluations = run_at(folder), evaluations_of(folder)
     events, checkpoints = events_of(folder), checkpoints_of(folder)
     marks, events = marks_of(events), events[-LAST_EVENTS:]
@@ -58,9 +58,9 @@ def show(
     course, phases = course_of(folder, measure), _phases(metrics_of(folder))
     last = _last_samples(folder, samples)
     if json:
-        found = {"settings": own, "checkpoints": checkpoints, "evaluations": evaluations, "events": events}
-        found |= {"measure": measure.name, "course": course, "phases": phases, "samples": last}
-        console.emit_json(asdict(summary) | found)
+        records = {"settings": settings, "checkpoints": checkpoints, "evaluations": evaluations, "events": events}
+        records |= {"measure": measure.name, "course": course, "phases": phases, "samples": last}
+        console.emit_json(asdict(summary) | records)
         return
     value = summary.loss if summary.reward is None else summary.reward
     rows = [
@@ -74,9 +74,9 @@ def show(
     _show_curve(course, measure.in_words, marks)
     if phases:
         console.show(console.table(["time of a step", "seconds", "share", "tokens/s"], _phase_rows(phases)))
-    settings = [(key, setting["value"], setting["origin"]) for key, setting in own.items()]
     if settings:
-        console.show(console.table(["setting", "value", "from"], settings))
+        setting_rows = [(key, setting["value"], setting["origin"]) for key, setting in settings.items()]
+        console.show(console.table(["setting", "value", "from"], setting_rows))
     if evaluations:
         headlines = [(step, report.get("headline", "")) for step, report in sorted(evaluations.items())]
         console.show(console.table(["step", "evaluation"], headlines))
@@ -100,39 +100,39 @@ def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | N
     from rlcli.runs.tracking.text.step_figures import RECENT_STEPS, phase_seconds
 
     recent = [line for line in lines if number(line.get("step"))][-RECENT_STEPS:]
-    found: dict[str, dict[str, float | None]] = {}
+    phases: dict[str, dict[str, float | None]] = {}
     for name, seconds in phase_seconds(recent).items():
         rates = [rate for line in recent if (rate := number(line.get(RATES.get(name, ""))))]
-        found[name] = {"seconds": seconds, "tokens_per_s": sum(rates) / len(rates) if rates else None}
-    return found
+        phases[name] = {"seconds": seconds, "tokens_per_s": sum(rates) / len(rates) if rates else None}
+    return phases
 
 
 def _phase_rows(phases: Mapping[str, Mapping[str, float | None]]) -> list[tuple[str, str, str, str]]:
-    whole = sum(phase["seconds"] or 0.0 for phase in phases.values())
+    total = sum(phase["seconds"] or 0.0 for phase in phases.values())
     rows = []
     for name, phase in phases.items():
         seconds, rate = phase["seconds"] or 0.0, phase["tokens_per_s"]
-        if seconds >= LEAST_SHARE * whole:
-            rows.append((name, f"{seconds:.2f}", f"{seconds / whole:.0%}", "" if rate is None else f"{rate:,.0f}"))
+        if seconds >= LEAST_SHARE * total:
+            rows.append((name, f"{seconds:.2f}", f"{seconds / total:.0%}", "" if rate is None else f"{rate:,.0f}"))
     return rows
 
 
 def _last_samples(folder: Path, count: int) -> list[dict[str, Any]]:
-    """A sample of each of the first prompts of the last step that has any."""
+    """One sample for each of the first `count` prompts of the last step with samples."""
     from rlcli.evaluation.rescoring import steps_of
     from rlcli.evaluation.sample_browser import Filter, wanted_samples
 
     if not count:
         return []
-    room, found = folder / "samples", dict[str, dict[str, Any]]()
-    for row in wanted_samples(room, steps_of(room)[-1:], Filter(), console.note):
-        found.setdefault(row["prompt_id"], row)
-        if len(found) == count:
+    samples_folder, by_prompt = folder / "samples", dict[str, dict[str, Any]]()
+    for row in wanted_samples(samples_folder, steps_of(samples_folder)[-1:], Filter(), console.note):
+        by_prompt.setdefault(row["prompt_id"], row)
+        if len(by_prompt) == count:
             break
-    return list(found.values())
+    return list(by_prompt.values())
 
 
-def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
+def _changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Settings that come neither from the recipe nor from a default: key → value and origin."""
     from rlcli.config.changes import origins_in
     from rlcli.config.recipes import flatten
@@ -144,8 +144,8 @@ def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError):
         return {}
     values = flatten(config_of(folder))
-    given = {key: origin for key, origin in origins.items() if key in values and not origin.startswith("recipe ")}
-    return {key: {"value": values[key], "origin": origin} for key, origin in given.items()}
+    changed = {key: origin for key, origin in origins.items() if key in values and not origin.startswith("recipe ")}
+    return {key: {"value": values[key], "origin": origin} for key, origin in changed.items()}
 
 
 def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str]:

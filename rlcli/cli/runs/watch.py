@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 GONE_S = 5.0
-"""A run whose lock is free for so long, and whose end is not recorded, was killed."""
+"""Seconds after which a run without a lock holder and without a recorded end counts as killed."""
 RESTART_S = 300.0
-"""The same after the supervisor has announced a restart: it waits, and loading the model takes a while."""
+"""The same after a restart by the supervisor, which pauses first; loading the model takes a while."""
 NOTED = ("failed", "restarted", "resumed", "rolled_back", "stopped", "bad_update", "step_skipped")
 """Events that are shown with all their fields; a warning and an evaluation have their own text."""
 
@@ -59,19 +59,19 @@ def _print_line(metrics: Mapping[str, Any]) -> None:
 
 
 class Tail:
-    """The lines that are appended to a file of JSON objects. A line that is not complete is read later, a broken one is
-    left out."""
+    """Reads the lines appended to a file of JSON objects. An incomplete line is read later, a damaged one is left
+    out."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._inode, self._offset = path, -1, 0
 
     def new(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether the file was replaced since the last call, and its new lines: then all of them."""
+        """True if the file was replaced since the last call, and its new lines: all of them if it was."""
         try:
             with opened(self._path) as file:
-                found = os.fstat(file.fileno())
-                replaced = found.st_ino != self._inode or found.st_size < self._offset
-                self._inode, self._offset = found.st_ino, 0 if replaced else self._offset
+                status = os.fstat(file.fileno())
+                replaced = status.st_ino != self._inode or status.st_size < self._offset
+                self._inode, self._offset = status.st_ino, 0 if replaced else self._offset
                 file.seek(self._offset)
                 lines = [line for line in bounded_lines(file, self._path) if line.endswith(b"\n")]
         except OSError:
@@ -81,7 +81,7 @@ class Tail:
 
 
 class Follower:
-    """Shows in `view` what the run in `folder` records. on_line: receives the metrics of each step that is new."""
+    """Shows the records of the run in `folder` in `view`. on_line: receives the metrics of each new step."""
 
     def __init__(self, folder: Path, view: View, on_line: Callable[[Mapping[str, Any]], None]) -> None:
         from rlcli.runs.folder import EVENTS, METRICS
@@ -89,7 +89,7 @@ class Follower:
         self.folder, self.view, self.on_line = folder, view, on_line
         self._metrics, self._events = Tail(folder / METRICS), Tail(folder / EVENTS)
         self._step = 0
-        self._place: dict[str, Any] = {}
+        self._progress: dict[str, Any] = {}
         self._last_event: dict[str, Any] = {}
 
     def follow(self) -> str:
@@ -99,7 +99,7 @@ class Follower:
         self.begin()
         alive_at = time.monotonic()
         while True:
-            state = state_of(self.folder)  # before the records: what was written before the end is shown
+            state = state_of(self.folder)  # before the records, so that those written before the end are shown
             self.look()
             if state == "alive":
                 alive_at = time.monotonic()
@@ -111,14 +111,14 @@ class Follower:
         return state
 
     def begin(self) -> None:
-        """Show what the run has recorded so far; its events are known already."""
+        """Show the run's records so far, without its events."""
         _, events = self._events.new()
         self._last_event = events[-1] if events else {}
         _, lines = self._metrics.new()
         self._start(_steps(lines))
 
     def look(self) -> None:
-        """Show what is new."""
+        """Show new records."""
         for event in self._events.new()[1]:
             self._last_event = event
             self._note(event)
@@ -132,7 +132,7 @@ class Follower:
                 self._step = line["step"]
                 self.view.step(_numbers(line))
                 self.on_line(line)
-        self._show_place()
+        self._show_progress()
 
     def _start(self, lines: list[dict[str, Any]]) -> None:
         from rlcli.runs.curve_marks import marks_of
@@ -144,19 +144,22 @@ class Follower:
         steps = int(number(config.get("train", {}).get("steps")) or 0)
         self._step = lines[-1]["step"] if lines else 0
         ended_s = max(0.0, time.time() - (self.folder / METRICS).stat().st_mtime) if lines else 0.0
-        before = [_numbers(line) for line in lines]
+        history = [_numbers(line) for line in lines]
         marks = marks_of(events_of(self.folder))
-        self.view.start(steps, self.folder.name, self._step, measure_of(config), before, ended_s, marks)
+        self.view.start(steps, self.folder.name, self._step, measure_of(config), history, ended_s, marks)
 
-    def _show_place(self) -> None:
-        from rlcli.runs.folder import place_of
+    def _show_progress(self) -> None:
+        from rlcli.runs.folder import progress_of
         from rlcli.runs.listing import number
 
-        place = place_of(self.folder)
-        if place and (place.get("phase"), place.get("time")) != (self._place.get("phase"), self._place.get("time")):
-            self._place = place
-            began = number(place.get("time"))
-            self.view.phase(str(place.get("phase")), max(0.0, time.time() - began) if began else 0.0)
+        progress = progress_of(self.folder)
+        if progress and (progress.get("phase"), progress.get("time")) != (
+            self._progress.get("phase"),
+            self._progress.get("time"),
+        ):
+            self._progress = progress
+            began = number(progress.get("time"))
+            self.view.phase(str(progress.get("phase")), max(0.0, time.time() - began) if began else 0.0)
 
     def _note(self, event: Mapping[str, Any]) -> None:
         from rlcli.runs.curve_marks import INPUTS_CHANGED
@@ -186,5 +189,5 @@ def _steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """Without what JSON cannot say: a value that was not finite is null there."""
+    """The numeric values of a line: a value that was not finite is null in JSON."""
     return {name: value for name, value in line.items() if isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""What `rlcli train` and `rlcli runs resume` share: the checks before a run, the run itself, and its result."""
+"""The shared part of `rlcli train` and `rlcli runs resume`: the checks before a run, the run itself, and its result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """What belongs to one call of the command and not to the run."""
+    """Options of one call of the command, which are not part of the run."""
 
     show_samples: int = 0
     """Samples of each step to print."""
@@ -82,8 +82,10 @@ def resume_training(
     from rlcli.runs.tracking.run_console import View
 
     if call.dry_run:
-        own = str(find_run(run) / "config.toml")
-        call = replace(call, untried=refuse_code(own, flags, sets, "--dry-run", leaves_verifier=True) or call.untried)
+        recorded_config = str(find_run(run) / "config.toml")
+        call = replace(
+            call, untried=refuse_code(recorded_config, flags, sets, "--dry-run", leaves_verifier=True) or call.untried
+        )
 
     notes: list[str] = []
     with View(show_samples=call.show_samples) as view, EarlyStart() as early:
@@ -113,7 +115,7 @@ def resume_training(
 
 
 def _finished(resumed: Resumption) -> dict[str, Any]:
-    """The result of a run that has no step left to do."""
+    """The result of a run without remaining steps."""
     from rlcli.launch.run_outcome import finished
 
     total = resumed.resolved.config.train.steps
@@ -127,9 +129,11 @@ class CheckedRun:
     """A run that has passed all checks, and whose plan is printed."""
 
     resolved: Resolved
+    """The configuration with its origins."""
     prepared: Prepared
+    """The result of the checks."""
     resumed: Resumption | None
-    """Of a run that continues: from where."""
+    """The checkpoint of a resumed run."""
 
 
 def _checked(
@@ -143,8 +147,8 @@ def _checked(
     *,
     auto_memory: bool = False,
 ) -> CheckedRun | dict[str, Any]:
-    """Run all checks that need no worker, while `early` starts Ray, and print the plan. If nothing is to be trained
-    then, returns the result: what `--dry-run` reports of verifiers and weights, or that of a finished run."""
+    """Run all checks that need no worker, while `early` starts Ray, and print the plan. If there is nothing to train,
+    returns the result: the report of `--dry-run` on verifiers and weights, or that of a finished run."""
     from rlcli.cluster.process import startup_times
     from rlcli.config.rules import without_effect
     from rlcli.launch.planner import planner
@@ -183,12 +187,12 @@ def _checked(
         if resumed.nothing_to_do:  # known now, if the length was given in epochs
             return _finished(resumed)
     notes += without_effect(prepared.config)
-    chosen: list[tuple[str, str]] = []
+    derived: list[tuple[str, str]] = []
     if resumed is None:
-        resolved, prepared, chosen = planner().with_sizes(resolved, prepared, largest=auto_memory)
-    prepared, slept = planner().with_least_sleep(prepared)
-    chosen += slept
-    plan = derived_plan(prepared) + chosen
+        resolved, prepared, derived = planner().with_sizes(resolved, prepared, largest=auto_memory)
+    prepared, sleep_level = planner().with_least_sleep(prepared)
+    derived += sleep_level
+    plan = derived_plan(prepared) + derived
     if call.dry_run:
         from rlcli.launch.dry_run import try_out
 
@@ -198,8 +202,8 @@ def _checked(
         try_out(prepared, notes.append, verifies=not call.untried)
         return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
     if not call.plan:
-        plan = planner().summary(prepared, plan, target, resumed.step if resumed else 0) + chosen
-    for line in [f"{what}: {how}" for what, how in plan] + notes:
+        plan = planner().summary(prepared, plan, target, resumed.step if resumed else 0) + derived
+    for line in [f"{name}: {value}" for name, value in plan] + notes:
         view.note(line)
     view.phase("load torch and the engine")  # done by the next import, takes seconds
     with startup_times.few_collections():
@@ -222,9 +226,9 @@ def _start_early(config: RunConfig, device: str, early: EarlyStart | None, view:
 
 
 def _result_rows(outcome: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result of a run in words: figures that a reader needs, rounded. `--json` has all of them."""
+    """The rows of the result table: the main figures, rounded. `--json` has all of them."""
     name = "loss" if "losses" in outcome else "reward"
-    first, last = (outcome[f"{name}_{place}"] for place in ("first", "last"))
+    first, last = (outcome[f"{name}_{position}"] for position in ("first", "last"))
     rows = [("folder", outcome["out"]), ("steps", f"{outcome['steps']}" + ", stopped" * outcome["stopped"])]
     if first is not None and last is not None:
         rows.append((name, f"{first:.3f} → {last:.3f} (first → last step)"))

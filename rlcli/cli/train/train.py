@@ -173,8 +173,8 @@ def train(
 
 
 def _resumed(resume: Path | None, memory: str | None, out: Path | None, force: bool, go_on: bool) -> Path | None:
-    """The run to resume, if there is one. Refuses options that do not fit together."""
-    there = _run_in(out, resume, force) if go_on else None
+    """The run to resume, if there is one. Raises `ConfigError` for incompatible options."""
+    existing = _run_in(out, resume, force) if go_on else None
     if memory not in (None, "auto"):
         raise ConfigError(f"--memory {memory} is not known", "give --memory auto, or leave it out")
     if resume is not None and memory:
@@ -185,11 +185,11 @@ def _resumed(resume: Path | None, memory: str | None, out: Path | None, force: b
         raise ConfigError(
             f"--resume {resume} continues in that folder", f"leave {'--out' if out is not None else '--force'} out"
         )
-    return there or resume
+    return existing or resume
 
 
 def _run_in(out: Path | None, resume: Path | None, force: bool) -> Path | None:
-    """The run folder given with --out, for --continue, if it holds a run."""
+    """The run folder of --out, for --continue, if it has a run."""
     from rlcli.runs.folder import has_results
 
     if out is None or resume is not None or force:

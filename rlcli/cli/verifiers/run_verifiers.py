@@ -81,8 +81,8 @@ def run_verifier(
                     write(as_fields(row, verdict))
     totals = _as_dict(summary, rows.skipped)
     if as_json:
-        asked = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
-        console.emit_json({**asked, **totals})
+        arguments = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
+        console.emit_json({**arguments, **totals})
     else:
         _print(totals)
     written = f"; {output} is written" if output else ""
@@ -93,7 +93,9 @@ def _report_failures(summary: Summary, hint: str) -> None:
     """Warn of rows without a verdict. Raises `RunFailed` with this hint if no row has one."""
     from rlcli.types import UNVERIFIED
 
-    failed = " and ".join(f"{summary.outcomes[how]} {how}" for how in UNVERIFIED if how in summary.outcomes)
+    failed = " and ".join(
+        f"{summary.outcomes[outcome]} {outcome}" for outcome in UNVERIFIED if outcome in summary.outcomes
+    )
     if failed and not summary.verified:
         raise RunFailed(f"none of {summary.rows} rows was verified ({failed}): {summary.failures[0]}", hint)
     if failed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -41,11 +43,11 @@ def list_verifiers(json: Json = False) -> None:
     """
     from rlcli.rewards.verifier_registry import VERIFIERS
 
-    found = [{"name": name, "source": VERIFIERS.origin(name), **_summary(name)} for name in VERIFIERS.names()]
+    verifiers = [{"name": name, "source": VERIFIERS.origin(name), **_summary(name)} for name in VERIFIERS.names()]
     if json:
-        console.emit_json(found)
+        console.emit_json(verifiers)
         return
-    rows = [(verifier["name"], verifier["summary"], verifier["source"]) for verifier in found]
+    rows = [(verifier["name"], verifier["summary"], verifier["source"]) for verifier in verifiers]
     console.show(console.table(["verifier", "what scores 1", "from"], rows))
 
 
@@ -77,7 +79,7 @@ def show_verifier(name: VerifierName, json: Json = False) -> None:
 
 
 def _summary(name: str) -> dict[str, Any]:
-    """The first line of its docstring, or why loading failed: one broken package must not hide the others."""
+    """The first line of its docstring, or the error on loading: one broken package must not hide the others."""
     from rlcli.rewards.verifier_modules import function_of
 
     try:
@@ -106,7 +108,7 @@ def _described(ref: str) -> dict[str, Any]:
 
 
 def _row_options(ref: str) -> list[str] | None:
-    """The options that a row which names the verifier may set; None: no row may name it."""
+    """The options that a row with this verifier may set; None: no row may name it."""
     from rlcli.rewards.row_options import row_options
     from rlcli.rewards.verifier_registry import target
 
@@ -114,7 +116,7 @@ def _row_options(ref: str) -> list[str] | None:
     return None if allowed is None else sorted(allowed)
 
 
-def _options(function: Any) -> list[dict[str, Any]]:
+def _options(function: Callable[..., object]) -> list[dict[str, Any]]:
     from rlcli.rewards.function_adapters import is_rubric, options_of
 
     if is_rubric(function):
@@ -135,12 +137,13 @@ def _options(function: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _annotation(annotation: Any) -> str:
+def _annotation(annotation: object) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _example(module: Any) -> dict[str, str] | None:
-    """A ground truth, and what the verifier's gold writes for it; None if it has no gold or needs a whole row."""
+def _example(module: ModuleType) -> dict[str, str] | None:
+    """A ground truth and the gold response for it; None if the verifier has no gold or needs further fields of a
+    row."""
     gold, truth = getattr(module, "gold", None), EXAMPLES.get(getattr(module, "ANSWER_KIND", ""))
     if not callable(gold) or truth is None:
         return None

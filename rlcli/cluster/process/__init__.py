@@ -1,1 +1,1 @@
-"""What a process measures about itself: its memory, its heap, a profile of its methods, its start time."""
+"""Measurements of a process by itself: its memory, its heap, a profile of its methods, its start time."""

@@ -1,4 +1,4 @@
-"""When this process is busy with which of its methods: the lanes of a run's timeline.
+"""Records when this process runs which of its methods: the lanes of a run's timeline.
 
 Every outermost call is measured by two readings of the clock, and kept until the controller collects it once a step.
 """
@@ -16,7 +16,7 @@ from rlcli.cluster.process.peak_memory import PHASES
 Span = tuple[str, float, float]
 """Name, begin and end, in seconds since 1970 by this machine's clock."""
 MOST_SPANS = 1024
-"""Kept between two collections: the newest."""
+"""Spans kept between two collections: the newest."""
 SHORTEST_S = 0.001
 """Shorter calls are left out."""
 
@@ -43,8 +43,8 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def busy(method: str) -> Iterator[None]:
-    """The block is a method's call, named as its phase in a step if it has one. A call within another one counts to
-    that."""
+    """Record the block as a method's call, named as its phase in a step if it has one. A nested call counts to the
+    outer one."""
     if _lane.name:
         yield
         return
@@ -57,8 +57,8 @@ def busy(method: str) -> Iterator[None]:
         _lane.end()
 
 
-def goes_on_as(name: str) -> None:
-    """From here on, the current call is shown as `name`. No effect outside a call, and in other threads."""
+def rename_current(name: str) -> None:
+    """Record the rest of the current call as `name`. No effect outside a call, and in other threads."""
     if getattr(_thread, "calls", False):
         _lane.end()
         _lane.begin(name)

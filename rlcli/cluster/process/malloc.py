@@ -32,10 +32,10 @@ def environment() -> dict[str, str]:
     includes on Linux, keeps them and takes a tenth more.
     """
     library = _library()
-    found = GLIBC  # also with jemalloc, which ignores it: on another machine Ray may be installed elsewhere
+    defaults = GLIBC  # also with jemalloc, which ignores it: on another machine Ray may be installed elsewhere
     if library and "LD_PRELOAD" not in os.environ:
-        found = GLIBC | JEMALLOC | {"LD_PRELOAD": library}
-    return {name: os.environ.get(name, value) for name, value in found.items()}
+        defaults = GLIBC | JEMALLOC | {"LD_PRELOAD": library}
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 def _library() -> str:

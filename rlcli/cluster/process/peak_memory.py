@@ -50,7 +50,7 @@ Peaks = dict[str, float]
 
 
 class Process:
-    """This process's resident memory, in bytes; without `shared`, less the pages that it shares with others through
+    """This process's resident memory, in bytes. Unless `shared`, without the pages that it shares with others through
     /dev/shm. begin: resets the peak; peak: the maximum since then."""
 
     def __init__(self, shared: bool = False) -> None:
@@ -68,17 +68,17 @@ class Process:
     def peak(self) -> int:
         status = _status()
         highest = status["VmHWM"] if self._resets else max(self._most, status["VmRSS"])
-        return highest - self._apart(status)
+        return highest - self._excluded(status)
 
     def now(self) -> int:
         status = _status()
-        return status["VmRSS"] - self._apart(status)
+        return status["VmRSS"] - self._excluded(status)
 
-    def _apart(self, status: dict[str, int]) -> int:
+    def _excluded(self, status: dict[str, int]) -> int:
         return 0 if self._shared else status["RssShmem"]
 
     def _sample(self) -> None:
-        """Used if the kernel does not let a process reset its high-water mark."""
+        """Poll the memory, if the kernel does not let a process reset its high-water mark."""
         while True:
             threading.Event().wait(SAMPLED_EVERY_S)
             self._most = max(self._most, _status()["VmRSS"])
@@ -105,9 +105,9 @@ class Device:
     def peak(self) -> int:
         from torch import accelerator
 
-        most = int(accelerator.max_memory_allocated())
-        self.unused = max(self.unused, accelerator.max_memory_reserved() - most)
-        return max(self._at_begin, self._outside() + most)
+        allocated = int(accelerator.max_memory_allocated())
+        self.unused = max(self.unused, accelerator.max_memory_reserved() - allocated)
+        return max(self._at_begin, self._outside() + allocated)
 
     def now(self) -> int:
         from torch import accelerator
@@ -135,7 +135,7 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The block is the phase `name`, including nested phases."""
+        """Measure the block as the phase `name`, including nested phases."""
         if self._phase:
             yield
             return
@@ -156,10 +156,10 @@ class Meter:
 
     @contextlib.contextmanager
     def base(self) -> Iterator[None]:
-        """The block's imports exist before any weight; the first time, so does all memory already in use."""
-        before = self._gauge.now() if self._base else 0
+        """Count the memory of the block's imports to the base; the first time, also all memory already in use."""
+        start = self._gauge.now() if self._base else 0
         yield
-        self._base += self._gauge.now() - before
+        self._base += self._gauge.now() - start
 
     def collect(self) -> Peaks:
         """All peaks since the last call, and constant values: the base, the peak of building, current shared memory."""
@@ -170,9 +170,9 @@ class Meter:
         if isinstance(self._gauge, Device):
             self._note("fragmented", self._gauge.unused)
             self._gauge.unused = 0
-        found = self._peaks | {"base": self._base, "shm": _shared()}
+        bytes_by_name = self._peaks | {"base": self._base, "shm": _shared()}
         self._peaks = {name: value for name, value in self._peaks.items() if name == BUILD}
-        return {f"{name}_gb": value / GIB for name, value in found.items()}
+        return {f"{name}_gb": value / GIB for name, value in bytes_by_name.items()}
 
     def _note(self, name: str, value: int) -> None:
         self._peaks[name] = max(value, self._peaks.get(name, 0))
@@ -189,7 +189,7 @@ def start(device: str) -> None:
 
 @contextlib.contextmanager
 def measured(method: str) -> Iterator[None]:
-    """The block is a worker's method. No effect for methods that are not phases, and before `start`."""
+    """Measure the block as a worker's method. No effect for methods that are not phases, and before `start`."""
     phase = PHASES.get(method)
     with _meter.phase(phase) if _meter is not None and phase is not None else contextlib.nullcontext():
         yield
@@ -219,21 +219,21 @@ def largest(ranks: Iterable[Peaks]) -> dict[str, float]:
     >>> largest([{"update_gb": 1.0, "base_gb": 0.5}, {"update_gb": 2.0}])
     {'memory/base_gb': 0.5, 'memory/update_gb': 2.0}
     """
-    found: dict[str, float] = {}
+    maxima: dict[str, float] = {}
     for peaks in ranks:
         for name, value in peaks.items():
-            found[f"memory/{name}"] = max(value, found.get(f"memory/{name}", 0.0))
-    return dict(sorted(found.items()))
+            maxima[f"memory/{name}"] = max(value, maxima.get(f"memory/{name}", 0.0))
+    return dict(sorted(maxima.items()))
 
 
 def _status() -> dict[str, int]:
-    """By field, in bytes. 0 for fields that this kernel does not report: gVisor has no RssShmem and no VmHWM."""
-    found = {name: int(value) << 10 for name, value in _FIELD.findall(_STATUS.read_text())}
-    return dict.fromkeys(("VmHWM", "VmRSS", "RssShmem"), 0) | found
+    """Field → bytes. 0 for fields that this kernel does not report: gVisor has no RssShmem and no VmHWM."""
+    fields = {name: int(value) << 10 for name, value in _FIELD.findall(_STATUS.read_text())}
+    return dict.fromkeys(("VmHWM", "VmRSS", "RssShmem"), 0) | fields
 
 
 def _can_reset() -> bool:
-    """Whether this process may reset its own high-water mark: some sandboxes have no such file."""
+    """True if this process may reset its high-water mark: some sandboxes have no such file."""
     try:
         _CLEAR.write_text("5")
     except OSError:

@@ -16,13 +16,13 @@ _moments: dict[str, float] = {}
 _steps = 0
 
 
-def done(what: str) -> None:
-    """Record the first time that `what` is done."""
-    _moments.setdefault(what, time.time())
+def done(event: str) -> None:
+    """Record the first time of an event."""
+    _moments.setdefault(event, time.time())
 
 
 def engine_step() -> None:
-    """Called before each engine step of a generation: the second one follows the first token."""
+    """Count an engine step. Called before each step of a generation: the second one follows the first token."""
     global _steps
     _steps += 1
     if _steps == 2:
@@ -38,13 +38,13 @@ def moments() -> dict[str, float]:
 
 @contextlib.contextmanager
 def few_collections() -> Iterator[None]:
-    """Let Python's garbage collector run rarely in the block, in which libraries are imported, and never visit what
-    exists at its end: torch, transformers and vLLM make a million objects that stay. By default a fifth of the time of
-    their imports goes into visiting these, and each full collection later takes a second."""
-    before = gc.get_threshold()
+    """Run Python's garbage collector rarely in the block, in which libraries are imported, and exclude the objects that
+    exist at its end from later collections: torch, transformers and vLLM create a million objects that stay. By default
+    a fifth of the time of their imports goes into visiting these, and each full collection later takes a second."""
+    thresholds = gc.get_threshold()
     gc.set_threshold(*FEW_COLLECTIONS)
     try:
         yield
     finally:
         gc.freeze()
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)

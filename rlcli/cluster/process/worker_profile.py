@@ -11,10 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster import watchdog
 from rlcli.support.machine.gpus import gpu_available
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
 
 MOST_EVENTS = 20_000
 """Number of events kept of one recording: the longest."""
@@ -32,10 +35,10 @@ class _Recording:
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, int, int]] = []
-        self._done: list[Any] = []
+        self._done: list[profile] = []
         self._depth = 0
         self._calls: Counter[str] = Counter()
-        self._profiler: Any = None
+        self._profiler: profile | None = None
         self._until = 0.0
         self._thread = 0
         self._failed: Exception | None = None
@@ -68,7 +71,7 @@ class _Recording:
         from torch.profiler import ProfilerActivity, profile
 
         on_gpu = [ProfilerActivity.CUDA] if gpu_available() else []
-        with self._noting():
+        with self._keeping_error():
             profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
             profiler.start()
             self._profiler = profiler
@@ -77,31 +80,32 @@ class _Recording:
     def _stop_profiler(self) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
-            with self._noting():
+            with self._keeping_error():
                 profiler.stop()
                 self._done.append(profiler)
 
     @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
-        """torch's profiler raises many kinds of errors, which must not stop the profiled code: `events` raises them."""
+    def _keeping_error(self) -> Iterator[None]:
+        """Keep an error of torch's profiler, which raises many kinds, so that the profiled code runs on: `events`
+        raises it."""
         try:
             yield
         except Exception as error:
             self._failed = self._failed or error
 
     def events(self) -> list[Event]:
-        """torch's events. (Exported only now, as this takes as long as the profiled code.) Raises `OSError` if torch's
-        profiler failed, whatever it raised."""
-        found: list[Event] = []
-        with self._noting(), tempfile.TemporaryDirectory() as folder:
+        """torch's events. (Exported only now, as this takes as long as the profiled code.) Raises `OSError` for any
+        error of torch's profiler."""
+        events: list[Event] = []
+        with self._keeping_error(), tempfile.TemporaryDirectory() as folder:
             for number, profiler in enumerate(self._done):
                 file = Path(folder) / f"{number}.json"
                 profiler.export_chrome_trace(str(file))
-                found += _kept(json.loads(file.read_text(encoding="utf-8", errors="replace")))
+                events += _longest_events(json.loads(file.read_text(encoding="utf-8", errors="replace")))
         if self._failed is not None:
             why = f"{type(self._failed).__name__}: {self._failed}"
             raise OSError(f"torch's profiler failed: {why}") from self._failed
-        return found
+        return events
 
 
 _recording: _Recording | None = None
@@ -115,25 +119,25 @@ def start() -> None:
 
 
 def stop(path: Path) -> None:
-    """End the recording, and write it to `path`, as `{"pid": …, "spans": […], "events": […]}`. Raises `OSError` if that
-    fails, also in torch's profiler."""
+    """Stop the recording, and write it to `path`, as `{"pid": …, "spans": […], "events": […]}`. Raises `OSError` if
+    that fails, also in torch's profiler."""
     global _recording
     recording, _recording = _recording, None
     assert recording is not None, "no recording was started"
     watchdog.listeners.remove(recording.tick)
-    found = {"pid": os.getpid(), "spans": recording.spans, "events": recording.events()}
-    path.write_text(json.dumps(found), encoding="utf-8")
+    profile = {"pid": os.getpid(), "spans": recording.spans, "events": recording.events()}
+    path.write_text(json.dumps(profile), encoding="utf-8")
 
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Record the block under this name, with torch's details unless it is nested in another. Costs nothing while
-    nothing is recorded."""
+    """Record the block under this name, with torch's details unless it is nested in another. Costs nothing without a
+    recording."""
     with _recording.span(name) if _recording is not None else contextlib.nullcontext():
         yield
 
 
-def _kept(trace: dict[str, Any]) -> list[Event]:
+def _longest_events(trace: dict[str, Any]) -> list[Event]:
     """The longest events of a torch trace."""
     base = trace.get("baseTimeNanoseconds", 0)
     work = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") != "Trace"]

@@ -1,4 +1,4 @@
-"""Records why a run failed, for its supervisor and readers of events.jsonl. Imports nothing heavy."""
+"""Records the failure of a run, for its supervisor and readers of events.jsonl. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from rlcli.errors import RlcliError, RunFailed
-from rlcli.runs.folder import add_event, events_of, place_of
+from rlcli.runs.folder import add_event, events_of, progress_of
 from rlcli.support.attempt import RETRY, is_supervised
 from rlcli.support.redact import printable
 
 RECORDED = "recorded_by_rlcli"
-"""Attribute of an error whose reason has been recorded."""
+"""Attribute of an error that has been recorded."""
 
 
 class Failure(NamedTuple):
-    """Why an attempt at a run has failed. where: such as «step 7, update: »; empty if unknown.
-    retry: whether resuming from the last checkpoint may help."""
+    """The failure of an attempt at a run."""
 
     where: str
+    """Step and phase, such as «step 7, update: »; empty if unknown."""
     message: str
+    """The error in one line."""
     hint: str
+    """The fix; empty if unknown."""
     retry: bool
+    """True if resuming from the last checkpoint may help."""
 
 
 def note_failure(
-    folder: Path, who: str, message: str, hint: str = "", *, retry: bool, since: float = 0.0, **facts: Any
+    folder: Path, who: str, message: str, hint: str = "", *, retry: bool, since: float = 0.0, **facts: object
 ) -> None:
     """Add the event `failed`, with the last recorded step and phase, unless those are older than `since`."""
-    last = place_of(folder)
-    place = {name: last[name] for name in ("step", "phase") if name in last and last.get("time", 0.0) >= since}
-    add_event(folder, "failed", who=who, **place, message=message, hint=hint, retry=retry, **facts)
+    last = progress_of(folder)
+    progress = {name: last[name] for name in ("step", "phase") if name in last and last.get("time", 0.0) >= since}
+    add_event(folder, "failed", who=who, **progress, message=message, hint=hint, retry=retry, **facts)
 
 
 @contextlib.contextmanager
 def noting_failure(folder: Path) -> Iterator[None]:
-    """Record why the block, the run in `folder`, fails; add to the error of a failed run how to resume it. Blocks may
-    be nested: the innermost records, so that the reason is on disk before Ray is shut down, which may end the process.
-    """
+    """Record an error of the block, the run in `folder`, and add the command to resume it to the error of a failed run.
+    Blocks may be nested: the innermost records, so that the error is on disk before Ray is shut down, which may end the
+    process."""
     try:
         yield
     except Exception as error:
@@ -63,8 +66,8 @@ def noting_failure(folder: Path) -> Iterator[None]:
 
 
 def exit_when_cluster_lost(folder: Path) -> Callable[[str, str], NoReturn]:
-    """The action, from any thread, when the Ray cluster of the run in `folder` is lost and its main thread may wait
-    indefinitely: record what died and exit this process; its supervisor and reaper clean up."""
+    """The callback, from any thread, for the loss of the Ray cluster of the run in `folder`, whose main thread may wait
+    indefinitely: record the failure and exit this process; its supervisor and reaper clean up."""
 
     def leave(who: str, message: str) -> NoReturn:
         note_failure(folder, who, message, retry=True)
@@ -85,15 +88,15 @@ def last_failure(folder: Path, since: float) -> Failure | None:
     """The failure that the run in `folder` has recorded since the time `since`."""
     for event in reversed(events_of(folder)):
         if event.get("event") == "failed" and event.get("time", 0.0) >= since:
-            hint = event.get("hint", event.get("mend", ""))  # "mend": of older runs
-            return Failure(_where(event), str(event.get("message", "")), str(hint), bool(event.get("retry")))
+            message, hint = str(event.get("message", "")), str(event.get("hint", ""))
+            return Failure(_where(event), message, hint, bool(event.get("retry")))
     return None
 
 
-def _where(place: dict[str, Any]) -> str:
+def _where(event: dict[str, Any]) -> str:
     """
     >>> _where({"step": 7, "phase": "update"}), _where({"step": 0, "phase": "load model"}), _where({})
     ('step 7, update: ', 'load model: ', '')
     """
-    step, phase = place.get("step"), place.get("phase")
+    step, phase = event.get("step"), event.get("phase")
     return ", ".join([*([f"step {step}"] if step else []), *([str(phase)] if phase else [])]) + ": " if phase else ""

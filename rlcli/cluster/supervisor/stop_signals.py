@@ -18,13 +18,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _may_handle() -> bool:
-    """Only a program's main thread may handle signals; a run in another thread gets none."""
+    """True in the main thread: only that may handle signals; a run in another thread gets none."""
     return threading.current_thread() is threading.main_thread()
 
 
 class StopOnSignal:
-    """While entered, the first SIGINT, SIGTERM or SIGHUP sets `requested` if the run is `armed` (it has a step to
-    finish) and raises KeyboardInterrupt if not; the second always raises. `on_request` notifies the user."""
+    """Handles SIGINT, SIGTERM and SIGHUP while entered: the first sets `requested` if the run is `armed` (it has a step
+    to finish) and raises KeyboardInterrupt if not; the second always raises. `on_request` notifies the user."""
 
     def __init__(self, on_request: Callable[[], None]) -> None:
         self.requested = False
@@ -57,7 +57,7 @@ class StopOnSignal:
         self._on_request()
 
     def _leave_the_terminal(self) -> None:
-        """The terminal is gone: writing to it would fail the run."""
+        """Redirect output to /dev/null: the terminal is gone, and writing to it would fail the run."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._terminals:
             os.dup2(nowhere, descriptor)

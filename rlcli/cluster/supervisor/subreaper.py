@@ -76,14 +76,14 @@ class Children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
         # A refused command has done nothing that an orphan could still save: Ray may have been starting.
-        self._end_the_rest(0.0 if statuses[child] == REFUSED else self._grace_s)
+        self._end_orphans(0.0 if statuses[child] == REFUSED else self._grace_s)
         return statuses[child]
 
     def pause(self, seconds: float) -> None:
         """Wait, unless asked to exit."""
         until = time.monotonic() + seconds
-        while not self.asked and (left := until - time.monotonic()) > 0:
-            self._listen(left)
+        while not self.asked and (remaining_s := until - time.monotonic()) > 0:
+            self._listen(remaining_s)
 
     def _start(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
         parent = os.getpid()
@@ -135,28 +135,29 @@ class Children:
         """Children that have ended, with their exit codes."""
         ended: dict[int, int] = {}
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+            while (pid_and_status := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                ended[pid_and_status[0]] = os.waitstatus_to_exitcode(pid_and_status[1])
         return ended
 
-    def _end_the_rest(self, grace_s: float) -> None:
+    def _end_orphans(self, grace_s: float) -> None:
+        """Wait `grace_s` for the new descendants of this process to end, then kill them."""
         kill_from = time.monotonic() + grace_s
-        while (self._reaped() or True) and (left := self._left()) and time.monotonic() < kill_from + KILL_S:
-            for process in left:
+        while (self._reaped() or True) and (orphans := self._descendants()) and time.monotonic() < kill_from + KILL_S:
+            for process in orphans:
                 if self.asked > 1 or time.monotonic() >= kill_from:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
             self._listen(0.1)
 
-    def _left(self) -> list[psutil.Process]:
+    def _descendants(self) -> list[psutil.Process]:
         """New descendants of this process."""
-        found = []
+        descendants = []
         for child in psutil.Process().children():
             if child.pid not in self._strangers:
-                found.append(child)
+                descendants.append(child)
                 with contextlib.suppress(psutil.Error):
-                    found += child.children(recursive=True)
-        return found
+                    descendants += child.children(recursive=True)
+        return descendants
 
 
 def _prctl(option: int, value: int) -> None:

@@ -32,27 +32,27 @@ LEAVING = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 def supervise(
     folder: Path,
     first: Sequence[str],
-    again: Sequence[str],
+    resume: Sequence[str],
     *,
     resumes: bool = False,
     patience_s: float = PATIENCE_S,
     grace_s: float = GRACE_S,
 ) -> int:
-    """Run the command `first` to train in `folder`, then `again` as often as the run's configuration allows, if a cause
-    outside the run has ended it. Returns the last exit code; 130 if it was asked to exit at once.
+    """Run the command `first` to train in `folder`, then `resume` as often as the run's configuration allows, if a
+    cause outside the run has ended it. Returns the last exit code; 130 if it was asked to exit at once.
 
     Only restarts without progress count: a failure after a newer checkpoint than at any earlier failure resets the
     count. A run that fails at the same step each time is given up.
 
     resumes: `first` too resumes a run in the folder.
-    Raises `RunFailed` with what failed, where, and how to resume, when there are no more attempts.
+    Raises `RunFailed` with the failure and the command to resume, after the last attempt.
     """
     from rlcli.cluster.supervisor.subreaper import Children  # imports psutil
 
-    before, restarts, reached, words = _stamp(folder), 0, 0, first
+    initial_stamp, restarts, reached, words = _stamp(folder), 0, 0, first
     with Children(grace_s) as children:
         while True:
-            since, group = time.time(), uuid.uuid4().hex[:8]
+            started_at, group = time.time(), uuid.uuid4().hex[:8]
             status = children.run(words, {**os.environ, **child_environment(group, restarts)})
             remove_leftovers(group)
             if status == REPORTED:
@@ -62,29 +62,29 @@ def supervise(
             _show_cursor()
             if children.asked > 1 or (children.asked and status in LEAVING):
                 return INTERRUPTED
-            started = resumes or _stamp(folder) not in (None, before)  # None: --force had removed it
-            failure = _failure(folder if started else None, status, since)
+            started = resumes or _stamp(folder) not in (None, initial_stamp)  # None: --force had removed it
+            failure = _failure(folder if started else None, status, started_at)
             # RETRY: if two threads recorded a failure, the one that exited decides.
             retry = started and (failure.retry or status == RETRY) and not children.asked
-            most = _max_restarts(folder) if retry else 0
+            max_restarts = _max_restarts(folder) if retry else 0
             if retry and (newest := max(checkpoints_of(folder), default=0)) > reached:
                 restarts, reached = 0, newest
-            if restarts >= most:
+            if restarts >= max_restarts:
                 raise _gave_up(failure, restarts, folder if started else None)
-            restarts, words, resumes = restarts + 1, again, True
-            _announce(failure, folder, restarts, most)
+            restarts, words, resumes = restarts + 1, resume, True
+            _announce(failure, folder, restarts, max_restarts)
             children.pause(min(MOST_PATIENCE_S, patience_s * 2.0 ** (restarts - 1)))
             if children.asked:
                 return INTERRUPTED
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Changes when the folder's configuration is written: only then does the run exist and can be resumed."""
+    """A value that changes when the folder's configuration is written: from then on the run can be resumed."""
     try:
-        found = (folder / "config.toml").stat()
+        status = (folder / "config.toml").stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _max_restarts(folder: Path) -> int:
@@ -94,10 +94,10 @@ def _max_restarts(folder: Path) -> int:
         return 0
 
 
-def _failure(folder: Path | None, status: int, since: float) -> Failure:
-    """The failure that the attempt recorded since `since`; else derived from its exit status, and recorded. folder:
-    None if the attempt ended before it wrote to it."""
-    if folder and (failure := last_failure(folder, since)):
+def _failure(folder: Path | None, status: int, started_at: float) -> Failure:
+    """The failure that the attempt recorded since `started_at`; else derived from its exit status, and recorded.
+    folder: None if the attempt ended before it wrote to it."""
+    if folder and (failure := last_failure(folder, started_at)):
         return failure
     message, hint, killed_by = "the run failed silently", "", ""
     if status == SILENT:
@@ -109,15 +109,15 @@ def _failure(folder: Path | None, status: int, since: float) -> Failure:
         hint = "if nobody killed it, the machine ran out of memory: see dmesg"
     if not folder:
         return Failure("", message, hint, retry=True)
-    note_failure(folder, "the driver", message, hint, retry=True, since=since, signal=killed_by)
-    return last_failure(folder, since) or Failure("", message, hint, retry=True)
+    note_failure(folder, "the driver", message, hint, retry=True, since=started_at, signal=killed_by)
+    return last_failure(folder, started_at) or Failure("", message, hint, retry=True)
 
 
-def _announce(failure: Failure, folder: Path, restart: int, most: int) -> None:
+def _announce(failure: Failure, folder: Path, restart: int, max_restarts: int) -> None:
     step = max(checkpoints_of(folder), default=0)
     from_where = f"step {step}" if step else "the start"
-    add_event(folder, "restarted", restart=restart, of=most, step=step)
-    _print(f"{failure.where}{failure.message}: restart {restart} of {most} from {from_where}")
+    add_event(folder, "restarted", restart=restart, of=max_restarts, step=step)
+    _print(f"{failure.where}{failure.message}: restart {restart} of {max_restarts} from {from_where}")
 
 
 def _gave_up(failure: Failure, restarts: int, folder: Path | None) -> RunFailed:
@@ -129,7 +129,7 @@ def _gave_up(failure: Failure, restarts: int, folder: Path | None) -> RunFailed:
 
 
 def _show_cursor() -> None:
-    """A killed live view leaves the cursor hidden, and its last line open."""
+    """Show the cursor and end the line: a killed live view leaves both undone."""
     with contextlib.suppress(OSError, AttributeError):
         if sys.stderr.isatty():
             print("\x1b[?25h", file=sys.stderr, flush=True)

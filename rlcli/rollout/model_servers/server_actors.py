@@ -65,13 +65,13 @@ def serving(
     pools = [pool_of(served, device) for served in models]
     groups: dict[str, WorkerGroup[ServerActor]] = {}
     try:
-        places = reserve(pools, beside=beside) if pools else []
+        places = reserve(pools, placed_pools=beside) if pools else []
         for number, ((served, classifies), pool, held) in enumerate(zip(models.items(), pools, places, strict=True)):
             name = f"served-{number}"
             host = "127.0.0.1" if loopback else ""
             place = ServerPlace(device, host, key, logs.resolve() / name, classifies, group=group_id())
             given = (served, place, os.environ.get("HF_TOKEN", ""))
-            groups[served.model] = start_group(ServerActor, pool, logs.resolve(), *given, name=name, places=held)
+            groups[served.model] = start_group(ServerActor, pool, logs.resolve(), *given, name=name, reservation=held)
         addresses = {model: tuple(group.call(ServerActor.address)) for model, group in groups.items()}
 
         def wait() -> None:

@@ -111,7 +111,7 @@ def wishes_of(folder: Path) -> list[dict[str, Any]]:
         return []
     found = []
     with opened(path) as file:
-        for line in bounded_lines(file, path, most=LINES_BYTES):
+        for line in bounded_lines(file, path, max_bytes=LINES_BYTES):
             if line.endswith(b"\n") and (asked := json_object(line)) is not None:
                 found.append(asked)
     return found

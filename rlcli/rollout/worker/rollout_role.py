@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from rlcli.cluster.process.busy_lanes import goes_on_as
+from rlcli.cluster.process.busy_lanes import rename_current
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.rollout_stats import RolloutStats
@@ -113,7 +113,7 @@ class RolloutRole:
             round.report_partial()
             source.close()
         generated = time.monotonic()
-        goes_on_as("verify")
+        rename_current("verify")
         if call.slice is not None and call.slice.seconds is not None and not self.engine.unfinished:
             assembler.await_verdicts(started + call.slice.seconds - generated)
         report = round.report()

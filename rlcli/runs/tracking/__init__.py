@@ -93,7 +93,7 @@ def open_trackers(
     warn: Callable[[str], None],
     resumed_at: int | None = None,
 ) -> Trackers:
-    """Start the trackers called `names` for the run in `folder`, without waiting for them.
+    """Start the trackers with these names for the run in `folder`, without waiting for them.
 
     project: the project's name in the tracker. config: the run's resolved configuration, nested. resumed_at: for a
     resumed run, the last step that is kept (-1: none); a tracker continues the run that it knows. Raises what
@@ -103,10 +103,10 @@ def open_trackers(
     file, lock = folder.path / TRACKERS, threading.Lock()
     ids = read_object(file)
 
-    def keep(name: str, found: str) -> None:
-        """The run's id in a tracker. Called from the thread of each."""
+    def store_id(name: str, run_id: str) -> None:
+        """Store the run's id in a tracker. Called from the thread of each."""
         with lock:
-            ids[name] = found
+            ids[name] = run_id
             write_json(file, ids)
 
     facts = {"folder": str(folder.path), "project": project, "config": dict(config), "resumed_at": resumed_at}
@@ -116,7 +116,7 @@ def open_trackers(
             REGISTRY.target(name),
             facts | {"id": ids.get(name, "")},
             folder.logs / f"tracker-{name}.log",
-            partial(keep, name),
+            partial(store_id, name),
         )
         for name in dict.fromkeys(names)
     ]

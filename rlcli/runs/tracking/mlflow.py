@@ -29,8 +29,10 @@ class MLflow(Tracker):
             self.id = run.id
             return
         experiment = self._client.get_experiment_by_name(run.project)
-        where = experiment.experiment_id if experiment else self._client.create_experiment(run.project, _artifacts(run))
-        self.id = self._client.create_run(where, run_name=run.name).info.run_id
+        experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(run.project, _artifacts(run))
+        )
+        self.id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
         parameters = [Param(name, str(value)) for name, value in flatten(run.config).items()]
         for first in range(0, len(parameters), 100):  # the limit per call
             self._client.log_batch(self.id, params=parameters[first : first + 100])
@@ -60,7 +62,7 @@ def _address(run: TrackedRun) -> str:
 
 
 def _artifacts(run: TrackedRun) -> str | None:
-    """Where the run's files go, instead of a folder in the working directory; None: the server decides."""
+    """Address of the run's files, instead of a folder in the working directory; None: the server's default."""
     return None if os.environ.get("MLFLOW_TRACKING_URI") else (run.folder / "mlflow" / "artifacts").as_uri()
 
 

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import SetupError
 from rlcli.runs.curve_marks import Mark
 from rlcli.runs.run_measure import REWARD, Measure
 from rlcli.support.files import replacing
 from rlcli.support.redact import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BLUE, FAINT, RED, GREY = "#2563a8", "#a9c3e0", "#c2410c", "#4b5563"
 BRAILLE = 0x2800
@@ -28,8 +31,8 @@ def reward_curve_png(
     measure: Measure = REWARD,
     marks: Sequence[Mark] = (),
 ) -> None:
-    """Write a PNG, atomically: the mean reward of each step, its running mean, and pass@1 on held-out prompts. A loss
-    has an axis apart from pass@1.
+    """Write a PNG, atomically: the mean reward of each step, its running mean, and pass@1 on held-out prompts. With a
+    loss, pass@1 has a second axis.
 
     evaluations: step → (pass@1, low, high). rewards: of `measure`. marks: dashed lines. Raises `SetupError` if
     matplotlib is not installed.
@@ -47,29 +50,31 @@ def reward_curve_png(
     for mark in marks:
         label = printable(mark.text).replace("$", r"\$")  # between two of them matplotlib reads mathematics
         axes.axvline(mark.step + 0.5, color=GREY, linestyle="--", linewidth=1.2, label=label)
-    apart = axes.twinx() if evaluations and measure != REWARD else None
+    pass_axes = axes.twinx() if evaluations and measure != REWARD else None
     if evaluations:
-        _draw_evaluations(axes if apart is None else apart, evaluations)
+        _draw_evaluations(axes if pass_axes is None else pass_axes, evaluations)
     axes.set_xlabel("step")
-    axes.set_ylabel(measure.in_words + (", pass@1" if evaluations and apart is None else ""))
+    axes.set_ylabel(measure.in_words + (", pass@1" if evaluations and pass_axes is None else ""))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0.03)
-    if apart is not None:
-        apart.set_ylim(0.0, 1.02)
-        apart.set_ylabel("pass@1")
-        apart.spines["top"].set_visible(False)
+    if pass_axes is not None:
+        pass_axes.set_ylim(0.0, 1.02)
+        pass_axes.set_ylabel("pass@1")
+        pass_axes.spines["top"].set_visible(False)
     elif all(0.0 <= value <= 1.0 for value in rewards if isfinite(value)):  # a rate is best shown on its full scale
         axes.set_ylim(0.0, 1.02)
     axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    handles = [one for some in (axes, apart) if some is not None for one in some.get_legend_handles_labels()[0]]
-    (axes if apart is None else apart).legend(handles=handles, frameon=False, loc="best")
-    with replacing(path) as beside:
-        figure.savefig(beside, format="png")
+    handles = [
+        handle for each in (axes, pass_axes) if each is not None for handle in each.get_legend_handles_labels()[0]
+    ]
+    (axes if pass_axes is None else pass_axes).legend(handles=handles, frameon=False, loc="best")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
-def _draw_rewards(axes: Any, steps: Sequence[int], rewards: Sequence[float], name: str) -> None:
+def _draw_rewards(axes: Axes, steps: Sequence[int], rewards: Sequence[float], name: str) -> None:
     window = len(rewards) // 15
     if window > 1:
         axes.plot(steps, rewards, color=FAINT, linewidth=1.2, label=f"{name} of a step")
@@ -78,19 +83,21 @@ def _draw_rewards(axes: Any, steps: Sequence[int], rewards: Sequence[float], nam
         axes.plot(steps, rewards, color=BLUE, linewidth=2.2, marker="o", markersize=4, label=f"{name} of a step")
 
 
-def _draw_evaluations(axes: Any, evaluations: Mapping[int, tuple[float, float, float]]) -> None:
-    at = sorted(evaluations)
-    means = [evaluations[step][0] for step in at]
-    below = [evaluations[step][0] - evaluations[step][1] for step in at]
-    above = [evaluations[step][2] - evaluations[step][0] for step in at]
+def _draw_evaluations(axes: Axes, evaluations: Mapping[int, tuple[float, float, float]]) -> None:
+    steps = sorted(evaluations)
+    means = [evaluations[step][0] for step in steps]
+    below = [evaluations[step][0] - evaluations[step][1] for step in steps]
+    above = [evaluations[step][2] - evaluations[step][0] for step in steps]
     label = "held-out pass@1 with 95% interval"
-    axes.errorbar(at, means, [below, above], color=RED, fmt="o", capsize=4, clip_on=False, zorder=3, label=label)
+    axes.errorbar(steps, means, [below, above], color=RED, fmt="o", capsize=4, clip_on=False, zorder=3, label=label)
     # The key numbers, the first above its interval and the last beside its mark, so that they do not hide the curve.
-    first, last = at[0], at[-1]
-    offset = {"textcoords": "offset points", "color": RED}
-    axes.annotate(f"{means[-1]:.0%}", (last, means[-1]), xytext=(9, 0), va="center", **offset)
+    first, last = steps[0], steps[-1]
+    axes.annotate(
+        f"{means[-1]:.0%}", (last, means[-1]), xytext=(9, 0), textcoords="offset points", va="center", color=RED
+    )
     if first != last:
-        axes.annotate(f"{means[0]:.0%}", (first, evaluations[first][2]), xytext=(0, 4), ha="center", **offset)
+        top = (first, evaluations[first][2])
+        axes.annotate(f"{means[0]:.0%}", top, xytext=(0, 4), textcoords="offset points", ha="center", color=RED)
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
@@ -147,7 +154,7 @@ def _dots(rewards: Sequence[float], low: float, high: float, columns: int, heigh
     across, down = 2 * columns - 1, 4 * height - 1
     bits = [[0] * columns for _ in range(height)]
 
-    def place(index: int) -> tuple[float, float]:
+    def coordinates(index: int) -> tuple[float, float]:
         return index * across / max(1, len(rewards) - 1), (high - rewards[index]) / (high - low) * down
 
     def mark(x: float, y: float) -> None:
@@ -156,10 +163,10 @@ def _dots(rewards: Sequence[float], low: float, high: float, columns: int, heigh
 
     for index, value in enumerate(rewards):
         if isfinite(value):
-            mark(*place(index))
-    for index, (here, there) in enumerate(pairwise(rewards)):
-        if isfinite(here) and isfinite(there):
-            (x0, y0), (x1, y1) = place(index), place(index + 1)
+            mark(*coordinates(index))
+    for index, (start, end) in enumerate(pairwise(rewards)):
+        if isfinite(start) and isfinite(end):
+            (x0, y0), (x1, y1) = coordinates(index), coordinates(index + 1)
             points = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
             for point in range(points):
                 mark(x0 + (x1 - x0) * point / points, y0 + (y1 - y0) * point / points)

@@ -47,19 +47,24 @@ _curve_text = lru_cache(maxsize=1)(reward_curve_text)
 
 
 class SampleText(NamedTuple):
-    """A sample for people to read. messages: all of a conversation, shown in place of prompt and response; turns: how
-    many of them the policy drew, which are the last ones of the assistant."""
+    """A sample for people to read."""
 
     prompt: str
+    """The rendered prompt."""
     response: str
+    """The policy's response."""
     score: float
+    """Reward of the verifier; NaN if unknown."""
     outcome: str
+    """Outcome of the verification."""
     messages: Sequence[Mapping[str, Any]] = ()
+    """All messages of a conversation, shown in place of prompt and response."""
     turns: int = 1
+    """Turns that the policy generated: the last ones of the assistant."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> SampleText:
-        """Of a saved sample (`rlcli.data.sample_files.sample_row`), also one of an older version or a damaged file."""
+        """From a saved sample (`rlcli.data.sample_files.sample_row`), also of an older version or a damaged file."""
         prompt, response, outcome = (row.get(name) or "" for name in ("prompt", "response", "outcome"))
         score = row.get("score")
         messages = worded_messages_of(row) if is_conversation(row) else ()
@@ -67,12 +72,12 @@ class SampleText(NamedTuple):
         return cls(prompt, response, nan if score is None else score, outcome, messages, row.get("turns") or 1)
 
     def parts(self) -> list[tuple[str, bool]]:
-        """Its texts in order, and whether the policy drew each."""
+        """Its texts in order, each with True if the policy generated it."""
         if not self.messages:
             return [(self.prompt, False), (self.response, True)]
-        answers = [place for place, message in enumerate(self.messages) if message.get("role") == "assistant"]
-        drawn = set(answers[-self.turns :] if self.turns > 0 else ())
-        return [(message_text(message), place in drawn) for place, message in enumerate(self.messages)]
+        answers = [index for index, message in enumerate(self.messages) if message.get("role") == "assistant"]
+        generated = set(answers[-self.turns :] if self.turns > 0 else ())
+        return [(message_text(message), index in generated) for index, message in enumerate(self.messages)]
 
 
 class View:
@@ -139,18 +144,18 @@ class View:
         title: str,
         done: int = 0,
         measure: Measure = REWARD,
-        before: Sequence[Mapping[str, float]] = (),
+        history: Sequence[Mapping[str, float]] = (),
         ended_s: float = 0.0,
         marks: Sequence[Mark] = (),
     ) -> None:
-        """The steps begin, or continue after `done` of them. measure: what the curve shows. before: the metrics of the
-        steps so far; the last of them ended `ended_s` seconds ago. marks: of the curve."""
+        """Show the progress of the steps, of which `done` are done. measure: what the curve shows. history: the metrics
+        of the steps so far; the last of them ended `ended_s` seconds ago. marks: of the curve."""
         self._done, self._measure = done, measure
         self._total, self._title = total_steps, _ending(printable(title), TITLE_CHARACTERS)
-        self._course = tuple(measure.of(line) for line in before[-CURVE_STEPS:])
+        self._course = tuple(measure.of(line) for line in history[-CURVE_STEPS:])
         self._marks = tuple(Mark(mark.step, printable(mark.text)) for mark in marks)
-        self._recent = tuple(before[-RECENT_STEPS:])
-        self._figures = tuple(figures(before[-1], measure)) if before else ()
+        self._recent = tuple(history[-RECENT_STEPS:])
+        self._figures = tuple(figures(history[-1], measure)) if history else ()
         self._ends.clear()
         if ended_s:
             self._recall(self._clock() - ended_s)
@@ -158,19 +163,21 @@ class View:
             self._print(f"{self._title}: {total_steps} steps" + (f", {done} of them done" if done else ""))
 
     def phase(self, name: str, began_s: float = 0.0) -> None:
-        """Set the current phase, which began so many seconds ago. Plain output prints it only before the
-        first step, if it may take minutes or nothing was printed for a while."""
+        """Set the current phase, which began `began_s` seconds ago. Plain output prints it only before the first step,
+        if it may take minutes or nothing was printed for a while."""
         self._phase, self._since, self._progress = printable(name), self._clock() - began_s, ""
         waits = self._phase.startswith(ANNOUNCED) or self._silent()
         if self._live is None and not self._stepped and waits:
             self._print(f"… {self._phase}")
 
     def progress(self, done: int, total: int) -> None:
-        """Set how many of the phase's responses are done. Plain output prints it occasionally: in the first step, and
-        in an evaluation, which is outside the steps."""
+        """Set the number of the phase's responses that are done. Plain output prints it occasionally: in the first
+        step, and in an evaluation, which is outside the steps."""
         spent = self._clock() - self._since
-        left = f" · {duration(spent / done * (total - done))} left" if 0 < done < total and spent > SETTLED_S else ""
-        self._progress = f"{done}/{total}{left}"
+        remaining = (
+            f" · {duration(spent / done * (total - done))} left" if 0 < done < total and spent > SETTLED_S else ""
+        )
+        self._progress = f"{done}/{total}{remaining}"
         waits = not self._stepped or self._phase.startswith("evaluate")
         if self._live is None and waits and self._silent():
             self._print(f"… {self._phase} {self._progress}")
@@ -188,26 +195,25 @@ class View:
         self._figures = tuple(figures(metrics, self._measure))
         if self._live is None:
             took = [f"{metrics['time/step_s']:.1f} s"] if "time/step_s" in metrics else []
-            left = [f"{duration(self.eta_s() or 0.0)} left"]
-            self._print("  ".join([f"step {self._done}/{self._total}", *self._figures, *took, *left]))
+            remaining = [f"{duration(self.eta_s() or 0.0)} left"]
+            self._print("  ".join([f"step {self._done}/{self._total}", *self._figures, *took, *remaining]))
 
     def note(self, text: str) -> None:
-        """A line for the reader, kept above the live view."""
+        """Print a line above the live view."""
         self._print(printable(text))
 
     def warning(self, text: str, step: int = 0) -> None:
-        """A line that says what is wrong with the run; the last ones stay in the live view. step: 0 is the
-        current one."""
+        """Print a warning about the run; the last ones stay in the live view. step: 0 is the current one."""
         step = step or min(self._done + 1, self._total)
         self._warnings = (*self._warnings, f"step {step}: {printable(text)}")
         self._print(printable(text), "yellow")
 
     def samples(self, samples: Sequence[SampleText]) -> None:
-        """Print the first `show_samples` of them; what the policy did not draw is dimmed."""
+        """Print the first `show_samples` of them; text that the policy did not generate is dimmed."""
         for sample in samples[: self.show_samples]:
             self._print(f"── step {self._done} · score {sample.score:g} · {printable(sample.outcome)}", "bold")
-            for text, drawn in sample.parts():
-                self._print(shortened(text, SAMPLE_CHARACTERS), "" if drawn else "dim")
+            for text, generated in sample.parts():
+                self._print(shortened(text, SAMPLE_CHARACTERS), "" if generated else "dim")
 
     def eta_s(self) -> float | None:
         """Seconds left, from the pace of the last steps including the time between them; None before the first."""
@@ -220,12 +226,12 @@ class View:
         """The current live view."""
         lines: list[RenderableType] = []
         if self._total:
-            left = self.eta_s()
+            eta_s = self.eta_s()
             bar = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
             bar.add_row(
                 Text(self._title, style="bold"),
                 ProgressBar(total=self._total, completed=self._done),
-                f"step {self._done}/{self._total}" + (f" · {duration(left)} left" if left is not None else ""),
+                f"step {self._done}/{self._total}" + (f" · {duration(eta_s)} left" if eta_s is not None else ""),
             )
             lines.append(bar)
         if self._figures:
@@ -246,9 +252,9 @@ class View:
         size, now = self.console.size, self._figures[0]
         room = size.height >= CURVE_ROOM and len(course) > 1
         first = self._done - len(course) + 1
-        drawn = room and _curve_text(course, min(size.width - 1, CURVE_WIDTH), CURVE_HEIGHT, first, self._marks)
-        if drawn:
-            return [Text(now), Text(drawn, style="cyan", no_wrap=True, overflow="crop")]
+        curve = room and _curve_text(course, min(size.width - 1, CURVE_WIDTH), CURVE_HEIGHT, first, self._marks)
+        if curve:
+            return [Text(now), Text(curve, style="cyan", no_wrap=True, overflow="crop")]
         sparks = sparkline(course[-SPARK_STEPS:])
         return [Text.assemble(now, " ", (sparks, "cyan"), no_wrap=True, overflow="crop")]
 
@@ -268,8 +274,8 @@ class View:
 
 
 class SafeStream:
-    """A text file whose reader may exit, as `tee` does on the same Ctrl-C that asks a run to finish its step: text that
-    cannot be written is dropped."""
+    """Wraps a text file whose reader may exit, as `tee` does on the same Ctrl-C that asks a run to finish its step:
+    text that cannot be written is dropped."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -287,10 +293,10 @@ class SafeStream:
         return getattr(self._file, name)
 
 
-def _ending(text: str, most: int) -> str:
+def _ending(text: str, length: int) -> str:
     """The end of `text`, since most titles are model paths, whose end is more informative.
 
     >>> _ending("/home/me/models/tiny", 12)
     '…models/tiny'
     """
-    return text if len(text) <= most else "…" + text[1 - most :]
+    return text if len(text) <= length else "…" + text[1 - length :]

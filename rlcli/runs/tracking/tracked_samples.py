@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcli.data.sample_files import is_conversation, sample_files
 from rlcli.images.image_descriptions import descriptions, worded_messages
 from rlcli.runs.tracking.tracker import TrackedSample
 from rlcli.support.redact import printable, redacted
 
+T = TypeVar("T")
 MOST = 8
 """Samples of a step that a tracker gets."""
 MESSAGE_CHARACTERS = 2000
@@ -20,39 +21,42 @@ FIRST_MESSAGES, LAST_MESSAGES = 4, 12
 """Messages of a conversation that it gets, if there are more than both."""
 
 
-def tracked_samples(room: Path, step: int) -> list[TrackedSample]:
-    """Up to MOST samples of a step, evenly spaced by score from the lowest to the highest. room: the run's `samples` or
-    `evaluations` folder. Empty if the step has none."""
+def tracked_samples(folder: Path, step: int) -> list[TrackedSample]:
+    """Up to MOST samples of a step, evenly spaced by score from the lowest to the highest. folder: the run's `samples`
+    or `evaluations`. Empty if the step has none."""
     import pyarrow.parquet as pq
 
-    files = sample_files(room, step)
+    files = sample_files(folder, step)
     scores = [pq.read_table(file, columns=["score", "prompt_id", "sample"]).to_pylist() for file in files]
     order = [
-        (row["score"], row["prompt_id"], row["sample"], place, number)
-        for place, rows in enumerate(scores)
+        (row["score"], row["prompt_id"], row["sample"], file_index, number)
+        for file_index, rows in enumerate(scores)
         for number, row in enumerate(rows)
     ]
     order.sort()
-    chosen = _spread(order, MOST)
-    wanted = {place: [number for *_, of, number in chosen if of == place] for place in range(len(files))}
-    rows = {
-        (place, number): row
-        for place, numbers in wanted.items()
-        if numbers
-        for number, row in zip(numbers, pq.read_table(files[place]).take(numbers).to_pylist(), strict=True)
+    selected = _spread(order, MOST)
+    wanted = {
+        file_index: [number for *_, source, number in selected if source == file_index]
+        for file_index in range(len(files))
     }
-    return [_tracked(rows[place, number]) for *_, place, number in chosen]
+    rows = {
+        (file_index, number): row
+        for file_index, numbers in wanted.items()
+        if numbers
+        for number, row in zip(numbers, pq.read_table(files[file_index]).take(numbers).to_pylist(), strict=True)
+    }
+    return [_tracked(rows[file_index, number]) for *_, file_index, number in selected]
 
 
-def _spread(items: list[Any], most: int) -> list[Any]:
-    """Up to `most` of the items, evenly spaced, the first and the last included.
+def _spread(items: list[T], count: int) -> list[T]:
+    """Up to `count` of the items, evenly spaced, the first and the last included.
 
     >>> _spread(list(range(10)), 4)
     [0, 3, 6, 9]
     """
-    if len(items) <= most:
+    if len(items) <= count:
         return items
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
 
 
 def _tracked(row: Mapping[str, Any]) -> TrackedSample:
@@ -66,12 +70,12 @@ def _tracked(row: Mapping[str, Any]) -> TrackedSample:
         outcome=row["outcome"],
         answer=_cut(row["answer"] or ""),
         response_tokens=row["response_tokens"],
-        messages=_shortened([{"role": str(one["role"]), "content": _content(one)} for one in messages]),
+        messages=_shortened([{"role": str(message["role"]), "content": _content(message)} for message in messages]),
     )
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """A message's reasoning, its text and its calls of tools, in one text without who speaks."""
+    """A message's reasoning, its text and its tool calls in one text, without the role."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     parts = [message.get("reasoning_content"), message.get("content"), *calls]
     texts = [part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts if part]

@@ -13,19 +13,19 @@ from rlcli.errors import SetupError
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that a tracker is started for.
-
-    folder: of the run; the tracker's local files go below it, unless the tracker's own environment variables name
-    another place. project: its name in the tracker. config: the resolved configuration, nested. id: the run's id in the
-    tracker before it was interrupted; empty for a new run. resumed_at: for a resumed run, the last step that is kept;
-    -1 if none is.
-    """
+    """The run that a tracker is started for."""
 
     folder: Path
+    """Folder of the run. The tracker's local files go below it, unless its environment variables name another folder.
+    """
     project: str
+    """The project's name in the tracker."""
     config: Mapping[str, Any]
+    """The resolved configuration, nested."""
     id: str = ""
+    """The run's id in the tracker before it was interrupted; empty for a new run."""
     resumed_at: int | None = None
+    """For a resumed run, the last step that is kept, -1 if none is; None for a new run."""
 
     @property
     def name(self) -> str:
@@ -34,21 +34,27 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class TrackedSample:
-    """One response for people to read. sample: its number among those to its prompt. messages: the conversation, each
-    with `role` and `content`; long ones are cut. response_tokens: None if unknown."""
+    """One response for people to read."""
 
     prompt_id: str
+    """Dataset, split and row of the prompt."""
     sample: int
+    """Its number among the samples of its prompt."""
     score: float
+    """Reward of the verifier."""
     outcome: str
+    """Outcome of the verification."""
     answer: str
+    """The answer that the verifier extracted; empty if there is none."""
     response_tokens: int | None
+    """None if unknown."""
     messages: Sequence[Mapping[str, str]]
+    """The conversation, each message with `role` and `content`; long ones are cut."""
 
     @property
     def conversation(self) -> str:
         """The messages as one text."""
-        return "\n\n".join(f"{one['role']}: {one['content']}" for one in self.messages)
+        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
 
     @property
     def title(self) -> str:
@@ -56,8 +62,8 @@ class TrackedSample:
 
 
 class Tracker(Protocol):
-    """Receives each step's metrics. It is made and called in a separate process, so it may raise, print, block or die,
-    and the run continues. A class that the entry-point group `rlcli.trackers` names:
+    """Receives each step's metrics. It runs in a separate process, so it may raise, print, block or die, and the run
+    continues. Implemented by a class that the entry-point group `rlcli.trackers` names:
 
         class Printer(Tracker):
             def __init__(self, run: TrackedRun) -> None:
@@ -70,11 +76,10 @@ class Tracker(Protocol):
 
     `samples` and `picture` are optional. Its module imports its library within the methods: a run that uses another
     tracker may lack it.
-
-    id: the run's id in the tracker, for resuming after an interruption; empty if it needs none.
     """
 
     id: str = ""
+    """The run's id in the tracker, for resuming after an interruption; empty if it needs none."""
 
     def __init__(self, run: TrackedRun) -> None: ...
 
@@ -84,14 +89,15 @@ class Tracker(Protocol):
         run's process, before anything starts."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """steps ascend, but for those that a resumed run repeats; metrics may be NaN or infinite."""
+        """Record the metrics of a step. Steps ascend, except those that a resumed run repeats; metrics may be NaN or
+        infinite."""
 
     def samples(self, step: int, name: str, samples: Sequence[TrackedSample]) -> None:
-        """Some samples of a step whose metrics were logged before. name: `samples`, or `eval/samples` for those of an
-        evaluation."""
+        """Record some samples of a step whose metrics were logged before. name: `samples`, or `eval/samples` for those
+        of an evaluation."""
 
     def picture(self, name: str, file: Path) -> None:
-        """A PNG at the end of the run. name: `reward`, the curve."""
+        """Record a PNG at the end of the run. name: `reward`, the curve."""
 
     def close(self, failed: bool) -> None:
         """Send the rest. failed: the run failed."""

@@ -1,7 +1,7 @@
 """The process of one tracker: python -m rlcli.runs.tracking.tracker_main MODULE:CLASS.
 
 It reads requests as JSON lines from standard input and answers each with one line: {} or {"id": …}, or {"error": …}.
-What the tracker's library prints goes to standard error, which is a file in the run's logs.
+Output of the tracker's library goes to standard error, which is a file in the run's logs.
 """
 
 from __future__ import annotations
@@ -51,21 +51,26 @@ class _Server:
         self.closed = False
 
     def answer(self, request: dict[str, Any]) -> dict[str, str]:
-        ((kind, facts),) = request.items()
+        ((kind, arguments),) = request.items()
+        handlers: dict[str, Callable[..., dict[str, str]]] = {
+            "start": self._start,
+            "log": self._log,
+            "samples": self._samples,
+            "picture": self._picture,
+            "close": self._close,
+        }
         try:
-            if kind == "start":
-                return self._start(**facts)
-            deeds: dict[str, Callable[..., dict[str, str]]]
-            deeds = {"log": self._log, "samples": self._samples, "picture": self._picture, "close": self._close}
-            return deeds[kind](**facts)
+            return handlers[kind](**arguments)
         except Exception as error:
             traceback.print_exc()
             return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
 
-    def _start(self, folder: str, **facts: Any) -> dict[str, str]:
-        kind: type[Tracker] = EntryPoint("tracker", self._target, "rlcli.trackers").load()
+    def _start(
+        self, folder: str, project: str, config: dict[str, Any], id: str, resumed_at: int | None
+    ) -> dict[str, str]:
+        tracker_class: type[Tracker] = EntryPoint("tracker", self._target, "rlcli.trackers").load()
         self._folder = Path(folder)
-        self._tracker = kind(TrackedRun(self._folder, **facts))
+        self._tracker = tracker_class(TrackedRun(self._folder, project, config, id, resumed_at))
         return {"id": self._tracker.id}
 
     def _log(self, step: int, metrics: dict[str, float]) -> dict[str, str]:
@@ -78,8 +83,8 @@ class _Server:
             from rlcli.runs.tracking.tracked_samples import tracked_samples
 
             for name in ("samples", "evaluations") if evaluated else ("samples",):
-                if found := tracked_samples(self._folder / name, step):
-                    receive(step, "eval/samples" if name == "evaluations" else name, found)
+                if samples := tracked_samples(self._folder / name, step):
+                    receive(step, "eval/samples" if name == "evaluations" else name, samples)
         return {}
 
     def _picture(self, name: str, file: str) -> dict[str, str]:
@@ -88,9 +93,9 @@ class _Server:
         return {}
 
     def _optional(self, name: str) -> Callable[..., None] | None:
-        """A method that a tracker need not have; None if it has not."""
-        own: Callable[..., None] | None = getattr(self._tracker, name, None)
-        return None if own is None or getattr(own, "__func__", own) is getattr(Tracker, name) else own
+        """An optional method of the tracker; None if it does not implement it."""
+        method: Callable[..., None] | None = getattr(self._tracker, name, None)
+        return None if method is None or getattr(method, "__func__", method) is getattr(Tracker, name) else method
 
     def _close(self, failed: bool) -> dict[str, str]:
         self.closed = True

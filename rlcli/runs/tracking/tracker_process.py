@@ -23,12 +23,12 @@ BEHIND = 256
 class TrackerProcess:
     """A tracker in a separate process. Only `join` ever waits.
 
-    name: the tracker's. target: `module:class`. facts: the fields of its TrackedRun, as JSON values. log: the
-    file for its library's output; appended to. on_start: receives the run's id in the tracker, from a thread.
+    name: the tracker's. target: `module:class`. run: the fields of its TrackedRun, as JSON values. log: the file for
+    its library's output; appended to. on_start: receives the run's id in the tracker, from a thread.
     """
 
     def __init__(
-        self, name: str, target: str, facts: Mapping[str, Any], log: Path, on_start: Callable[[str], None]
+        self, name: str, target: str, run: Mapping[str, Any], log: Path, on_start: Callable[[str], None]
     ) -> None:
         self.name = name
         self._log = log
@@ -37,16 +37,16 @@ class TrackerProcess:
         self._notes: deque[str] = deque()
         self._process: subprocess.Popen[str] | None = None
         self._off = False
-        self._complained = self._behind = False
-        self._given = self._stored = 0
-        self._requests.put({"start": facts})
+        self._reported_error = self._behind = False
+        self._logged = self._stored = 0
+        self._requests.put({"start": run})
         self._thread = threading.Thread(target=self._serve, args=(target,), name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._off:
             return
-        self._given += 1
+        self._logged += 1
         waiting = self._requests.qsize()
         if waiting >= BEHIND:
             if not self._behind:
@@ -56,14 +56,14 @@ class TrackerProcess:
             self._requests.put({"log": {"step": step, "metrics": dict(metrics)}})
 
     def samples(self, step: int, evaluated: bool) -> None:
-        """Let it read and send some samples of a step from the run folder. evaluated: those of its evaluation too."""
+        """Make it read and send some samples of a step from the run folder. evaluated: those of its evaluation too."""
         self._request({"samples": {"step": step, "evaluated": evaluated}})
 
     def picture(self, name: str, file: Path) -> None:
         self._request({"picture": {"name": name, "file": str(file)}})
 
     def _request(self, request: dict[str, Any]) -> None:
-        """Something that it may lack: dropped if it is far behind."""
+        """Queue an optional request: dropped if the tracker is far behind."""
         if not self._off and self._requests.qsize() < BEHIND:
             self._requests.put(request)
 
@@ -84,7 +84,7 @@ class TrackerProcess:
 
     @property
     def _lacking(self) -> int:
-        return self._given - self._stored
+        return self._logged - self._stored
 
     def notes(self) -> list[str]:
         """The notes since the last call."""
@@ -141,9 +141,9 @@ class TrackerProcess:
         elif "error" in reply and "start" in request:
             self._turn_off(f"for this run: {reply['error']}")
         elif "error" in reply:
-            if not self._complained:
-                self._notes.append(f"{self.name} failed at {_what(request)}: {reply['error']}")
-            self._complained = True
+            if not self._reported_error:
+                self._notes.append(f"{self.name} failed at {_described(request)}: {reply['error']}")
+            self._reported_error = True
         elif "log" in request:
             self._stored += 1
         elif "start" in request:
@@ -157,8 +157,8 @@ class TrackerProcess:
     def _death(self) -> str:
         assert self._process is not None
         code = self._process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"its process {how}"
+        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"its process {cause}"
 
     def _kill(self) -> None:
         """Kill the process and all processes in its session."""
@@ -168,16 +168,19 @@ class TrackerProcess:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _what(request: Mapping[str, Any]) -> str:
-    """
-    >>> _what({"log": {"step": 3}}), _what({"samples": {"step": 3}}), _what({"close": {"failed": False}})
+def _described(request: Mapping[str, Any]) -> str:
+    """The subject of a request, for a note.
+
+    >>> _described({"log": {"step": 3}}), _described({"samples": {"step": 3}}), _described({"close": {"failed": False}})
     ('step 3', 'the samples of step 3', 'the end')
     """
-    ((kind, facts),) = request.items()
+    ((kind, arguments),) = request.items()
     of_step = {"log": "step", "samples": "the samples of step"}
-    return f"{of_step[kind]} {facts['step']}" if kind in of_step else {"picture": "the picture"}.get(kind, "the end")
+    if kind in of_step:
+        return f"{of_step[kind]} {arguments['step']}"
+    return "the picture" if kind == "picture" else "the end"
 
 
-def _plain(value: Any) -> Any:
-    """NumPy scalars and tensors of one element, as Python numbers."""
+def _plain(value: Any) -> object:
+    """NumPy scalars and tensors of one element as Python numbers."""
     return value.item()

@@ -39,7 +39,9 @@ class Trackio(Tracker):
 
         facts = ("prompt_id", "sample", "score", "outcome", "answer", "response_tokens")
         traces = [
-            trackio.Trace([dict(one) for one in sample.messages], {fact: getattr(sample, fact) for fact in facts})
+            trackio.Trace(
+                [dict(message) for message in sample.messages], {fact: getattr(sample, fact) for fact in facts}
+            )
             for sample in samples
         ]
         self._run.log({name: traces}, step=step)

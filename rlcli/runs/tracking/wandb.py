@@ -44,7 +44,7 @@ class Wandb(Tracker):
     def samples(self, step: int, name: str, samples: Sequence[TrackedSample]) -> None:
         import wandb
 
-        rows = [[step, *(getattr(one, column) for column in COLUMNS)] for one in samples]
+        rows = [[step, *(getattr(sample, column) for column in COLUMNS)] for sample in samples]
         self._run.log({name: wandb.Table(columns=["step", *COLUMNS], data=rows)}, step=step)
 
     def picture(self, name: str, file: Path) -> None:

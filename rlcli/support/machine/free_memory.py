@@ -1,4 +1,4 @@
-"""The memory that this machine, the control groups of a process and its limits leave free."""
+"""The free memory of this machine, within the control groups and limits of this process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from the tensors that train, and training waits."""
 
 
 def available_memory() -> float:
-    """Bytes that this process and its children may still allocate, by the machine and by their control groups."""
+    """Bytes that this process and its children may still allocate: the limit of the machine and their control
+    groups."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
-    for folder, most, used in _memory_groups():
-        free = min(free, _number(folder / most) - _number(folder / used, 0.0) + _file_cache(folder))
+    for folder, limit, usage in _memory_groups():
+        free = min(free, _number(folder / limit) - _number(folder / usage, 0.0) + _file_cache(folder))
     return max(free, 0.0)
 
 
 def process_limit() -> float:
-    """Bytes that the system gives one process at most; infinite without a limit."""
+    """Maximum bytes of one process; infinite without a limit."""
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
     return min((float(limit) for limit in limits if limit != resource.RLIM_INFINITY), default=math.inf)
 
@@ -42,13 +43,13 @@ def _memory_groups(root: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgrou
         base = Path(root, controllers) if controllers else Path(root)
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
         folder = base / path.lstrip("/")
-        for own in (folder, *folder.parents):
-            if own.is_relative_to(base):
-                yield own, *names
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(base):
+                yield group, *names
 
 
 def _file_cache(folder: Path) -> float:
-    """Bytes of files in a group's memory: they count as used, and make room when memory is needed."""
+    """Bytes of files in a group's memory: they count as used, and are freed when memory is needed."""
     try:
         lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -58,8 +59,8 @@ def _file_cache(folder: Path) -> float:
     return sum(sizes.get(f"{prefix}{kind}_file", 0.0) for kind in ("active", "inactive"))
 
 
-def _number(path: Path, otherwise: float = math.inf) -> float:
+def _number(path: Path, default: float = math.inf) -> float:
     try:
         return float(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # «max»: no limit
-        return otherwise
+        return default

@@ -1,7 +1,7 @@
-"""GPUs: what torch.accelerator does not offer, and names that are CUDA's. No other module has them.
+"""GPU functions that torch.accelerator lacks, and names that are CUDA's. No other module has them.
 
 A torch that is built for ROCm drives AMD's GPUs as `torch.cuda`: devices are called `cuda` there too, and RCCL `nccl`.
-Streams, synchronization and memory need nothing from here: other modules use torch.accelerator.
+For streams, synchronization and memory, other modules use torch.accelerator.
 """
 
 from __future__ import annotations
@@ -15,37 +15,41 @@ from datetime import timedelta
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroupNCCL, Store
 
 GROUPS = "cpu:gloo,cuda:nccl"
 """The backends of a process group of workers on GPUs, for tensors of each device."""
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-"""Environment of a process that is to see no GPU."""
+"""Environment variables that hide all GPUs from a process."""
 
 AMD_DRIVER = Path("/dev/kfd")
 
 NVIDIA_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""What a driver of NVIDIA's makes: on Linux, and on Windows' Linux."""
+"""Device files of NVIDIA's driver: on Linux, and on WSL."""
 
 NVML = "libnvidia-ml.so.1"
 
 
 def for_rocm() -> bool:
-    """Whether the installed torch is built for ROCm, by its version (`2.13.0+rocm7.2`): nothing is imported."""
+    """True if the installed torch is built for ROCm, by its version (`2.13.0+rocm7.2`): nothing is imported."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return "rocm" in metadata.version("torch")
     return False
 
 
 def visible_variable() -> str:
-    """The variable that lists the GPUs which a process sees. With AMD's GPUs Ray sets HIP's."""
+    """The environment variable that lists the GPUs visible to a process. With AMD's GPUs Ray sets HIP's."""
     return "HIP_VISIBLE_DEVICES" if for_rocm() else "CUDA_VISIBLE_DEVICES"
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU of the maker that torch is built for. Nothing is imported. `nvidia-smi` has to
-    list one (it may be installed on a machine without), or torch to see one: containers may lack the tool."""
+    """True if this machine has a GPU of the maker that torch is built for. Nothing is imported. `nvidia-smi` has to
+    list one (it may be installed on a machine without), or torch to detect one: containers may lack the tool."""
     if for_rocm():
         return AMD_DRIVER.exists()
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -55,8 +59,8 @@ def has_gpu() -> bool:
 
 
 def has_nvml() -> bool:
-    """Whether NVIDIA's management library works here, through which Ray and vLLM look for GPUs. A container has it if
-    its NVIDIA_DRIVER_CAPABILITIES contain `utility`."""
+    """True if NVIDIA's management library works here, by which Ray and vLLM detect GPUs. A container has it if its
+    NVIDIA_DRIVER_CAPABILITIES contain `utility`."""
     try:
         return bool(ctypes.CDLL(NVML).nvmlInit_v2() == 0)
     except (OSError, AttributeError):
@@ -64,28 +68,28 @@ def has_nvml() -> bool:
 
 
 def seen_by_torch() -> tuple[tuple[str, int], ...]:
-    """Name and bytes of each GPU that torch sees, asked in another process, since this one is to hold no GPU. Empty
-    without asking if no driver of NVIDIA's is there."""
-    return _asked_torch() if any(path.exists() for path in NVIDIA_DRIVERS) else ()
+    """Name and bytes of each GPU that torch detects in another process, since this one must not initialise a GPU. Empty
+    without a driver of NVIDIA's."""
+    return _query_torch() if any(path.exists() for path in NVIDIA_DRIVERS) else ()
 
 
 @cache
-def _asked_torch() -> tuple[tuple[str, int], ...]:
+def _query_torch() -> tuple[tuple[str, int], ...]:
     code = (
         "import json, torch; print(json.dumps([(torch.cuda.get_device_name(i), "
         "torch.cuda.get_device_properties(i).total_memory) for i in range(torch.cuda.device_count())]))"
     )
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=True
         )
-        return tuple((name, memory) for name, memory in json.loads(done.stdout.splitlines()[-1]))
+        return tuple((name, memory) for name, memory in json.loads(process.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ()  # no torch, or one that does not start
 
 
 def gpu_available() -> bool:
-    """Whether torch can use a GPU in this process."""
+    """True if torch can use a GPU in this process."""
     import torch
 
     return bool(torch.cuda.is_available())
@@ -99,22 +103,22 @@ def capability() -> tuple[int, int]:
     return major, minor
 
 
-def gpu_rng_state() -> Any:
-    """The state of the GPU's random number generator, a tensor on the CPU."""
+def gpu_rng_state() -> Tensor:
+    """The state of the GPU's random number generator, a tensor of bytes on the CPU."""
     import torch
 
     return torch.cuda.get_rng_state()
 
 
-def set_gpu_rng_state(state: Any) -> None:
-    """Continue from `gpu_rng_state`."""
+def set_gpu_rng_state(state: Tensor) -> None:
+    """Restore the state that `gpu_rng_state` returned."""
     import torch
 
     torch.cuda.set_rng_state(state)
 
 
-def tensor_group(store: Any, rank: int, world: int, timeout: timedelta) -> Any:
-    """A process group for tensors on GPUs, beside the default group."""
+def tensor_group(store: Store, rank: int, world: int, timeout: timedelta) -> ProcessGroupNCCL:
+    """A process group for tensors on GPUs, in addition to the default group."""
     import torch.distributed as dist
 
     options = dist.ProcessGroupNCCL.Options()
@@ -123,8 +127,8 @@ def tensor_group(store: Any, rank: int, world: int, timeout: timedelta) -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """What torch is: version; build (`CUDA 13.0`, `ROCm 7.2` or `CPU build`); gpus: name and bytes of each that it
-    sees."""
+    """The installed torch: version; build (`CUDA 13.0`, `ROCm 7.2` or `CPU build`); gpus: name and bytes of each that
+    it detects."""
     import torch
 
     builds = {"CUDA": torch.version.cuda, "ROCm": getattr(torch.version, "hip", None)}

@@ -1,4 +1,4 @@
-"""The processor's name and what it can compute, from /proc/cpuinfo."""
+"""The processor's name and instruction sets, from /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def instructions() -> frozenset[str]:
 
 
 def runs_vllm() -> bool:
-    """Whether vLLM's builds for x86-64 CPUs run here: they need AVX2. Assumed of what is not known."""
+    """True if vLLM's builds for x86-64 CPUs run here: they need AVX2. True if the processor is unknown."""
     return platform.machine() != "x86_64" or not instructions() or "avx2" in instructions()
 
 
-def _field(wanted: str) -> str:
-    """The value of the first core."""
+def _field(field: str) -> str:
+    """The value of a field for the first core."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     fields = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in fields if key.strip() == wanted), "")
+    return next((value.strip() for key, _, value in fields if key.strip() == field), "")

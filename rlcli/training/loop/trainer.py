@@ -168,7 +168,7 @@ class Trainer:
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
         """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""
         total = self.config.train.steps
-        with closing(self.prefetcher), closing(self.listeners), self.lost_engines.told(self.view.note):
+        with closing(self.prefetcher), closing(self.listeners), self.lost_engines.reporting(self.view.note):
             self.begin(checkpoint)
             while self.done < total and not self.stop.requested:
                 number = self.done + 1

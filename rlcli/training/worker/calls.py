@@ -52,7 +52,7 @@ class WorkerCalls(RolloutCalls, Protocol):
 
     @dispatch(collect="first")
     def rendezvous(self) -> tuple[str, int]:
-        """Where the ranks of a process group find each other: see `meeting_place`."""
+        """Where the ranks of a process group find each other: see `rendezvous_address`."""
 
     @dispatch()
     def join(self, place: str, port: int) -> None:

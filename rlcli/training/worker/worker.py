@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import implements
 from rlcli.cluster.process import busy_lanes, peak_memory, startup_times, worker_profile
-from rlcli.cluster.rendezvous import meeting_place, store_at
+from rlcli.cluster.rendezvous import rendezvous_address, store_at
 from rlcli.data.messages import Coefficients, Progress, PromptTask, RolloutBatch
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
@@ -101,7 +101,7 @@ class Worker(WeightSync, WorkerCalls):
     def rendezvous(self) -> tuple[str, int]:
         import ray
 
-        return meeting_place(ray.util.get_node_ip_address(), f"{shared_memory_prefix(self.spec.group_id)}stores")
+        return rendezvous_address(ray.util.get_node_ip_address(), f"{shared_memory_prefix(self.spec.group_id)}stores")
 
     @implements(WorkerCalls.join)
     def join(self, place: str, port: int) -> None:

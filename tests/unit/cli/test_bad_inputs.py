@@ -147,12 +147,12 @@ def test_one_file_of_a_run_that_cannot_be_read_is_named(
 
 
 def test_chat_names_a_run_without_a_checkpoint(tmp_path: Path) -> None:
-    from rlcli.cli.chat import model_place
+    from rlcli.cli.chat import model_source
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 7}\n')
     with pytest.raises(ConfigError, match="run is a run without a checkpoint; name a model, or a run that has saved"):
-        model_place(str(tmp_path / "run"))
+        model_source(str(tmp_path / "run"))
 
 
 def test_a_run_without_its_configuration_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def rlcli(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.place == PUBLISHED])
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.target == PUBLISHED])
 def test_a_built_in_command_has_an_entry_point(name: str) -> None:
     entry = published(name)
     assert entry is not None

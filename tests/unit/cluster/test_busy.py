@@ -32,12 +32,12 @@ def test_the_outermost_call_counts_under_the_name_of_its_phase(clock: list[float
 
 
 def test_a_call_may_go_on_as_another_phase_also_if_it_fails(clock: list[float]) -> None:
-    busy_lanes.goes_on_as("verify")  # outside any call
+    busy_lanes.rename_current("verify")  # outside any call
 
     def fails() -> None:
         with busy_lanes.busy("rollout"):
             clock[0] += 1
-            busy_lanes.goes_on_as("verify")
+            busy_lanes.rename_current("verify")
             clock[0] += 2
             raise ValueError("no")
 

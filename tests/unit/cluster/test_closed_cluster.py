@@ -15,7 +15,7 @@ import pytest
 
 from rlcli.cluster import rendezvous
 from rlcli.cluster.ray_session import CLOSED_ENV, TOKEN_FILE, closed_to_others
-from rlcli.cluster.rendezvous import meeting_place, store_at
+from rlcli.cluster.rendezvous import rendezvous_address, store_at
 from rlcli.errors import SetupError
 from rlcli.support.attempt import remove_shared
 
@@ -84,7 +84,7 @@ for name in sys.argv[1:]:
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "::1"])
 def test_the_store_of_ranks_on_one_machine_is_a_file_of_this_user(address: str, tmp_path: Path) -> None:
     name = f"rlcli-test-{tmp_path.name}-{os.getpid()}"
-    places = {meeting_place(address, name) for _ in range(2)}
+    places = {rendezvous_address(address, name) for _ in range(2)}
     try:
         assert len(places) == 2, "each group has its own"
         (path, port), *_ = places
@@ -100,7 +100,7 @@ def test_the_store_of_ranks_on_one_machine_is_a_file_of_this_user(address: str, 
 
 
 def test_ranks_of_several_machines_meet_at_an_address() -> None:
-    address, port = meeting_place("localhost", "unused")  # a name: its machine may be any
+    address, port = rendezvous_address("localhost", "unused")  # a name: its machine may be any
     assert (address, port > 0) == ("localhost", True)
     assert not Path("/dev/shm/unused").exists()
 
@@ -110,7 +110,7 @@ def test_a_place_that_another_user_has_taken_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (tmp_path / "stores").symlink_to(tmp_path)
     with pytest.raises(SetupError, match="is a link"):
-        meeting_place("127.0.0.1", "stores")
+        rendezvous_address("127.0.0.1", "stores")
 
 
 def test_the_store_of_several_machines_listens_on_its_address_alone() -> None:

@@ -47,14 +47,14 @@ def test_what_fits_is_let_through(machines: list[dict[str, float]], pools: list[
             gpus(6, 6, 6, 6),
             [pool(24, 4)],
             "cluster.workers = 24 with rollout.tensor_parallel = 4: each of the 6 engines lies on one "
-            "machine, and there is room for 4: the machines hold 4 × 6 workers; give cluster.workers = 16 or "
+            "machine, and there is room for 4: the machines hold 4 × 6 workers; set cluster.workers = 16 or "
             "rollout.tensor_parallel = 3",
         ),
         (
             gpus(8, 8, 4),
             [pool(2, key="cluster.workers"), pool(18, 6, "rollout.workers")],
             "rollout.workers = 18 with rollout.tensor_parallel = 6: each of the 3 engines lies on one "
-            "machine, and there is room for 2: the machines hold 2 × 8, 4 workers; give rollout.workers = 12 or "
+            "machine, and there is room for 2: the machines hold 2 × 8, 4 workers; set rollout.workers = 12 or "
             "rollout.tensor_parallel = 2",
         ),
         (

@@ -64,9 +64,9 @@ def test_a_method_that_makes_no_progress_leaves_its_stack_until_it_goes_on(file:
     first = found[0][1]
     assert first.method == "rollout"
     assert [frame.function for frame in first.threads[0][:2]] == ["rollout", "stream"]
-    assert first.place.startswith("rollout (")
-    assert first.place.endswith(")")
-    assert "dispatch.py" not in first.place
+    assert first.location.startswith("rollout (")
+    assert first.location.endswith(")")
+    assert "dispatch.py" not in first.location
     assert [note.count for _, note in found] == sorted({note.count for _, note in found}), "each item is progress"
 
 
@@ -158,7 +158,7 @@ def test_who_waits_in_a_collective_is_told_from_who_holds_it_up(tmp_path: Path) 
         assert list(stalled) == [1]
         assert note_of(paths[0]).waits
         assert not note_of(paths[1]).waits
-        assert note_of(paths[1]).place.startswith("forget (")
+        assert note_of(paths[1]).location.startswith("forget (")
     finally:
         for rank in ranks:
             rank.kill()

@@ -166,6 +166,6 @@ def test_what_cannot_be_killed_or_released_is_reported(
     monkeypatch.setattr(ray.util, "remove_placement_group", gone)
     group_of(tmp_path, lambda: None, lambda: None).kill()
     first, second, last = capsys.readouterr().err.splitlines()
-    assert "rank-0.log) could not be killed: its process may live on: ConnectionError: Ray is gone" in first
+    assert "rank-0.log) could not be killed: its process may still run: ConnectionError: Ray is gone" in first
     assert "rank-1.log) could not be killed" in second
     assert last == "warning: the resources of rank stay reserved until Ray ends: ConnectionError: Ray is gone"

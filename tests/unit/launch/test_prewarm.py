@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from rlcli.cluster.placement import Placed
+from rlcli.cluster.placement import PlacedActors
 from rlcli.cluster.ray_session import policy_pool
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, RunFailed
@@ -48,9 +48,9 @@ class Cluster:
         finally:
             self.events.append(("end", threading.get_ident()))
 
-    def place(self, worker: type, pool: Any) -> Placed:
+    def place(self, worker: type, pool: Any) -> PlacedActors:
         assert self.place_now.wait(30)
-        return Placed([self] * pool.workers, "places")
+        return PlacedActors([self] * pool.workers, "places")
 
 
 @pytest.fixture

@@ -63,15 +63,15 @@ def test_a_form_that_many_evaluation_prompts_share_is_no_question() -> None:
 def test_what_is_left_of_each_text_is_what_is_not_in_common(some: list[str]) -> None:
     every = tokens_of(some)
     assert [tokens.all for tokens in every] == [tokens_of([text])[0].all for text in some]
-    own = {tokens.own for tokens in every}
+    distinct = {tokens.distinct for tokens in every}
     for tokens in every:
-        start = tokens.all.index(tokens.own[0]) if tokens.own else 0
-        assert len(tokens.own) <= len(tokens.all)
+        start = tokens.all.index(tokens.distinct[0]) if tokens.distinct else 0
+        assert len(tokens.distinct) <= len(tokens.all)
         assert start >= 0
     if len({tokens.all for tokens in every}) > 1:
-        assert len(own) == len({tokens.all for tokens in every})  # no two become one
-        assert len({one[:1] for one in own}) > 1
-        assert len({one[-1:] for one in own}) > 1
+        assert len(distinct) == len({tokens.all for tokens in every})  # no two become one
+        assert len({one[:1] for one in distinct}) > 1
+        assert len({one[-1:] for one in distinct}) > 1
     assert all(isinstance(tokens, Tokens) for tokens in every)
 
 

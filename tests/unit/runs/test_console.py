@@ -180,13 +180,13 @@ def test_a_small_terminal_gets_blocks_in_place_of_the_curve(clock: Clock) -> Non
 
 def test_a_run_that_continues_shows_the_steps_before(live: View, clock: Clock) -> None:
     before = [{"reward/mean": step / 10, "time/step_s": 2.0, "time/update_s": 2.0} for step in range(1, 6)]
-    live.start(9, "t", done=5, before=before, ended_s=0.5)
+    live.start(9, "t", done=5, history=before, ended_s=0.5)
     assert "reward 0.500" in frame(live)
     assert live.eta_s() == pytest.approx(4 * 2.0 - 0.5)
     clock.now += 2
     live.step({"reward/mean": 0.6, "time/step_s": 2.0})
     assert "step 6/9" in frame(live)
-    live.start(9, "t", done=2, before=before[:2])  # the run went back to a checkpoint
+    live.start(9, "t", done=2, history=before[:2])  # the run went back to a checkpoint
     assert "step 2/9" in frame(live)
     assert "reward 0.200" in frame(live)
     assert live.eta_s() is None

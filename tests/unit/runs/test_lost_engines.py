@@ -16,8 +16,8 @@ def test_a_lost_server_is_named_while_the_run_waits(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(lost_engines, "EVERY_S", 0.01)
     events, told = tmp_path / EVENTS, Queue[str]()
     events.write_text('{"event": "engine lost", "server": "before", "why": "x"}\n')
-    with LostEngines(tmp_path).told(told.put):
+    with LostEngines(tmp_path).reporting(told.put):
         with events.open("a") as file:
             file.write('{"event": "engine lost", "server": "a", "why": "gone"}\n{"event": "engine lo')
-        assert told.get(timeout=60) == "server a is lost, and asked again until it answers: gone"
+        assert told.get(timeout=60) == "server a is lost and is polled until it answers: gone"
     assert told.empty()

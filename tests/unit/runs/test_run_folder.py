@@ -26,7 +26,7 @@ from rlcli.runs.folder import (
     evaluation_folder,
     events_of,
     finite,
-    place_of,
+    progress_of,
     write_json,
 )
 from rlcli.runs.software_record import environment
@@ -123,31 +123,31 @@ def test_a_line_that_a_kill_cut_off_costs_no_other(tmp_path: Path) -> None:
 
 
 def test_where_a_run_is_can_be_read_while_it_lives_and_after(tmp_path: Path) -> None:
-    assert place_of(tmp_path) == {}
+    assert progress_of(tmp_path) == {}
     with RunFolder.create(tmp_path) as folder:
-        assert place_of(tmp_path) == {}
+        assert progress_of(tmp_path) == {}
         folder.at(7, "generate, with a name that is longer than the next")
         folder.at(7, "update")
-        found = place_of(tmp_path)
+        found = progress_of(tmp_path)
         assert (found["step"], found["phase"], found["pid"]) == (7, "update", os.getpid())
         assert abs(found["time"] - time.time()) < 60
-    assert place_of(tmp_path)["phase"] == "update"
+    assert progress_of(tmp_path)["phase"] == "update"
     stranger = os.open(tmp_path / "stranger", os.O_WRONLY | os.O_CREAT)
     folder.at(8, "late")  # the closed folder's descriptor may be another file's by now
     os.close(stranger)
     assert (tmp_path / "stranger").read_bytes() == b""
     RunFolder.create(tmp_path).close()
-    assert place_of(tmp_path) == {}
+    assert progress_of(tmp_path) == {}
     (tmp_path / ".place").write_text("[]")
-    assert place_of(tmp_path) == {}
+    assert progress_of(tmp_path) == {}
 
 
 def test_a_phase_too_long_for_its_place_is_cut(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path) as folder:
         folder.at(7, "x" * 1000)
-        assert place_of(tmp_path)["phase"].startswith("xxx")
+        assert progress_of(tmp_path)["phase"].startswith("xxx")
         folder.at(8, "y")
-        assert place_of(tmp_path)["step"] == 8
+        assert progress_of(tmp_path)["step"] == 8
 
 
 def test_the_environment_keeps_passwords_and_networks_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:

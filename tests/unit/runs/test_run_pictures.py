@@ -11,20 +11,20 @@ import pytest
 
 from rlcli.config.load import dump_toml, resolve
 from rlcli.data.prompts.parquet_schema import IMAGE_ROWS
-from rlcli.runs.run_images import RunPictures, read_pictures
+from rlcli.runs.run_images import RunImages, read_pictures
 from rlcli.types import image_digest
 from tests.picture_runs import drawing, write_data
 
 
-def run_on(folder: Path, *sets: str, held_out: str = "", directory: Path | None = None) -> RunPictures:
+def run_on(folder: Path, *sets: str, held_out: str = "", directory: Path | None = None) -> RunImages:
     folder.mkdir()
     flags = {"data.path": sets[0] if len(sets) == 1 else list(sets), "evaluation.data": held_out}
     (folder / "config.toml").write_text(dump_toml(resolve("grpo", flags)))
     (folder / "environment.json").write_text(json.dumps({"directory": str(directory or folder)}))
-    return RunPictures(folder)
+    return RunImages(folder)
 
 
-def found(pictures: RunPictures, image: bytes, prompt: str) -> bytes | str:
+def found(pictures: RunImages, image: bytes, prompt: str) -> bytes | str:
     digest = image_digest(image)
     ((key, one),) = pictures.find({digest: prompt})
     assert key == digest
@@ -89,10 +89,10 @@ def test_what_is_not_at_hand_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", ["", "data = 3", "[data]\npath = 7", '[data]\npath = [{path = 3}, ""]', "\x00"])
 def test_a_hostile_configuration_names_no_data(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
-    assert found(RunPictures(tmp_path), drawing(0), "drawn:train:0") == "config.toml names no data"
+    assert found(RunImages(tmp_path), drawing(0), "drawn:train:0") == "config.toml names no data"
 
 
 @pytest.mark.parametrize("path", ["~nobody-at-all/x", "x" * 5000, "a\0b", "/dev/zero", "/proc/self/mem"])
 def test_a_path_that_no_file_can_have_is_a_reason(tmp_path: Path, path: str) -> None:
     (tmp_path / "config.toml").write_text(f"[data]\npath = {json.dumps(path)}")
-    assert isinstance(found(RunPictures(tmp_path), drawing(0), "drawn:train:0"), str)
+    assert isinstance(found(RunImages(tmp_path), drawing(0), "drawn:train:0"), str)

@@ -56,9 +56,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpus, "NVIDIA_DRIVERS", (tmp_path / "nvidiactl",))
     monkeypatch.setattr(gpus, "NVML", "libnone-such.so.1")
-    gpus._asked_torch.cache_clear()
+    gpus._query_torch.cache_clear()
     yield tmp_path / "nvidiactl"
-    gpus._asked_torch.cache_clear()
+    gpus._query_torch.cache_clear()
 
 
 def test_gpus_are_counted_by_torch_where_the_driver_has_no_nvml(two_gpus: Path) -> None:

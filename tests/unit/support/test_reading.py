@@ -110,12 +110,12 @@ def test_a_line_without_end_is_refused_after_its_bound(tmp_path: Path) -> None:
 
 
 def test_lines_are_bounded_one_by_one_and_in_all() -> None:
-    assert list(bounded_lines(io.BytesIO(b"abc\nd"), "x", longest=4)) == [b"abc\n", b"d"]
+    assert list(bounded_lines(io.BytesIO(b"abc\nd"), "x", max_line_bytes=4)) == [b"abc\n", b"d"]
     with pytest.raises(UnfitFile, match=r"x has a line of more than 3 bytes \(line 1\)"):
-        list(bounded_lines(io.BytesIO(b"abc\nd"), "x", longest=3))
-    assert len(list(bounded_lines(io.BytesIO(b"abc\nd"), "x", most=5))) == 2
+        list(bounded_lines(io.BytesIO(b"abc\nd"), "x", max_line_bytes=3))
+    assert len(list(bounded_lines(io.BytesIO(b"abc\nd"), "x", max_bytes=5))) == 2
     with pytest.raises(UnfitFile, match="more than 4 bytes"):
-        list(bounded_lines(io.BytesIO(b"abc\nd"), "x", most=4))
+        list(bounded_lines(io.BytesIO(b"abc\nd"), "x", max_bytes=4))
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rlcli.support.redact import printable
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """A message of a conversation in one text: who speaks, its reasoning, its text and its calls of tools.
+    """A message of a conversation in one text: its role, its reasoning, its text and its tool calls.
 
     >>> message_text({"role": "tool", "content": "8"})
     'tool: 8'
@@ -34,23 +34,23 @@ def _as_text(content: object) -> str:
 def messages_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The messages of a saved sample; empty if it has none, or text that is no list of messages."""
     try:
-        found = json.loads(row.get("messages") or "[]")
+        messages = json.loads(row.get("messages") or "[]")
     except (ValueError, RecursionError):
         return ()
-    sound = isinstance(found, list) and all(isinstance(message, dict) for message in found)
-    return found if sound else ()
+    valid = isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
+    return messages if valid else ()
 
 
 def worded_messages_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """`messages_of` with the pictures in words."""
+    """`messages_of` with images described in words."""
     return worded_messages(messages_of(row), () if is_conversation(row) else descriptions(row.get("images")))
 
 
-def shortened(text: str, most: int) -> str:
-    """The first `most` characters, without control characters, and how many more there are.
+def shortened(text: str, length: int) -> str:
+    """The first `length` characters, without control characters, and the number of characters left out.
 
     >>> shortened("four", 2)
     'fo\\n… 2 characters more'
     """
-    left_out = len(text) - most
-    return printable(text[:most]) + (f"\n… {left_out} characters more" if left_out > 0 else "")
+    left_out = len(text) - length
+    return printable(text[:length]) + (f"\n… {left_out} characters more" if left_out > 0 else "")

@@ -25,13 +25,13 @@ WITHIN = frozenset({"step", "verify_wait", "idle", "trainer_idle", "engine_idle"
 
 def figures(metrics: Mapping[str, float], measure: Measure = REWARD) -> list[str]:
     """The main metrics of a step, the run's measure first; missing ones are left out."""
-    found = [f"{measure.name} {measure.of(metrics):.3f}"]
+    texts = [f"{measure.name} {measure.of(metrics):.3f}"]
     if "response_tokens/mean" in metrics:
         cut = metrics.get("response_tokens/truncated", 0.0)
-        found.append(f"length {metrics['response_tokens/mean']:.0f}" + (f" ({cut:.0%} cut)" if cut else ""))
-    found += [text.format(metrics[key]) for key, text in FIGURES.items() if isinstance(metrics.get(key), int | float)]
+        texts.append(f"length {metrics['response_tokens/mean']:.0f}" + (f" ({cut:.0%} cut)" if cut else ""))
+    texts += [text.format(metrics[key]) for key, text in FIGURES.items() if isinstance(metrics.get(key), int | float)]
     failed = {name: metrics.get(f"outcome/{name}", 0.0) for name in UNVERIFIED}
-    return found + [f"verifier {name} {share:.1%}" for name, share in failed.items() if share]
+    return texts + [f"verifier {name} {share:.1%}" for name, share in failed.items() if share]
 
 
 def phase_seconds(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -49,16 +49,16 @@ def phase_seconds(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sums[name] / len(lines) for name in sorted(sums, key=lambda name: -sums[name]) if sums[name] > 0}
 
 
-def phase_shares(lines: Sequence[Mapping[str, Any]], most: int = 5, least: float = 0.01) -> str:
+def phase_shares(lines: Sequence[Mapping[str, Any]], limit: int = 5, minimum: float = 0.01) -> str:
     """The phases that take most of the time, each with its share, in one line.
 
     >>> phase_shares([{"time/generate_s": 1.0, "time/update_s": 3.0, "time/plan_s": 0.001}])
     'update 75% · generate 25%'
     """
     seconds = phase_seconds(lines)
-    whole = sum(seconds.values())
-    shares = [(name, spent / whole) for name, spent in seconds.items()][:most]
-    return " · ".join(f"{name} {share:.0%}" for name, share in shares if share >= least)
+    total = sum(seconds.values())
+    shares = [(name, spent / total) for name, spent in seconds.items()][:limit]
+    return " · ".join(f"{name} {share:.0%}" for name, share in shares if share >= minimum)
 
 
 def sparkline(values: Sequence[float]) -> str:

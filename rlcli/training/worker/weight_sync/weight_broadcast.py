@@ -37,8 +37,8 @@ class Broadcast:
         Broadcast(place, port, 0, world, device, timeout_s).send(buckets)
         for name, tensor in Broadcast(place, port, rank, world, device, timeout_s).received(): ...
 
-    place, port: as `meeting_place` returns them on the machine of rank 0. Raises `OSError` or `RuntimeError` if the
-    group cannot be formed.
+    place, port: as `rendezvous_address` returns them on the machine of rank 0. Raises `OSError` or `RuntimeError` if
+    the group cannot be formed.
     """
 
     def __init__(self, place: str, port: int, rank: int, world: int, device: torch.device, timeout_s: float) -> None:

@@ -371,10 +371,10 @@ def test_servers_that_all_refuse_are_not_waited_for(
     with pytest.raises(RunFailed, match=r"no server generates any more: .*it has no token ids"):
         all_of(engine)
     told: list[str] = []
-    with watched.told(told.append):
+    with watched.reporting(told.append):
         pass
     (line,) = told
-    assert line.startswith(f"server {server.url} is lost, and asked again until it answers: ")
+    assert line.startswith(f"server {server.url} is lost and is polled until it answers: ")
     assert not list(watched.new())
 
 
