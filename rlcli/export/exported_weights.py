@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import init_empty_weights
@@ -127,7 +127,7 @@ def write_tokenizer(path: str, folder: Path, template: str = "") -> None:
             shutil.copyfile(file, folder / name)
 
 
-def _skeleton(auto_model: type, config: PreTrainedConfig) -> PreTrainedModel:
+def _skeleton(auto_model: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
     """The model of `config` without weights."""
     with init_empty_weights():
         lm: PreTrainedModel = auto_model.from_config(config)

@@ -147,8 +147,8 @@ def refusing(file: Path) -> Iterator[None]:
 
 def _why(error: Exception) -> str:
     message = str(error)
-    if named := re.search(r"GLOBAL (\S+)", message):
-        return f"names {printable(named[1])[:100]}, which no checkpoint of this program holds"
+    if match := re.search(r"GLOBAL (\S+)", message):
+        return f"names {printable(match[1])[:100]}, which no checkpoint of this program holds"
     _, _, reason = message.rpartition("WeightsUnpickler error: ")  # torch's own begins with how to run such a file
     first = (reason.strip().splitlines() or [type(error).__name__])[0]
     return f"is not a file of a checkpoint: {printable(first)[:200]}"
@@ -190,8 +190,8 @@ def _check_opcodes(content: bytes) -> None:
 
 def _end(content: bytes, at: int) -> int:
     """Where the opcodes of fixed size from `at` on end."""
-    found = _OTHERS.match(content, at)
-    return at if found is None or at > len(content) else found.end()
+    position = _OTHERS.match(content, at)
+    return at if position is None or at > len(content) else position.end()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -218,15 +218,15 @@ class _Unpickler(pickle.Unpickler):
 @contextmanager
 def _unchanged(classes: tuple[type, ...]) -> Iterator[None]:
     """Undo and refuse what a pickle does to the classes that it finds, such as to set another `__setstate__`."""
-    before = {each: dict(vars(each)) for each in classes}
+    saved = {each: dict(vars(each)) for each in classes}
     try:
         yield
     finally:
-        changed = [each for each in classes if dict(vars(each)) != before[each]]
+        changed = [each for each in classes if dict(vars(each)) != saved[each]]
         for each in changed:
-            for name in vars(each).keys() - before[each].keys():
+            for name in vars(each).keys() - saved[each].keys():
                 delattr(each, name)
-            for name, value in before[each].items():
+            for name, value in saved[each].items():
                 if vars(each)[name] is not value:
                     setattr(each, name, value)
     if changed:
@@ -268,8 +268,8 @@ def _check_tensor(key: str, entry: Any, stored: dict[tuple[str, torch.Size], int
     for chunk in entry.chunks:
         if type(chunk.sizes) is not torch.Size or type(chunk.offsets) is not torch.Size:
             raise TypeError(f"a part of {key!r:.100} has no size or offset")
-        for offset, count, most in zip(chunk.offsets, chunk.sizes, entry.size, strict=True):
-            if min(offset, count) < 0 or offset + count > most:
+        for offset, count, limit in zip(chunk.offsets, chunk.sizes, entry.size, strict=True):
+            if min(offset, count) < 0 or offset + count > limit:
                 raise ValueError(f"a part of {key!r:.100} is not within the tensor")
         elements += math.prod(chunk.sizes)
         if math.prod(chunk.sizes) * entry.properties.dtype.itemsize > stored[key, chunk.offsets]:

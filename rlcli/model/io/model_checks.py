@@ -130,11 +130,13 @@ def check_teacher(path: str, model: str, positions: int, context: int) -> ModelF
     from transformers import AutoTokenizer
 
     facts = check_model(path, key="teacher.path")
-    own, theirs = (AutoTokenizer.from_pretrained(each, trust_remote_code=False).get_vocab() for each in (model, path))
-    if own != theirs:
-        token = min(own.keys() ^ theirs.keys() or {name for name in own if own[name] != theirs[name]})
+    teacher, theirs = (
+        AutoTokenizer.from_pretrained(each, trust_remote_code=False).get_vocab() for each in (model, path)
+    )
+    if teacher != theirs:
+        token = min(teacher.keys() ^ theirs.keys() or {name for name in teacher if teacher[name] != theirs[name]})
         ids = " and ".join(
-            f"{vocabulary.get(token, 'missing')} in {name}" for vocabulary, name in ((own, model), (theirs, path))
+            f"{vocabulary.get(token, 'missing')} in {name}" for vocabulary, name in ((teacher, model), (theirs, path))
         )
         raise ModelError(
             f"teacher.path = '{path}': its vocabulary is not the policy's: the token {token!r} is {ids}",
@@ -267,7 +269,11 @@ def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, lis
 
     hint = THEIR_CONFIG
     if not wanted.keys() <= shapes.keys():  # experts are fused in memory only
-        wanted = {part: own for name, shape in wanted.items() for part, own in stored_shapes(name, shape, kind).items()}
+        wanted = {
+            part: part_shape
+            for name, shape in wanted.items()
+            for part, part_shape in stored_shapes(name, shape, kind).items()
+        }
     for name, shape in wanted.items():
         if shapes.get(name, shape) != shape:
             raise ModelError(f"{path}: {name} is {shapes[name]} in the weights and {shape} by config.json", hint)

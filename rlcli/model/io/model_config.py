@@ -132,8 +132,8 @@ def check_sizes(path: str, config: Any) -> None:
 
 
 def _check_config(path: str, config: Any) -> None:
-    def refuse(what: str, hint: str = "choose another model") -> None:
-        raise ModelError(f"{path}: {what}", hint)
+    def refuse(problem: str, hint: str = "choose another model") -> None:
+        raise ModelError(f"{path}: {problem}", hint)
 
     if config.model_type not in (*SUPPORTED, *SEEING):
         _refuse_kind(path, config.model_type, sees=hasattr(config, "vision_config"))
@@ -209,14 +209,14 @@ def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
     experts = expert_count(config)
     if not experts:
         return
-    chosen, groups = config.num_experts_per_tok, getattr(config, "n_group", 1) or 1
+    experts_per_token, groups = config.num_experts_per_tok, getattr(config, "n_group", 1) or 1
     if config.model_type in SEPARATE_HEAD and config.tie_word_embeddings:
         refuse("its head is its embedding (tie_word_embeddings), which vLLM does not load for this architecture")
     if experts % groups:
         refuse(f"its {experts} experts are not divisible into {groups} groups (n_group)", THEIR_CONFIG)
     at_most = experts // groups * (config.topk_group if groups > 1 else 1)
-    if chosen > at_most:
-        refuse(f"{chosen} of {at_most} experts cannot be chosen", THEIR_CONFIG)
+    if experts_per_token > at_most:
+        refuse(f"{experts_per_token} of {at_most} experts cannot be chosen", THEIR_CONFIG)
     if groups > 1 and experts // groups < 2:
         refuse(f"a group of its experts is scored by its best two, and has {experts // groups} (n_group)", THEIR_CONFIG)
     if dense_layers(config) >= config.num_hidden_layers:
@@ -316,9 +316,13 @@ def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
 
 def _rope_types(config: Any) -> set[str]:
     """Of all layers, which may have one for each type of layer."""
-    given = getattr(config, "rope_parameters", None) or {}
-    each = given.values() if given and all(isinstance(one, dict) for one in given.values()) else [given]
-    return {one.get("rope_type", "default") for one in each}
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = (
+        parameters.values()
+        if parameters and all(isinstance(rope, dict) for rope in parameters.values())
+        else [parameters]
+    )
+    return {rope.get("rope_type", "default") for rope in each}
 
 
 def first_line(error: Exception) -> str:
@@ -333,8 +337,8 @@ def plain_config(path: str) -> SimpleNamespace | None:
     values = stored_config(path)
     if values is None or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
         return None
-    whole = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
-    if not all(type(size) is int and 0 < size < MOST for size in whole):
+    sizes = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
+    if not all(type(size) is int and 0 < size < MOST for size in sizes):
         return None
     if not _has_plain_rotation(values) or not _is_full(values.get("layer_types")):
         return None
@@ -351,9 +355,9 @@ def plain_config(path: str) -> SimpleNamespace | None:
 def stored_config(path: str) -> dict[str, Any] | None:
     """What is in the config.json of a folder or of a hub id in the cache, if it can be read."""
     file = Path(path) / "config.json"
-    found = file if file.is_file() else cached_config(path)
+    location = file if file.is_file() else cached_config(path)
     try:
-        values = read_json(found, links=True) if found else None
+        values = read_json(location, links=True) if location else None
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None

@@ -33,8 +33,8 @@ BUCKET_BYTES = 32 << 20
 which allocates new memory each time, is no slower than with one tensor at a time (it is from 256 MiB on)."""
 
 
-def buckets(named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
-    """The full parameters `named` in `dtype`, in their order, at most `most_bytes` bytes at a time, or one larger
+def buckets(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
+    """The full parameters `weights` in `dtype`, in their order, at most `most_bytes` bytes at a time, or one larger
     parameter. Collective: every rank iterates to the end, in step.
 
     The next bucket is gathered while one is used, so that two are in memory and never the model. Unsharded tensors (on
@@ -45,7 +45,7 @@ def buckets(named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET
             for name, tensor in bucket: ...
     """
     in_flight: _Gather | list[Named] | None = None
-    for group in _grouped(named, dtype, most_bytes):
+    for group in _grouped(weights, dtype, most_bytes):
         upcoming = group if rows_of(group[0][1]) is None else _Gather(group, dtype)
         if in_flight is not None:
             yield _finished(in_flight, dtype)
@@ -104,11 +104,11 @@ class _Gather:
         ]
 
 
-def _grouped(named: Iterable[Named], dtype: torch.dtype, most_bytes: int) -> Iterator[list[Named]]:
+def _grouped(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int) -> Iterator[list[Named]]:
     """Groups of consecutive parameters for one collective; a parameter that needs none is a group by itself."""
     group: list[Named] = []
     size = 0
-    for name, tensor in named:
+    for name, tensor in weights:
         nbytes = tensor.numel() * dtype.itemsize
         if group and not (_share_ranks(group[0][1], tensor) and size + nbytes <= most_bytes):
             yield group

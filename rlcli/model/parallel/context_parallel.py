@@ -81,7 +81,7 @@ class ContextGroup:
         """This rank's run of a pack. All ranks of the group pass the same pack."""
         each = -(-batch.tokens // self.size)
         start, missing = self.rank * each, self.size * each - batch.tokens
-        owner = batch.places // each
+        owner = batch.host_response_index // each
         by_rank = np.argsort(owner, kind="stable")
         order = np.empty_like(by_rank)
         order[by_rank] = np.arange(len(owner))

@@ -59,15 +59,15 @@ class LastSent:
         self._memory.reuse()
 
     def changes(
-        self, named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES
+        self, weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES
     ) -> Iterator[list[Named]]:
-        """What receivers need to update the parameters `named` in `dtype`, in buckets of about `most_bytes`: the
+        """What receivers need to update the parameters `weights` in `dtype`, in buckets of about `most_bytes`: the
         changes of a tensor, as `+index:NAME` and `+value:NAME`, or, if more than MOST of it has changed or it has not
         been sent yet, the full tensor under its name. Sets `sums`, `changed` and `total`.
 
         Collective: every rank iterates to the end, in step; rank 0 gets the complete changes.
         """
-        parts = [_Part.of(name, parameter) for name, parameter in named]
+        parts = [_Part.of(name, parameter) for name, parameter in weights]
         counts, sums = list[Tensor](), list[Tensor]()
         for part in parts:
             values = part.values(dtype)
@@ -222,10 +222,10 @@ class WeightCopy:
         self._lost: set[str] = set()
         self._memory = HostMemory()
 
-    def take(self, named: Iterable[Named]) -> None:
+    def take(self, tensors: Iterable[Named]) -> None:
         """Apply the results of `LastSent.changes`, in their order, in place."""
         index: Tensor | None = None
-        for name, tensor in named:
+        for name, tensor in tensors:
             if name.startswith(INDEX):
                 index = tensor.to("cpu", torch.int64)
             elif name.startswith(VALUE):

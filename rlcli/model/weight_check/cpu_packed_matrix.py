@@ -30,8 +30,8 @@ class PackedMatrix:
         return product
 
     def read(self) -> Tensor:
-        whole: Tensor = self._packed.to_dense()
-        return whole.contiguous()
+        matrix: Tensor = self._packed.to_dense()
+        return matrix.contiguous()
 
 
 def can_pack() -> bool:
