@@ -125,8 +125,8 @@ def _appearing(target: Path) -> Iterator[Path]:
 
 
 def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
-    """What transformers and vLLM can load for `path`: a hub id or a Hugging Face folder unchanged; for a checkpoint, or
-    a run's folder (its newest undamaged checkpoint), an export in the run's folder, made once and then reused.
+    """A path that transformers and vLLM can load for `path`: a hub id or a Hugging Face folder unchanged; for a
+    checkpoint, or a run's folder (its newest undamaged checkpoint), an export in the run's folder, which is reused.
 
     critic: export the checkpoint's critic if it has one. CheckpointError names what is damaged.
     """
@@ -170,7 +170,7 @@ def with_model_folders(config: RunConfig, on_note: Notify) -> RunConfig:
 
 
 def has_critic(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint holds a value model or a process reward model."""
+    """True if the checkpoint holds a value model or a process reward model."""
     from rlcli.export.verified_export import critic_of
 
     return bool(critic_of(checkpoint).shapes)
@@ -187,7 +187,7 @@ def _is_of(exported: Path, checkpoint: Path) -> bool:
 
 
 def _writable(exports: Path, run: Path | None) -> bool:
-    """Whether the checkpoint is in a run whose folder for exports is writable."""
+    """True if the checkpoint is in a run whose folder for exports is writable."""
     return run is not None and os.access(exports if exports.exists() else run, os.W_OK)
 
 

@@ -127,7 +127,7 @@ def write_tokenizer(path: str, folder: Path, template: str = "") -> None:
             shutil.copyfile(file, folder / name)
 
 
-def _skeleton(auto_model: type[Any], config: PreTrainedConfig) -> PreTrainedModel:
+def _skeleton(auto_model: Any, config: PreTrainedConfig) -> PreTrainedModel:
     """The model of `config` without weights."""
     with init_empty_weights():
         lm: PreTrainedModel = auto_model.from_config(config)

@@ -62,6 +62,7 @@ class Segments:
     source: Int[np.ndarray, " P"] | None = None
     """int64: for each of the Σ lengths positions the index of its token in the pack; None: the identity."""
     _derived: Derived = field(default_factory=lambda: Derived(), compare=False, repr=False)
+    """Cache of the layouts computed from these."""
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device, source: Int[np.ndarray, " P"] | None = None) -> Segments:
@@ -246,6 +247,7 @@ class Padded:
     """The attention calls of a pack and the layout of their tokens."""
 
     calls: list[Call]
+    """In the order of their tokens in `queries` and `keys`."""
     queries: Layout
     """Of the B · L query tokens of each call, one call after another."""
     keys: Layout

@@ -114,24 +114,24 @@ class Run:
 
 @dataclass(frozen=True)
 class ConcatenatedPieces:
-    """The pieces of a pack for kernels that take boundaries: at most two runs, the second of those that follow a shared
-    prompt.
+    """The pieces of a pack for variable-length kernels.
 
     >>> source = np.array([0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7])
-    >>> found = ConcatenatedPieces.of(Segments.of([5, 6], torch.device("cpu"), source), width=3)
-    >>> [(run.tokens.tolist(), run.boundaries.tolist()) for run in found.runs]
+    >>> pieces = ConcatenatedPieces.of(Segments.of([5, 6], torch.device("cpu"), source), width=3)
+    >>> [(run.tokens.tolist(), run.boundaries.tolist()) for run in pieces.runs]
     [([0, 1, 2], [0, 3]), ([3, 4, 5, 6, 7], [0, 2, 5])]
-    >>> found.convolved.source.tolist(), found.sequence.tolist()
+    >>> pieces.convolved.source.tolist(), pieces.sequence.tolist()
     ([0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7], [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2])
     """
 
     runs: tuple[Run, ...]
-    order: Tensor
-    """int64 [T]: where each token of the pack is in the runs, one after another."""
+    """At most two: of the pieces that start from a zero state, and of the continuations of shared prompts."""
+    order: Int[Tensor, " T"]
+    """int64: the index of each token of the pack in the concatenated runs."""
     convolved: Layout
-    """For the convolution: each piece, with the last inputs of its prompt before it."""
-    sequence: Tensor
-    """int32: the piece to which each place of `convolved` belongs."""
+    """For the convolution: each piece, preceded by the last inputs of its prompt."""
+    sequence: Int[Tensor, " P"]
+    """int32: the piece to which each slot of `convolved` belongs."""
 
     @staticmethod
     def of(segments: Segments, width: int) -> ConcatenatedPieces:

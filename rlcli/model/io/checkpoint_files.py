@@ -1,9 +1,9 @@
 """Reads the files of a checkpoint that DCP and torch wrote, without running code that they name.
 
-`.metadata` is a pickle, which torch's own reader passes to `pickle.load`; entries that are not tensors go to
-`torch.load` with `weights_only=False`. Both run whatever a file names, so a checkpoint of somebody else could run code.
-Here a file may name only what this program writes, and what it holds is checked before anything is allocated by it. The
-manifest of a checkpoint protects from damage alone: whoever changes a file can change its hash, too.
+`.metadata` is a pickle, which torch's reader passes to `pickle.load`; entries that are not tensors go to `torch.load`
+with `weights_only=False`. Both execute code that a file names, so an untrusted checkpoint could run code. Here a file
+may name only the classes that this program writes, and its sizes are checked before memory is allocated. The manifest
+of a checkpoint protects from damage only: an attacker who changes a file can change its hash, too.
 """
 
 from __future__ import annotations
@@ -189,14 +189,14 @@ def _check_opcodes(content: bytes) -> None:
 
 
 def _end(content: bytes, at: int) -> int:
-    """Where the opcodes of fixed size from `at` on end."""
+    """The end of the consecutive opcodes of fixed size from `at` on."""
     position = _OTHERS.match(content, at)
     return at if position is None or at > len(content) else position.end()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds only the records, torch's dtypes, and stand-ins for what else the fields of a record name: a pickle may
-    call what it finds, with arguments of its own, and set its attributes."""
+    """Resolves only the records, torch's dtypes, and substitutes for other names in the fields of a record: a pickle
+    may call the objects that it names, with any arguments, and set their attributes."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file)
@@ -217,25 +217,25 @@ class _Unpickler(pickle.Unpickler):
 
 @contextmanager
 def _unchanged(classes: tuple[type, ...]) -> Iterator[None]:
-    """Undo and refuse what a pickle does to the classes that it finds, such as to set another `__setstate__`."""
-    saved = {each: dict(vars(each)) for each in classes}
+    """Context that reverts and refuses changes of the classes by a pickle, such as another `__setstate__`."""
+    saved = {record: dict(vars(record)) for record in classes}
     try:
         yield
     finally:
-        changed = [each for each in classes if dict(vars(each)) != saved[each]]
-        for each in changed:
-            for name in vars(each).keys() - saved[each].keys():
-                delattr(each, name)
-            for name, value in saved[each].items():
-                if vars(each)[name] is not value:
-                    setattr(each, name, value)
+        changed = [record for record in classes if dict(vars(record)) != saved[record]]
+        for record in changed:
+            for name in vars(record).keys() - saved[record].keys():
+                delattr(record, name)
+            for name, value in saved[record].items():
+                if vars(record)[name] is not value:
+                    setattr(record, name, value)
     if changed:
         raise pickle.UnpicklingError(f"it changes the class {changed[0].__name__}")
 
 
 def _check(metadata: Any, folder: Path) -> None:
-    """Raise ValueError, or what a wrong type raises, unless each entry is a tensor whose parts are in files of `folder`
-    that have as many bytes: by these entries memory is allocated and files are read."""
+    """Raise ValueError, or the error that a wrong type causes, unless each entry is a tensor whose parts are in files
+    of `folder` that are large enough: memory is allocated and files are read according to these entries."""
     if type(metadata) is not records.Metadata:
         raise TypeError(f"it holds a {type(metadata).__name__}")
     metadata.storage_meta = records.StorageMeta()

@@ -134,7 +134,7 @@ def _new_adapters(path: str, config: PreTrainedConfig, lora: LoraSpec) -> dict[s
     return {name: parameter.detach() for name, parameter in lm.named_parameters() if is_adapter(name)}
 
 
-def _without_weights(auto_model: type[Any], config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _without_weights(auto_model: Any, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model of `config` on the meta device. auto_model: a class such as `AutoModelForCausalLM`."""
     with init_empty_weights(include_buffers=False):
         lm: PreTrainedModel = adjusted(auto_model.from_config(_without_dropout(config), dtype=dtype))
@@ -223,7 +223,7 @@ def read_value(path: str, config: PreTrainedConfig) -> dict[str, Tensor]:
     return dict(lm.state_dict())
 
 
-def read_model(auto_model: type[Any], path: str, config: PreTrainedConfig, **options: object) -> Any:
+def read_model(auto_model: Any, path: str, config: PreTrainedConfig, **options: object) -> Any:
     """The result of transformers' `from_pretrained`, in the dtype of the files unless `options` sets another."""
     if stored := quantization(path):  # transformers would ignore quantised tensors without it
         config = copy.deepcopy(config)

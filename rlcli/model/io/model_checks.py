@@ -21,22 +21,24 @@ from rlcli.support.reading import read_json
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The results of `check_model`.
-
-    vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
-    sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
-    attention. experts: of a layer; 0 in a dense model. kind: its `model_type`. images: how it sees pictures, if it
-    does.
-    """
+    """The results of `check_model`."""
 
     vocab_size: int
+    """Rows of the embedding."""
     tokenizer_size: int
+    """One more than the tokenizer's largest id."""
     max_positions: int
+    """Longest sequence."""
     parameters: int | None
+    """Number of parameters; None if only the weights would show it (hub ids, `.bin` files)."""
     heads: int
+    """Attention heads."""
     experts: int
+    """Experts of a layer; 0 in a dense model."""
     kind: str
+    """The `model_type`."""
     images: ImageRule | None = None
+    """How images become tokens; None for a text-only model."""
 
 
 def check_model(path: str, key: str = "model.path", *, has_template: bool = False) -> ModelFacts:
@@ -71,8 +73,8 @@ def check_model(path: str, key: str = "model.path", *, has_template: bool = Fals
 
 
 def image_rule(path: str) -> ImageRule | None:
-    """How the model at `path`, a folder or hub id, sees pictures; None if it does not, or if there is a tokenizer
-    alone. Raises `ModelError` if its files do not say."""
+    """The image rule of the model at `path`, a folder or hub id; None for a text-only model, or if there is only a
+    tokenizer. Raises `ModelError` if its files do not define it."""
     from transformers import AutoConfig
 
     try:
@@ -124,19 +126,19 @@ def check_value_model(path: str, tokenizer_size: int) -> tuple[int, int]:
 
 
 def check_teacher(path: str, model: str, positions: int, context: int) -> ModelFacts:
-    """What `check_model` says of a teacher. Raises `ModelError` if the model at `path` cannot score the tokens of the
-    policy at `model`: its tokenizer gives tokens other ids, it has fewer than `positions` positions, or fewer attention
-    heads than the `context` workers that divide them. Reads no weights."""
+    """Run `check_model` on a teacher. Raises `ModelError` if the model at `path` cannot score the tokens of the policy
+    at `model`: its tokenizer assigns other ids, it has fewer than `positions` positions, or fewer attention heads than
+    the `context` workers that divide them. Reads no weights."""
     from transformers import AutoTokenizer
 
     facts = check_model(path, key="teacher.path")
-    teacher, theirs = (
-        AutoTokenizer.from_pretrained(each, trust_remote_code=False).get_vocab() for each in (model, path)
+    policy, teacher = (
+        AutoTokenizer.from_pretrained(source, trust_remote_code=False).get_vocab() for source in (model, path)
     )
-    if teacher != theirs:
-        token = min(teacher.keys() ^ theirs.keys() or {name for name in teacher if teacher[name] != theirs[name]})
+    if policy != teacher:
+        token = min(policy.keys() ^ teacher.keys() or {name for name in policy if policy[name] != teacher[name]})
         ids = " and ".join(
-            f"{vocabulary.get(token, 'missing')} in {name}" for vocabulary, name in ((teacher, model), (theirs, path))
+            f"{vocabulary.get(token, 'missing')} in {name}" for vocabulary, name in ((policy, model), (teacher, path))
         )
         raise ModelError(
             f"teacher.path = '{path}': its vocabulary is not the policy's: the token {token!r} is {ids}",

@@ -167,7 +167,7 @@ def expert_count(config: Any) -> int:
 
 
 def dense_layers(config: Any) -> int:
-    """How many layers of a mixture of experts come before the first one that has experts."""
+    """Number of layers of a mixture of experts before the first one that has experts."""
     if not expert_count(config):
         return 0
     if kinds := getattr(config, "mlp_layer_types", None):
@@ -176,20 +176,20 @@ def dense_layers(config: Any) -> int:
 
 
 def is_latent(path: str) -> bool:
-    """Whether the model at `path`, a folder or a hub id in the cache, has latent attention, as far as is known."""
+    """True if the model at `path`, a folder or a hub id in the cache, is known to have latent attention."""
     return (stored_config(path) or {}).get("model_type") in LATENT
 
 
 def engine_keys(path: str) -> dict[str, Any]:
-    """What vLLM reads in the config.json of the model at `path`, a folder or a hub id in the cache, and transformers
-    does not write there, since its code knows no other value. Without it vLLM would choose experts by softmax, or not
-    start."""
+    """Keys that vLLM reads in the config.json of the model at `path`, a folder or a hub id in the cache, but that
+    transformers does not write, since it supports one value only. Without them vLLM would select experts by softmax, or
+    not start."""
     values = stored_config(path) or {}
     return missing_keys(values) if values.get("model_type") in LATENT else {}
 
 
 def add_engine_keys(folder: Path) -> None:
-    """Write them into the config.json of a folder that transformers has written."""
+    """Add the `engine_keys` to the config.json of a folder that transformers has written."""
     file = folder / "config.json"
     values = read_json(file)
     if values.get("model_type") in LATENT:
@@ -197,7 +197,7 @@ def add_engine_keys(folder: Path) -> None:
 
 
 def missing_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the contents of a config.json of a model with latent attention: those that are not in it."""
+    """The `engine_keys` that are missing in the contents of a config.json of a model with latent attention."""
     wanted: dict[str, Any] = {"scoring_func": SCORING, "topk_method": CHOICE}
     if values["model_type"] == "glm4_moe_lite":
         dense = dense_layers(SimpleNamespace(**values))
@@ -226,13 +226,13 @@ def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
 
 
 def is_recurrent(config: Any) -> bool:
-    """Whether layers of the model carry a state from token to token. config: of its text model too."""
+    """True if the model has recurrent layers. config: of the model, or of its text model."""
     return config.get_text_config().model_type in RECURRENT
 
 
 def has_recurrent_layers(path: str) -> bool:
-    """Whether layers of the model at `path`, a folder or a hub id in the cache, carry a state from token to token.
-    Imports neither transformers nor torch."""
+    """True if the model at `path`, a folder or a hub id in the cache, has recurrent layers. Imports neither
+    transformers nor torch."""
     values = stored_config(path) or {}
     text = values.get("text_config")
     kind = (text if isinstance(text, dict) else {}).get("model_type", values.get("model_type"))
@@ -253,7 +253,7 @@ def _check_linear_attention(config: Any, refuse: Callable[..., None]) -> None:
 
 
 def _check_latent(config: Any, refuse: Callable[..., None]) -> None:
-    """What transformers or vLLM would compute otherwise than config.json says."""
+    """Refuse settings of latent attention that transformers or vLLM ignore."""
     if config.attention_bias:
         refuse("its latent attention has biases (attention_bias), which vLLM does not load")
     if config.num_key_value_heads != config.num_attention_heads:
@@ -282,7 +282,7 @@ def _check_latent(config: Any, refuse: Callable[..., None]) -> None:
 
 
 def _check_gpt_oss(config: Any, refuse: Callable[..., None]) -> None:
-    """What vLLM computes whatever config.json says."""
+    """Refuse settings of GPT-OSS that vLLM ignores."""
     fixed = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True}
     for name, value in fixed.items():
         if getattr(config, name) != value:
@@ -315,7 +315,7 @@ def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
 
 
 def _rope_types(config: Any) -> set[str]:
-    """Of all layers, which may have one for each type of layer."""
+    """Types of rotary embedding of all layers; some models have one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     each = (
         parameters.values()
@@ -353,7 +353,7 @@ def plain_config(path: str) -> SimpleNamespace | None:
 
 
 def stored_config(path: str) -> dict[str, Any] | None:
-    """What is in the config.json of a folder or of a hub id in the cache, if it can be read."""
+    """The contents of the config.json of a folder or of a hub id in the cache, if it can be read."""
     file = Path(path) / "config.json"
     location = file if file.is_file() else cached_config(path)
     try:

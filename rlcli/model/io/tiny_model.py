@@ -143,7 +143,7 @@ def tiny_config(
 def _common(
     *, hidden: int, layers: int, heads: int, kv_heads: int, experts: int, tokenizer: Any = None
 ) -> dict[str, Any]:
-    """What the configurations of all families have. Raises `ConfigError` for a wrong size."""
+    """Settings common to all families. Raises `ConfigError` for a wrong size."""
     sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
     for flag, size in sizes.items():
         if size < 1:

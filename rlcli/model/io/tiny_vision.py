@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL with random weights, which sees pictures."""
+"""Makes a tiny vision-language model with random weights: a Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlcli.model.io.tiny_families import CHOSEN, EXPERTS, LINEAR_HEAD
 from rlcli.model.io.tiny_model import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
 
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
-"""Of Qwen's."""
+"""Image tokens of Qwen's models."""
 TILE_IMAGE, TILE_VIDEO, TILE_BEGIN, TILE_END = "<IMG_CONTEXT>", "<video>", "<img>", "</img>"
-"""Of InternVL's."""
+"""Image tokens of InternVL."""
 PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_5": 16, "qwen3_5_moe": 16}
 """Pixels of a patch's side, by `model_type`; two by two patches are one token."""
 MOST_TOKENS = 256
-"""Of a picture that is cut into patches."""
+"""Most tokens of an image that is cut into patches."""
 TILE, TILE_TOKENS = 56, 4
 """Pixels of a tile's side, and its tokens."""
 
@@ -43,20 +43,23 @@ CHAT_TEMPLATE = """\
 {%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-"""PICTURE: what stands for one, before it has its tokens."""
+"""PICTURE is replaced by the family's image token."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """picture: what its chat template writes for one. markers: tokens around and within pictures. names: under which
-    its processor finds some of them in the tokenizer. config: of the model_type, width, layers and tokenizer.
-    processor: of a config and a tokenizer."""
+    """A family of vision-language models."""
 
     picture: str
+    """Text of an image in the chat template."""
     markers: tuple[str, ...]
+    """Tokens around and within images."""
     names: Mapping[str, str]
+    """Attributes of the tokenizer by which the processor finds some of the markers."""
     config: Callable[[str, int, int, Any], Any]
+    """Makes a config from the `model_type`, width, layers and tokenizer."""
     processor: Callable[[Any, Any], Any]
+    """Makes a processor from a config and a tokenizer."""
 
 
 def vision_tokenizer(kind: str = "qwen2_5_vl") -> Qwen2Tokenizer:
@@ -97,7 +100,7 @@ def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: A
 
 
 def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
-    """How a model of this config sees pictures."""
+    """The image rule of a model of this config."""
     with TemporaryDirectory() as folder:
         processor(config, tokenizer).save_pretrained(folder)
         rule = rule_of(folder, config)
@@ -106,13 +109,13 @@ def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
 
 
 def save_vision_model(model: Any, folder: Path) -> None:
-    """Save `model` with its tokenizer, and how it sees pictures, to a folder."""
+    """Save `model` with its tokenizer and image processor to a folder."""
     processor(model.config).save_pretrained(folder)
     model.save_pretrained(folder)
 
 
 def processor(config: Any, tokenizer: Any = None) -> Any:
-    """transformers' processor of texts and pictures for a model of `vision_model`."""
+    """transformers' processor of texts and images for a model of `vision_model`."""
     kind = config.model_type
     return FAMILIES[kind].processor(config, tokenizer or vision_tokenizer(kind))
 
@@ -196,7 +199,7 @@ def _patch_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
 
 
 def _linear_attention(kind: str, text: dict[str, Any]) -> dict[str, Any]:
-    """What Qwen3.5's text models have besides: the last layer attends to all tokens."""
+    """Further settings of Qwen3.5's text models: only the last layer has full attention."""
     sizes: dict[str, Any] = {
         "layer_types": [*["linear_attention"] * (text["num_hidden_layers"] - 1), "full_attention"],
         "linear_num_key_heads": text["num_key_value_heads"],

@@ -107,7 +107,7 @@ def _weights(router: Any, logits: Tensor, expert_ids: Tensor) -> Tensor:
 
 
 def occurrences(ids: Tensor, count: int) -> Tensor:
-    """How often each of `count` ids occurs in `ids` [N]: int64 [count]. (For torch's bincount the host waits.)
+    """Occurrences of each of `count` ids in `ids` [N]: int64 [count]. (torch's bincount synchronises with the host.)
 
     >>> occurrences(torch.tensor([0, 2, 2]), 4)
     tensor([1, 0, 2, 0])

@@ -114,23 +114,29 @@ class Run:
     padding, which attends to nothing. Implements `rlcli.model.attention.Divided`."""
 
     ranks: ContextGroup
+    """The ranks that divide the pack."""
     tokens: int
     """T, tokens of the pack."""
     each: int
     """Tokens of a run, padding included."""
     input_ids: Int[Tensor, " each"]
-    position_ids: Int[Tensor, " each"]
+    """As `PackedBatch.input_ids`, for the run; padding is 0."""
+    position_ids: Int[Tensor, "... each"]
+    """As `PackedBatch.position_ids`, for the run; padding is 0."""
     mine: Int[Tensor, " local_R"]
     """int64: index of each response token that this rank predicts among the R of the pack."""
     response_index: Int[Tensor, " local_R"]
     """As `PackedBatch.response_index`, for `mine`, counted from the start of the run."""
     targets: Int[Tensor, " local_R"]
+    """As `PackedBatch.targets`, for `mine`."""
     candidates: Int[Tensor, "local_R K"] | None
+    """As `PackedBatch.candidates`, for `mine`."""
     order: Int[Tensor, " R"]
     """The index of each of the pack's response tokens among those of all ranks, rank after rank."""
     counts: tuple[int, ...]
     """Response tokens that each rank predicts."""
     routes: Int[Tensor, "each layers K"] | None = None
+    """As `PackedBatch.routes`, for the run; padding is −1."""
 
     def gather(self, values: Float[Tensor, "local_R ..."]) -> Float[Tensor, "R ..."]:
         """The values of all ranks for the response tokens that each predicts, in the pack's order. Collective, and so

@@ -5,7 +5,7 @@ weights: each rank reads its rows, or rank 0 reads and broadcasts. On a mesh of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,24 +73,24 @@ def casts_once(model: Decoder, dims: ParallelDims, device_type: str) -> bool:
     return one_shard and device_type == "cuda" and not adapted and isinstance(model, FSDPModule)
 
 
-def keep_cast(model: FSDPModule, *, last: bool) -> None:
+def keep_cast(model: nn.Module | FSDPModule, *, last: bool) -> None:
     """Before the passes of a micro-batch: keep the cast weights until the backward pass of the `last` micro-batch.
     Until then gradients are accumulated in float32 and reduced once. With one shard that gives the same bits as
     reducing each time."""
+    assert isinstance(model, FSDPModule)
     model.set_reshard_after_backward(last)
     model.set_requires_gradient_sync(last)
     _reshard_layers_after_forward(model, False)
 
 
-def end_cast(model: FSDPModule) -> None:
+def end_cast(model: nn.Module | FSDPModule) -> None:
     """After the last micro-batch: passes without gradients gather one layer at a time again."""
     _reshard_layers_after_forward(model, True)
 
 
-def _reshard_layers_after_forward(model: FSDPModule, on: bool) -> None:
+def _reshard_layers_after_forward(model: nn.Module | FSDPModule, on: bool) -> None:
     """Set it for all layers but the root, which the backward pass needs at once."""
-    assert isinstance(model, nn.Module)
-    for module in model.modules():
+    for module in cast(nn.Module, model).modules():
         if isinstance(module, FSDPModule) and module is not model:
             module.set_reshard_after_forward(on, recurse=False)
 

@@ -30,6 +30,7 @@ class _HostCopy:
     """One storage and its copy in host memory."""
 
     storage: torch.UntypedStorage
+    """On the device; empty while it is offloaded."""
     bytes: int
     """Size of the storage when it is on the device."""
     pieces: list[Tensor]
@@ -49,6 +50,7 @@ class _Group:
     copies: dict[int, _HostCopy] = field(default_factory=dict)
     """By the key of the storage (`_key`), once they have been offloaded."""
     offloaded: bool = False
+    """The storages are empty, and the copies in host memory are current."""
     arrival: torch.Event | None = None
     """Completes when the copy back to the device has finished; None if no copy is in flight."""
 

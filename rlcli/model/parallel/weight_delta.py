@@ -61,8 +61,8 @@ class LastSent:
     def changes(
         self, weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES
     ) -> Iterator[list[Named]]:
-        """What receivers need to update the parameters `weights` in `dtype`, in buckets of about `most_bytes`: the
-        changes of a tensor, as `+index:NAME` and `+value:NAME`, or, if more than MOST of it has changed or it has not
+        """Yields the changes of the parameters `weights` in `dtype`, in buckets of about `most_bytes`: those of a
+        tensor, as `+index:NAME` and `+value:NAME`, or, if more than MOST of it has changed or it has not
         been sent yet, the full tensor under its name. Sets `sums`, `changed` and `total`.
 
         Collective: every rank iterates to the end, in step; rank 0 gets the complete changes.
@@ -122,7 +122,7 @@ class LastSent:
         return tensors
 
     def _differing(self, part: _Part, values: Shaped[Tensor, " N"]) -> Bool[Tensor, " N"]:
-        """Which values differ in any bit from those sent last; all if none were sent."""
+        """True for values that differ in any bit from those sent last; for all if none were sent."""
         last = self._parts.get(part.name)
         if last is None:
             return torch.ones_like(values, dtype=torch.bool)
@@ -135,7 +135,9 @@ class _Part:
     """A rank's part of a parameter."""
 
     name: str
+    """Name of the parameter."""
     parameter: Tensor
+    """The parameter, which may be sharded, detached."""
     rows: Rows | None
     """The rows that the rank has; None: all."""
     begin: int

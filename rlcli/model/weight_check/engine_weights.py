@@ -60,6 +60,7 @@ class Part(NamedTuple):
     elements: Elements
     """Which elements of it; equal for parts with the same elements."""
     numel: int
+    """Number of elements."""
     checksum: int | None
     """Contribution to the checksum of the sent tensor; None if its values are not stored as they were sent."""
 
@@ -265,8 +266,11 @@ class _SentTensor(NamedTuple):
     end: int
     """Address after the last byte."""
     name: str
+    """Name in the checkpoint."""
     shape: torch.Size
+    """Shape as sent."""
     contiguous: bool
+    """Regions can only be computed for contiguous tensors."""
 
 
 class Recorder(_CopyRecorder):
