@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rlcli.errors import ModelError
-from rlcli.model.attention import Segments
+from rlcli.model.attention import Divided, Segments
 from rlcli.model.recurrence import CHUNK, ConcatenatedPieces, PaddedPieces
 
 EPSILON = 1e-6
@@ -50,12 +50,12 @@ def delta_layers(lm: nn.Module) -> list[Any]:
 def _forward(
     layer: Any,
     hidden_states: Tensor,
-    cache_params: Any = None,
+    cache_params: object = None,
     attention_mask: Tensor | None = None,
     *,
     segments: Segments | None = None,
-    divided: Any = None,
-    **rest: Any,
+    divided: Divided | None = None,
+    **rest: object,
 ) -> Tensor:
     """The layer's output, of the shape of `hidden_states` [1, T, H]: those of a pack if `segments` is given."""
     if segments is None:

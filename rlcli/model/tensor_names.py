@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 PREDICTING = "mtp."
@@ -84,7 +87,7 @@ def sees(lm: nn.Module) -> bool:
     return hasattr(lm.config, "vision_config")
 
 
-def tower(lm: Any) -> Iterator[nn.Module]:
+def tower(lm: PreTrainedModel) -> Iterator[nn.Module]:
     """The modules of the vision encoder, in the order of the forward pass; none in a text-only model."""
     if sees(lm):
         yield from (part for name, part in lm.base_model.named_children() if name != DECODER)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
 from rlcli.images.families import rule_of
@@ -17,6 +17,10 @@ from rlcli.model.io.model_config import THEIR_CONFIG, auto_class, cached_config,
 from rlcli.model.io.mxfp4 import quantization, read_shapes
 from rlcli.model.io.tied_head import check_tied_head
 from rlcli.support.reading import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def image_rule(path: str) -> ImageRule | None:
     return _image_rule(path, config)
 
 
-def _image_rule(path: str, config: Any) -> ImageRule | None:
+def _image_rule(path: str, config: PreTrainedConfig) -> ImageRule | None:
     try:
         return rule_of(path, config)
     except (OSError, ValueError) as error:
@@ -183,7 +187,7 @@ def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None)
         check_finite(path, _tensors(file))
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Each weight in a file, with its name. Raises `ModelError` if the file is incomplete."""
     from safetensors import SafetensorError, safe_open
 
@@ -247,7 +251,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _parameters(kind: Any, config: Any) -> dict[str, list[int]]:
+def _parameters(auto_model: Any, config: PreTrainedConfig) -> dict[str, list[int]]:
     """Name and shape of every weight in the model of `config`."""
     from accelerate import init_empty_weights
 
@@ -255,7 +259,7 @@ def _parameters(kind: Any, config: Any) -> dict[str, list[int]]:
 
     with init_empty_weights():
         try:
-            lm = kind.from_config(config)
+            lm = auto_model.from_config(config)
         except Exception as error:  # arithmetic with impossible sizes may raise anything
             raise ModelError(
                 f"{config.name_or_path}: config.json is not valid: {type(error).__name__}: {first_line(error)}",

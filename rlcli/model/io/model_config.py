@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
 from rlcli.images.families import KINDS as SEEING
 from rlcli.registry import near
 from rlcli.support.reading import check_model_folder, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SUPPORTED = (
     *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
@@ -25,9 +28,9 @@ SUPPORTED = (
 SEPARATE_HEAD = ("glm4_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite", "gpt_oss")
 """Models whose head is never their embedding in vLLM."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3", "gpt_oss")
-"""Those whose windows are tested, too."""
+"""Models whose sliding windows are tested, too."""
 RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-"""Those with layers of linear attention, which carry a state from token to token; of their text models."""
+"""Text models with layers of linear attention, which carry a state from token to token."""
 LINEAR_SIZES = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
@@ -50,7 +53,7 @@ SCORING, CHOICE = "sigmoid", "noaux_tc"
 (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
 
-def auto_class(config: Any) -> Any:
+def auto_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that builds a model with a head from this config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -75,7 +78,7 @@ def check_place(path: str, key: str = "model.path") -> None:
         raise ModelError(f"{key} = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)")
 
 
-def read_config(path: str, key: str = "model.path") -> Any:
+def read_config(path: str, key: str = "model.path") -> PreTrainedConfig:
     """The model's config, once everything in it is known to be supported. key: where the path was given."""
     check_place(path, key)
     from transformers import AutoConfig
@@ -121,7 +124,7 @@ SPECIAL = ("rope_scaling", "quantization_config", "text_config")
 """Keys that, if set, need transformers to read them."""
 
 
-def check_sizes(path: str, config: Any) -> None:
+def check_sizes(path: str, config: PreTrainedConfig | SimpleNamespace) -> None:
     """Raise `ModelError` for an impossible size: arithmetic with it would fail far from config.json."""
     for name in (*SIZES, *LATENT_SIZES, *LINEAR_SIZES):
         size = getattr(config, name, None)
@@ -131,7 +134,7 @@ def check_sizes(path: str, config: Any) -> None:
             raise ModelError(f"{path}: config.json has {name} = {size:.3g}, which is too large", THEIR_CONFIG)
 
 
-def _check_config(path: str, config: Any) -> None:
+def _check_config(path: str, config: PreTrainedConfig) -> None:
     def refuse(problem: str, hint: str = "choose another model") -> None:
         raise ModelError(f"{path}: {problem}", hint)
 
@@ -161,12 +164,12 @@ def _refuse_kind(path: str, kind: str, *, sees: bool = False) -> None:
     raise ModelError(f"{path}: the architecture '{kind}' is not supported{why}", hint)
 
 
-def expert_count(config: Any) -> int:
+def expert_count(config: PreTrainedConfig | SimpleNamespace) -> int:
     """Experts of each layer that has some; 0 in a dense model."""
     return int(getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0) or 0)
 
 
-def dense_layers(config: Any) -> int:
+def dense_layers(config: PreTrainedConfig | SimpleNamespace) -> int:
     """Number of layers of a mixture of experts before the first one that has experts."""
     if not expert_count(config):
         return 0
@@ -205,7 +208,7 @@ def missing_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name not in values}
 
 
-def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
+def _check_experts(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     experts = expert_count(config)
     if not experts:
         return
@@ -225,7 +228,7 @@ def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
         refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
 
 
-def is_recurrent(config: Any) -> bool:
+def is_recurrent(config: PreTrainedConfig) -> bool:
     """True if the model has recurrent layers. config: of the model, or of its text model."""
     return config.get_text_config().model_type in RECURRENT
 
@@ -239,7 +242,7 @@ def has_recurrent_layers(path: str) -> bool:
     return kind in RECURRENT or f"{kind}_text" in RECURRENT
 
 
-def _check_linear_attention(config: Any, refuse: Callable[..., None]) -> None:
+def _check_linear_attention(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     if values % keys:
         refuse(f"its {values} value heads of linear attention are no multiple of the {keys} key heads", THEIR_CONFIG)
@@ -252,7 +255,7 @@ def _check_linear_attention(config: Any, refuse: Callable[..., None]) -> None:
             refuse(f"its linear attention is computed with {name} = silu alone, not {getattr(config, name)}")
 
 
-def _check_latent(config: Any, refuse: Callable[..., None]) -> None:
+def _check_latent(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     """Refuse settings of latent attention that transformers or vLLM ignore."""
     if config.attention_bias:
         refuse("its latent attention has biases (attention_bias), which vLLM does not load")
@@ -281,7 +284,7 @@ def _check_latent(config: Any, refuse: Callable[..., None]) -> None:
         refuse(f"only some of its layers have experts (moe_layer_freq = {config.moe_layer_freq})")
 
 
-def _check_gpt_oss(config: Any, refuse: Callable[..., None]) -> None:
+def _check_gpt_oss(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     """Refuse settings of GPT-OSS that vLLM ignores."""
     fixed = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True}
     for name, value in fixed.items():
@@ -294,7 +297,7 @@ def _check_gpt_oss(config: Any, refuse: Callable[..., None]) -> None:
         refuse(f"rope_type '{min(_rope_types(config))}' is computed as yarn by vLLM for this architecture")
 
 
-def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
+def _check_attention(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
     layers, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
     if is_recurrent(config):
@@ -314,7 +317,7 @@ def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
             refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
 
 
-def _rope_types(config: Any) -> set[str]:
+def _rope_types(config: PreTrainedConfig) -> set[str]:
     """Types of rotary embedding of all layers; some models have one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     each = (
@@ -369,7 +372,7 @@ def _has_plain_rotation(values: dict[str, Any]) -> bool:
     return not rotation or (isinstance(rotation, dict) and rotation.get("rope_type") == "default")
 
 
-def _is_full(layers: Any) -> bool:
+def _is_full(layers: object) -> bool:
     return not layers or (isinstance(layers, list) and all(layer == "full_attention" for layer in layers))
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
 from rlcli.model.io.bin_file import mapped_tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 """Ends of the names of the two; vision-language models have prefixes."""
@@ -20,7 +23,7 @@ ROWS = 4096
 """Rows that are compared at once: large vocabularies take gigabytes."""
 
 
-def check_tied_head(path: str, config: Any, files: Sequence[Path]) -> None:
+def check_tied_head(path: str, config: PreTrainedConfig, files: Sequence[Path]) -> None:
     """Raise `ModelError` if `files`, of the model at `path`, hold a head that is not the embedding, although `config`
     ties them. Reads both if there is a head at all."""
     if not config.tie_word_embeddings:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
@@ -16,6 +16,9 @@ from rlcli.images.families import rule_of
 from rlcli.images.image_rule import ImageRule
 from rlcli.model.io.tiny_families import CHOSEN, EXPERTS, LINEAR_HEAD
 from rlcli.model.io.tiny_model import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 """Image tokens of Qwen's models."""
@@ -56,9 +59,9 @@ class Family:
     """Tokens around and within images."""
     names: Mapping[str, str]
     """Attributes of the tokenizer by which the processor finds some of the markers."""
-    config: Callable[[str, int, int, Any], Any]
+    config: Callable[[str, int, int, PreTrainedTokenizerBase], PreTrainedConfig]
     """Makes a config from the `model_type`, width, layers and tokenizer."""
-    processor: Callable[[Any, Any], Any]
+    processor: Callable[[PreTrainedConfig, PreTrainedTokenizerBase], ProcessorMixin]
     """Makes a processor from a config and a tokenizer."""
 
 
@@ -82,8 +85,13 @@ def vision_tokenizer(kind: str = "qwen2_5_vl") -> Qwen2Tokenizer:
 
 
 def vision_model(
-    kind: str = "qwen2_5_vl", *, hidden: int = 128, layers: int = 2, seed: int = 0, tokenizer: Any = None
-) -> Any:
+    kind: str = "qwen2_5_vl",
+    *,
+    hidden: int = 128,
+    layers: int = 2,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedModel:
     """A model of random weights, in float32, for a tokenizer (None: `vision_tokenizer`). No global random state is
     touched."""
     config = vision_config(kind, hidden=hidden, layers=layers, tokenizer=tokenizer)
@@ -94,12 +102,14 @@ def vision_model(
         return AutoModelForImageTextToText.from_config(config)
 
 
-def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: Any = None) -> Any:
+def vision_config(
+    kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PreTrainedConfig:
     """The configuration of such a model."""
     return FAMILIES[kind].config(kind, hidden, layers, tokenizer or vision_tokenizer(kind))
 
 
-def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
+def image_rule(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> ImageRule:
     """The image rule of a model of this config."""
     with TemporaryDirectory() as folder:
         processor(config, tokenizer).save_pretrained(folder)
@@ -108,19 +118,19 @@ def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
     return rule
 
 
-def save_vision_model(model: Any, folder: Path) -> None:
+def save_vision_model(model: PreTrainedModel, folder: Path) -> None:
     """Save `model` with its tokenizer and image processor to a folder."""
     processor(model.config).save_pretrained(folder)
     model.save_pretrained(folder)
 
 
-def processor(config: Any, tokenizer: Any = None) -> Any:
+def processor(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> ProcessorMixin:
     """transformers' processor of texts and images for a model of `vision_model`."""
     kind = config.model_type
     return FAMILIES[kind].processor(config, tokenizer or vision_tokenizer(kind))
 
 
-def _patch_processor(config: Any, tokenizer: Any) -> Any:
+def _patch_processor(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
     from transformers import Qwen2_5_VLProcessor, Qwen3VLProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
@@ -134,7 +144,7 @@ def _patch_processor(config: Any, tokenizer: Any) -> Any:
     return Qwen2_5_VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
 
 
-def _tile_processor(config: Any, tokenizer: Any) -> Any:
+def _tile_processor(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
     from transformers import InternVLProcessor
     from transformers.models.got_ocr2.image_processing_got_ocr2 import GotOcr2ImageProcessor
     from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
@@ -144,7 +154,7 @@ def _tile_processor(config: Any, tokenizer: Any) -> Any:
     return InternVLProcessor(images, tokenizer, films, image_seq_length=config.image_seq_length)
 
 
-def _text(hidden: int, layers: int, tokenizer: Any) -> dict[str, Any]:
+def _text(hidden: int, layers: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     ids, heads = tokenizer.get_vocab(), hidden // 32
     return {
         "vocab_size": len(ids),
@@ -161,7 +171,7 @@ def _text(hidden: int, layers: int, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _patch_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
+def _patch_config(kind: str, hidden: int, layers: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     ids, text = tokenizer.get_vocab(), _text(hidden, layers, tokenizer)
@@ -214,7 +224,7 @@ def _linear_attention(kind: str, text: dict[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def _tile_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
+def _tile_config(kind: str, hidden: int, layers: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     vision = {

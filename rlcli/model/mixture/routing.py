@@ -7,7 +7,6 @@ counts and routes are of the layers that have a router, in order.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ class Load:
         for layer, router in enumerate(_routers(model)):
             router.register_forward_hook(partial(self._count, layer))
 
-    def _count(self, layer: int, router: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _count(self, layer: int, router: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
         if not torch.is_grad_enabled():
             return
         tokens = occurrences(output[2].flatten(), output[0].shape[-1])
@@ -56,7 +55,9 @@ class Replay:
         for layer, router in enumerate(_routers(model)):
             router.register_forward_hook(partial(self._choose, layer))
 
-    def _choose(self, layer: int, router: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+    def _choose(
+        self, layer: int, router: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         logits, router_weights, router_ids = output
         if self.routes is None:
             self._count(router_ids, router_ids, router_ids.new_zeros(len(router_ids), 1, dtype=torch.bool))
@@ -92,7 +93,7 @@ def replay_metrics(counts: Tensor) -> dict[str, float]:
     return {"routes_known": replayed / max(total, 1), "routes_differ": others / max(replayed, 1)}
 
 
-def _weights(router: Any, logits: Tensor, expert_ids: Tensor) -> Tensor:
+def _weights(router: nn.Module, logits: Tensor, expert_ids: Tensor) -> Tensor:
     """Weights of the experts as `router` computes them, [T, K] float32: a router with a correction bias uses sigmoid
     scores (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), one with a bias on its logits a softmax over the selected
     experts (GPT-OSS, arXiv 2508.10925), others a softmax over all; Mixtral's always normalises."""
