@@ -150,18 +150,18 @@ class _Writer(FileSystemWriter):
 
     def __init__(self, folder: Path, rank_state: Mapping[str, Any], rank: int) -> None:
         super().__init__(folder)
-        self._folder, self._rank_state, self._own_rank = folder, rank_state, rank
+        self._folder, self._rank_state, self._group_rank = folder, rank_state, rank
         self.written: dict[str, dict[str, Any]] = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Called by DCP on each rank."""
         try:
             result = super().write_data(plan, planner)
-            with (self._folder / _rank_file(self._own_rank)).open("wb") as file:
+            with (self._folder / _rank_file(self._group_rank)).open("wb") as file:
                 torch.save(self._rank_state, file)
                 file.flush()
                 os.fsync(file.fileno())
-            names = [_rank_file(self._own_rank), *(path.name for path in self._folder.glob(f"__{self._own_rank}_*"))]
+            names = [_rank_file(self._group_rank), *(path.name for path in self._folder.glob(f"__{self._group_rank}_*"))]
             self.written = {name: described(self._folder / name) for name in names}
             return result
         except Exception as error:
@@ -170,7 +170,7 @@ class _Writer(FileSystemWriter):
 
     def _remove_files(self) -> None:
         """Remove the files of this rank: on a full disk the run needs the space for its records."""
-        for path in [self._folder / _rank_file(self._own_rank), *self._folder.glob(f"__{self._own_rank}_*")]:
+        for path in [self._folder / _rank_file(self._group_rank), *self._folder.glob(f"__{self._group_rank}_*")]:
             path.unlink(missing_ok=True)
 
 
