@@ -130,7 +130,7 @@ def policy_of(checkpoint: Checkpoint) -> Stored:
 
 
 def critic_of(checkpoint: Checkpoint) -> Stored:
-    """The critic, with separate workers or on the policy's; without tensors if there is none."""
+    """The critic's tensors, from separate workers or the policy's; empty if there is no critic."""
     critic_folder = checkpoint.path / "critic"
     return Stored(critic_folder if critic_folder.is_dir() else checkpoint.path / "policy", "critic.model.lm.")
 

@@ -286,8 +286,10 @@ def _concatenated(
 
     pieces = segments.derived(_concatenated_pieces(sizes.kernel - 1))
     kernel, log_a, bias, scale = weights
-    laid = pieces.convolved.lay(mixed)[None].transpose(1, 2)  # channels last, as boundaries need it
-    convolved = causal_conv1d_fn(laid, kernel[:, 0].contiguous(), seq_idx=pieces.sequence[None], activation="silu")
+    conv_inputs = pieces.convolved.lay(mixed)[None].transpose(1, 2)  # channels last, as boundaries need it
+    convolved = causal_conv1d_fn(
+        conv_inputs, kernel[:, 0].contiguous(), seq_idx=pieces.sequence[None], activation="silu"
+    )
     q, k, v = sizes.heads(pieces.convolved.take(convolved[0].transpose(0, 1)))
     heads = _delta_kernel(pieces, (q, k, v, decay_logs(a, log_a, bias), b.sigmoid()))
     return _gated_norm(heads, z.view_as(heads), scale, sizes.epsilon).flatten(1)

@@ -126,10 +126,10 @@ def pack(
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
-    positions = position if rule is None else _places(rule, rows, pictures)
+    positions = position if rule is None else _positions(rule, rows, pictures)
     # From here on arrays of Σ lengths; `first` marks the tokens stored in the pack, `source` maps all to the pack.
     in_prompt = position < prompts[sequence]
-    prompt_pictures = _of_prompts(rule, rows, pictures)
+    prompt_pictures = _prompt_pictures(rule, rows, pictures)
     like = starts[first_row := _first_alike(rows, prompts >= WORTH_SHARING * lengths, prompt_pictures)]
     first = ~in_prompt | (like == starts)[sequence]
     stored = list[np.ndarray]()
@@ -176,7 +176,7 @@ def _blank_row(rule: ImageRule) -> tuple[np.ndarray, int]:
     return tokens, len(tokens)
 
 
-def _places(
+def _positions(
     rule: ImageRule, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
 ) -> np.ndarray:
     """The positions of all rows' tokens: int64 `[Σ lengths]` or `[3, Σ lengths]`."""
@@ -185,7 +185,7 @@ def _places(
     return positions
 
 
-def _of_prompts(
+def _prompt_pictures(
     rule: ImageRule | None, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
 ) -> Sequence[Sequence[np.ndarray]]:
     """The images in each row's prompt: the first ones of the row."""

@@ -122,7 +122,7 @@ class PolicyModel(Decoder):
         """Write `adapter_config.json` and `adapter_model.safetensors` in the format of peft and vLLM; returns the
         contents of the second.
 
-        Collective: every rank calls it and writes its own gathered copy to its own folder.
+        Collective: every rank calls it and writes its gathered copy to a separate folder.
         """
         state = self.adapter_state()
         write_adapter(self.peft, state, folder)

@@ -87,13 +87,13 @@ class TensorPlanner(DefaultLoadPlanner):
         self.on_tensor()
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
-        """Refuse: DCP's own would unpickle the entry. `read_metadata` lets none come this far."""
+        """Refuse: DCP's planner would unpickle the entry. `read_metadata` rejects such entries before."""
         raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is not a tensor")
 
 
 def load_tensors(state: dict[str, Tensor], reader: TensorReader, planner: TensorPlanner | None = None) -> None:
     """Fill the tensors of `state` from the folder of `reader`, each process for itself. Not collective."""
-    reader.read_metadata()  # here its error is raised as it is
+    reader.read_metadata()  # outside of DCP, which would wrap its error
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:

@@ -103,7 +103,7 @@ def check_value_model(path: str, tokenizer_size: int) -> tuple[int, int]:
     dense one. Raises `ModelError` if a value model could not start from it; reads no weights.
 
     tokenizer_size: one more than the largest id of the policy's tokenizer. The value model reads the policy's tokens,
-    so it needs no own tokenizer.
+    so it needs no tokenizer.
     """
     from rlcli.model.value_model import HEAD, foreign_head, has_head, read_value_config, value_class
 

@@ -161,7 +161,10 @@ class _Writer(FileSystemWriter):
                 torch.save(self._rank_state, file)
                 file.flush()
                 os.fsync(file.fileno())
-            names = [_rank_file(self._group_rank), *(path.name for path in self._folder.glob(f"__{self._group_rank}_*"))]
+            names = [
+                _rank_file(self._group_rank),
+                *(path.name for path in self._folder.glob(f"__{self._group_rank}_*")),
+            ]
             self.written = {name: described(self._folder / name) for name in names}
             return result
         except Exception as error:

@@ -66,7 +66,7 @@ class Family:
 
 
 def vision_tokenizer(kind: str = "qwen2_5_vl") -> Qwen2Tokenizer:
-    """One token a byte; each chat marker is one token, and so is each marker of a picture."""
+    """A tokenizer with one token per byte; each chat marker and each image marker is one token."""
     family = FAMILIES[kind]
     markers = [*MARKERS, *family.markers]
     vocabulary = [PAD, EOS, UNK, *markers, *sorted(ByteLevel.alphabet())]

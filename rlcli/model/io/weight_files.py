@@ -70,7 +70,7 @@ class WeightFiles:
 
     def rows(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
         """Rows of a parameter, from its first dimension, in the dtype of the file, on `device`, where they are checked:
-        a worker beside a GPU has one thread. Raises `ModelError` for NaN and infinity."""
+        a worker with a GPU has only one CPU thread. Raises `ModelError` for NaN and infinity."""
         if name in self.new:
             return self.new[name][begin : begin + count]
         fused, name = self._is_whole(name), self._own(name)

@@ -5,7 +5,7 @@
 word: 32 bits of a row as an integer: an element of 4 bytes, or two neighbours of 2 bytes. The keys are odd
 pseudo-random numbers: swapped elements, rows or columns are detected, and two different tensors agree with a
 probability of about 2⁻³² or less. Since it is a sum, the checksums of the slices of W (one projection's rows of a fused
-weight, one rank's part), each with the keys of its own place in W, add up to that of W.
+weight, one rank's part), each with the keys of its position in W, add up to that of W.
 
 Numbers below the smallest normal one, including −0, count as 0: matrix kernels of CPUs read them so.
 """
