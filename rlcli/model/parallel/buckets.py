@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from rlcli.model.parallel.parallel_dims import BESIDE, EXPERT
+from rlcli.model.parallel.parallel_dims import EXPERT, EXPERT_SHARD
 from rlcli.model.tensor_names import kept_dtype
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def rows_of(tensor: Tensor) -> Rows | None:
     if len(dims) == 1:
         divided = _divided(tensor.shape[0], (mesh.size(dims[0]),))
         return Rows(mesh.get_group(dims[0]), *divided, mesh.get_local_rank(dims[0]), (mesh, dims[0]))
-    if len(dims) == 2 and mesh.mesh_dim_names is not None and mesh.mesh_dim_names[-2:] == (BESIDE, EXPERT):
+    if len(dims) == 2 and mesh.mesh_dim_names is not None and mesh.mesh_dim_names[-2:] == (EXPERT_SHARD, EXPERT):
         divided = _divided(tensor.shape[0], (mesh.size(dims[0]), mesh.size(dims[1])))
         group = _REPLICA_GROUPS[_replica_ranks(mesh)]
         return Rows(group, *divided, dist.get_rank(group), mesh)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from rlcli.errors import ModelError
 from rlcli.model.mixture.expert_adapters import factors_of, forward_of
 from rlcli.model.mixture.routing import occurrences
-from rlcli.model.parallel.parallel_dims import BESIDE, EXPERT, REPLICATE
+from rlcli.model.parallel.parallel_dims import EXPERT, EXPERT_SHARD, REPLICATE
 from rlcli.model.parallel.row_exchange import exchange
 from rlcli.model.tensor_names import DOWN
 
@@ -53,7 +53,7 @@ def divide_experts(model: Decoder, mesh: DeviceMesh, world: int, precision: Mixe
     shard each part over the other dimensions. world: number of ranks over which FSDP2 averages other gradients. Raises
     `ModelError` if the number of experts is not divisible."""
     names = mesh.mesh_dim_names or ()
-    expert_mesh, fsdp_mesh = mesh[EXPERT], mesh[tuple(name for name in (REPLICATE, BESIDE) if name in names)]
+    expert_mesh, fsdp_mesh = mesh[EXPERT], mesh[tuple(name for name in (REPLICATE, EXPERT_SHARD) if name in names)]
     for experts in experts_of(model):
         if experts.num_experts % expert_mesh.size():
             raise ModelError(
@@ -71,7 +71,7 @@ def divide_experts(model: Decoder, mesh: DeviceMesh, world: int, precision: Mixe
         # A rank's gradient is already that of all tokens of its group.
         sharded.set_gradient_divide_factor(float(world))
         # Gloo has no scaled sums. (With one rank FSDP2 would divide twice under forced sums.)
-        sharded.set_force_sum_reduction_for_comms(mesh[BESIDE].size() > 1)
+        sharded.set_force_sum_reduction_for_comms(mesh[EXPERT_SHARD].size() > 1)
 
 
 def _forward(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the dimensions of the weights' mesh."""
-BESIDE, EXPERT = "beside", "expert"
+EXPERT_SHARD, EXPERT = "expert_shard", "expert"
 """Names of the dimensions of the experts' mesh within one replica: of FSDP sharding, and of expert parallelism."""
 DATA, CONTEXT = "data", "context"
 """Names of the dimensions of the rows' mesh."""
@@ -73,7 +73,7 @@ class ParallelDims:
 
         if self.expert == 1:
             return None
-        sizes = {REPLICATE: self.replicate, BESIDE: self.shard * self.context // self.expert, EXPERT: self.expert}
+        sizes = {REPLICATE: self.replicate, EXPERT_SHARD: self.shard * self.context // self.expert, EXPERT: self.expert}
         if self.replicate == 1:
             del sizes[REPLICATE]
         return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
