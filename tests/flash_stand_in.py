@@ -86,4 +86,4 @@ def use_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", flash_backward)
     monkeypatch.setattr("rlcli.model.attention._grouped", _varlen)
     # What it finds out about torch's kernel is kept for the process: not of this one.
-    monkeypatch.setattr("rlcli.model.attention._grouped_heads", dict)
+    monkeypatch.setattr("rlcli.model.attention._needs_gqa_flag", bool)

@@ -19,25 +19,30 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Origin:
-    """An undamaged checkpoint, the configuration of its run, and the run's folder if it is in one."""
+    """A checkpoint to export."""
 
     checkpoint: Checkpoint
+    """Undamaged."""
     resolved: Resolved
+    """The configuration of its run."""
     run: Path | None
+    """The run's folder if the checkpoint is in one."""
 
     @property
     def base(self) -> str:
+        """Path of the base model."""
         return self.resolved.config.model.path
 
     @property
     def name(self) -> str:
+        """The checkpoint in a message."""
         return f"step {self.checkpoint.step} of {self.run.name if self.run else self.checkpoint.path}"
 
     @property
     def computed_in(self) -> str:
-        """What the trainer computed in: `float32` and so on."""
-        given = self.resolved.config.model.dtype
-        return self.checkpoint.dtype if given == "auto" else given
+        """The dtype in which the trainer computed: `float32` and so on."""
+        dtype = self.resolved.config.model.dtype
+        return self.checkpoint.dtype if dtype == "auto" else dtype
 
 
 def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
@@ -52,8 +57,8 @@ def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
         check_records(source)
         checkpoint = _of_run(source, step, on_note)
     else:
-        what = "is neither a run's folder nor a checkpoint" if source.exists() else "does not exist"
-        raise RlcliError(f"{source} {what}", "give runs/NAME or runs/NAME/checkpoints/step-NNNNNN")
+        problem = "is neither a run's folder nor a checkpoint" if source.exists() else "does not exist"
+        raise RlcliError(f"{source} {problem}", "give runs/NAME or runs/NAME/checkpoints/step-NNNNNN")
     folder = checkpoint.path.parent
     run = folder.parent if folder.name == "checkpoints" else None
     if run:
@@ -66,15 +71,15 @@ def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
 
 
 def _with_template(resolved: Resolved, checkpoint: Checkpoint) -> Resolved:
-    """With the chat template that the checkpoint keeps, in place of the file that it was read from."""
-    kept = checkpoint.path / TEMPLATE
-    if not kept.is_file():
+    """The configuration with the checkpoint's copy of the chat template instead of the file that it was read from."""
+    template = checkpoint.path / TEMPLATE
+    if not template.is_file():
         return resolved
-    return replace(resolved, config=resolved.config.changed(model={"chat_template": str(kept)}))
+    return replace(resolved, config=resolved.config.changed(model={"chat_template": str(template)}))
 
 
 def _located(resolved: Resolved, run: Path | None) -> Resolved:
-    """With paths relative to the run's start directory made absolute, if they exist."""
+    """The configuration with absolute paths where paths relative to the run's start directory exist."""
     start = directory_of(environment_of(run)) if run else None
     if start is None:
         return resolved
@@ -87,6 +92,7 @@ def _located(resolved: Resolved, run: Path | None) -> Resolved:
 
 
 def _of_run(run: Path, step: str, on_note: Notify) -> Checkpoint:
+    """The checkpoint of `run` that `step` selects (see `find_origin`)."""
     root = Checkpoints(run / "checkpoints", keep=1)
     if not step:
         newest = root.newest(on_note)
@@ -95,29 +101,30 @@ def _of_run(run: Path, step: str, on_note: Notify) -> Checkpoint:
         return newest
     checkpoints = root.all()
     steps = [checkpoint.step for checkpoint in checkpoints]
-    there = f"{run} has {', '.join(map(str, steps)) or 'none'}"
+    available = f"{run} has {', '.join(map(str, steps)) or 'none'}"
     if step == "best":
         best_by = resolve(str(checkpoints[-1].path / CONFIG)).config.checkpoint.best_by if checkpoints else MEAN
         scored = {number: score_of(means_of(report), best_by) for number, report in evaluations_of(run).items()}
-        found = {number: score for number, score in scored.items() if number in steps and score is not None}
-        if not found:
+        candidates = {number: score for number, score in scored.items() if number in steps and score is not None}
+        if not candidates:
             raise RlcliError(
                 f"--step best: no checkpoint of {run} was evaluated by {best_by} (checkpoint.best_by)",
-                f"give a step: {there}",
+                f"give a step: {available}",
             )
-        best = max(found, key=lambda number: (found[number], number))
-        on_note(f"step {best} is the best of {len(found)} evaluated checkpoints: {best_by} {found[best]:.4g}")
+        best = max(candidates, key=lambda number: (candidates[number], number))
+        on_note(f"step {best} is the best of {len(candidates)} evaluated checkpoints: {best_by} {candidates[best]:.4g}")
         return read_checkpoint(root.path(best))
     if not step.isdecimal() or int(step) not in steps:
-        raise RlcliError(f"--step {step}: no such checkpoint", f"{there}; or give best")
+        raise RlcliError(f"--step {step}: no such checkpoint", f"{available}; or give best")
     return read_checkpoint(root.path(int(step)))
 
 
 def is_run(folder: Path) -> bool:
+    """True for a run's folder."""
     return (folder / "checkpoints").is_dir()
 
 
 def newest_in(run: Path) -> Path | None:
     """The run's newest checkpoint, which may be damaged."""
-    found = Checkpoints(run / "checkpoints", keep=1).all()
-    return found[-1].path if found else None
+    checkpoints = Checkpoints(run / "checkpoints", keep=1).all()
+    return checkpoints[-1].path if checkpoints else None

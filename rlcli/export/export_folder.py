@@ -29,7 +29,7 @@ RECORD = "rlcli_export.json"
 
 def export(
     origin: Origin,
-    out: Path,
+    target: Path,
     options: Options,
     *,
     force: bool,
@@ -37,14 +37,14 @@ def export(
     on_note: Notify,
     report: Callable[[Path, Path], None] | None = None,
 ) -> Export:
-    """Write the checkpoint's model to the folder `out`, which appears complete and verified, or not at all.
+    """Write the checkpoint's model to the folder `target`, which appears complete and verified, or not at all.
 
     force: replace an existing export. report: writes a report of a run's folder to another folder; it is given one
-    without what names this machine. RlcliError if `out` exists, or holds a source of this export, or if the
+    without what names this machine. RlcliError if `target` exists, or holds a source of this export, or if the
     checkpoint holds no such model; RunFailed if it cannot be written, or if a check fails.
     """
-    check_out(out, force)
-    _check_apart(origin, out)
+    check_out(target, force)
+    _check_apart(origin, target)
     if not Path(origin.base).is_dir():
         offline_unless_reachable(on_note)
     from transformers.utils import logging
@@ -54,9 +54,9 @@ def export(
     from rlcli.export.verified_export import prove, write
 
     logging.disable_progress_bar()
-    with _appearing(out) as folder:
+    with _appearing(target) as folder:
         on_phase(f"write {origin.name}")
-        written = write(origin, options, folder, str(out))
+        written = write(origin, options, folder, str(target))
         if options.check:
             on_phase("compare with the base model and with the trainer's log-probs")
             written = prove(origin, written, folder)
@@ -69,62 +69,64 @@ def export(
     return written
 
 
-def check_out(out: Path, force: bool) -> None:
-    """RlcliError if `out` cannot be created, exists and must not be replaced, or is not an export."""
-    if not out.exists() and not out.is_symlink():
-        above = next(folder for folder in out.absolute().parents if folder.exists())
+def check_out(target: Path, force: bool) -> None:
+    """RlcliError if `target` cannot be created, exists and must not be replaced, or is not an export."""
+    if not target.exists() and not target.is_symlink():
+        above = next(folder for folder in target.absolute().parents if folder.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
             why = "cannot be written" if above.is_dir() else "is a file"
-            raise RlcliError(f"--out {out}: {above} {why}", "give another folder")
+            raise RlcliError(f"--out {target}: {above} {why}", "give another folder")
         return
     if not force:
-        raise RlcliError(f"{out} exists", "give another folder with --out, or replace an export with --force")
-    if out.is_symlink() or not (out / RECORD).is_file():
+        raise RlcliError(f"{target} exists", "give another folder with --out, or replace an export with --force")
+    if target.is_symlink() or not (target / RECORD).is_file():
         raise RlcliError(
-            f"--force: {out} is not an export (it holds no {RECORD}) and was not changed",
+            f"--force: {target} is not an export (it holds no {RECORD}) and was not changed",
             "give another folder with --out",
         )
 
 
-def _check_apart(origin: Origin, out: Path) -> None:
-    """RlcliError if replacing `out` would remove a source of the export: a base may itself be an export."""
-    config, place = origin.resolved.config, out.resolve()
-    for what, path in (
+def _check_apart(origin: Origin, target: Path) -> None:
+    """RlcliError if replacing `target` would remove a source of the export: a base may itself be an export."""
+    config, resolved = origin.resolved.config, target.resolve()
+    for source, path in (
         ("the base model", config.model.path),
         ("the critic's base model", config.critic.path),
         ("the checkpoint", str(origin.checkpoint.path)),
     ):
         folder = Path(path).resolve()
-        if path and place in (folder, *folder.parents) and out.exists():
-            raise RlcliError(f"--out {out} holds {what} that the export reads", "give another folder")
+        if path and resolved in (folder, *folder.parents) and target.exists():
+            raise RlcliError(f"--out {target} holds {source} that the export reads", "give another folder")
 
 
 @contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A temporary folder beside `out`, which replaces `out` at the end; after an error it is removed."""
+def _appearing(target: Path) -> Iterator[Path]:
+    """Context with a temporary folder next to `target`, which it replaces at the end; after an error it is removed."""
     from safetensors import SafetensorError
 
-    out = out.absolute()
-    beside, old = (out.with_name(f".{out.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
+    target = target.absolute()
+    partial_folder, old = (target.with_name(f".{target.name}.{suffix}-{os.getpid()}") for suffix in ("partial", "old"))
     try:
-        beside.mkdir(parents=True)
-        yield beside
-        by_umask(beside)
-        if out.exists():
-            os.replace(out, old)
-        os.replace(beside, out)
+        partial_folder.mkdir(parents=True)
+        yield partial_folder
+        by_umask(partial_folder)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(partial_folder, target)
     except (OSError, SafetensorError) as error:
-        raise RunFailed(f"cannot write {out}: {error}", "free disk space, or give another folder with --out") from error
+        raise RunFailed(
+            f"cannot write {target}: {error}", "free disk space, or give another folder with --out"
+        ) from error
     finally:
-        if old.exists() and not out.exists():  # interrupted between the two renames
-            os.replace(old, out)
-        for left in (beside, old):
-            shutil.rmtree(left, ignore_errors=True)
+        if old.exists() and not target.exists():  # interrupted between the two renames
+            os.replace(old, target)
+        for folder in (partial_folder, old):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
-    """What transformers and vLLM can load for `path`: a hub id or a Hugging Face folder unchanged; for a checkpoint, or
-    a run's folder (its newest undamaged checkpoint), an export in the run's folder, made once and then reused.
+    """A path that transformers and vLLM can load for `path`: a hub id or a Hugging Face folder unchanged; for a
+    checkpoint, or a run's folder (its newest undamaged checkpoint), an export in the run's folder, which is reused.
 
     critic: export the checkpoint's critic if it has one. CheckpointError names what is damaged.
     """
@@ -135,28 +137,28 @@ def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
     # An existing export is not verified again: that takes minutes for a large checkpoint.
     folder = folder.resolve()
     newest = folder if is_checkpoint(folder) else newest_in(folder)
-    if newest is not None and _is_of(made := _place(newest, critic), newest):
-        return str(made)
+    if newest is not None and _is_of(existing := _place(newest, critic), newest):
+        return str(existing)
     origin = find_origin(folder, "", on_note)
     checkpoint = origin.checkpoint.path
     options = Options(critic=critic and has_critic(origin.checkpoint), check=False)
-    out = _place(checkpoint, options.critic)
-    if _is_of(out, checkpoint):
-        return str(out)
-    if not _writable(out.parent, origin.run):
+    target = _place(checkpoint, options.critic)
+    if _is_of(target, checkpoint):
+        return str(target)
+    if not _writable(target.parent, origin.run):
         temporary = tempfile.mkdtemp(prefix="rlcli-export-")
         at_exit(partial(shutil.rmtree, temporary, ignore_errors=True))
-        out = Path(temporary) / out.name
+        target = Path(temporary) / target.name
         on_note(f"the folder of {checkpoint} is not writable: its export is temporary and lasts for this command")
-    elif out.exists():
-        shutil.rmtree(out)  # an export of another checkpoint of that step, from before a rollback
-    on_note(f"exporting {origin.name} to {out}")
+    elif target.exists():
+        shutil.rmtree(target)  # an export of another checkpoint of that step, from before a rollback
+    on_note(f"exporting {origin.name} to {target}")
     try:
-        export(origin, out, options, force=False, on_phase=lambda phase: None, on_note=on_note)
+        export(origin, target, options, force=False, on_phase=lambda phase: None, on_note=on_note)
     except RlcliError:
-        if not _is_of(out, checkpoint):  # else another process made it first
+        if not _is_of(target, checkpoint):  # else another process made it first
             raise
-    return str(out)
+    return str(target)
 
 
 def with_model_folders(config: RunConfig, on_note: Notify) -> RunConfig:
@@ -168,7 +170,7 @@ def with_model_folders(config: RunConfig, on_note: Notify) -> RunConfig:
 
 
 def has_critic(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint holds a value model or a process reward model."""
+    """True if the checkpoint holds a value model or a process reward model."""
     from rlcli.export.verified_export import critic_of
 
     return bool(critic_of(checkpoint).shapes)
@@ -185,7 +187,7 @@ def _is_of(exported: Path, checkpoint: Path) -> bool:
 
 
 def _writable(exports: Path, run: Path | None) -> bool:
-    """Whether the checkpoint is in a run whose folder for exports is writable."""
+    """True if the checkpoint is in a run whose folder for exports is writable."""
     return run is not None and os.access(exports if exports.exists() else run, os.W_OK)
 
 

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlcli.data.prompts.template_choice import choose_template
 from rlcli.errors import ModelError
@@ -25,12 +25,15 @@ from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_
 from rlcli.model.tensor_names import PREDICTING, kept_dtype, named_weights, stored, stored_shapes
 from rlcli.model.value_model import read_value_config, value_class
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 INDEX = "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""Of models that see pictures."""
+"""Files with the image and video processors of vision-language models."""
 
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
-"""Reads the tensors of the given names."""
+"""Reads tensors by their names."""
 
 
 class Stored:
@@ -110,8 +113,8 @@ def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, sto
 
 
 def write_tokenizer(path: str, folder: Path, template: str = "") -> None:
-    """Write the tokenizer of the model at `path`, including its chat template, and how it sees pictures, if it does.
-    template: as `model.chat_template`."""
+    """Write the tokenizer of the model at `path`, including its chat template, and its image processors, if it has
+    some. template: as `model.chat_template`."""
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
 
@@ -119,22 +122,22 @@ def write_tokenizer(path: str, folder: Path, template: str = "") -> None:
     choose_template(tokenizer, template)
     tokenizer.save_pretrained(folder)
     for name in PROCESSORS:
-        found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-        if found is not None:
-            shutil.copyfile(found, folder / name)
+        file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            shutil.copyfile(file, folder / name)
 
 
-def _skeleton(kind: Any, config: Any) -> nn.Module:
+def _skeleton(auto_model: Any, config: PreTrainedConfig) -> PreTrainedModel:
     """The model of `config` without weights."""
     with init_empty_weights():
-        lm: nn.Module = kind.from_config(config)
+        lm: PreTrainedModel = auto_model.from_config(config)
     lm.tie_weights()  # moving parameters to the meta device had untied them
     return lm
 
 
 @dataclass(frozen=True)
 class Carried:
-    """Tensors of a base's files that an export has as they are, but for their dtype."""
+    """Tensors of a base's files that an export copies, converted to its dtype."""
 
     shapes: dict[str, list[int]]
     read: Callable[[str], Tensor]
@@ -143,8 +146,8 @@ class Carried:
 NOTHING = Carried({}, lambda name: torch.empty(0))
 
 
-def _carried(base: str, config: Any) -> Carried:
-    """The layers of `base` that predict several tokens, if its files have some."""
+def _carried(base: str, config: PreTrainedConfig) -> Carried:
+    """The multi-token prediction layers of `base`, if its files have some."""
     files = WeightFiles.find(base, tied=False, kind=config.model_type)
     if files is None:
         return NOTHING
@@ -152,7 +155,12 @@ def _carried(base: str, config: Any) -> Carried:
 
 
 def _write(
-    lm: nn.Module, config: Any, stored: Stored, dtype: torch.dtype, folder: Path, carried: Carried = NOTHING
+    lm: PreTrainedModel,
+    config: PreTrainedConfig,
+    stored: Stored,
+    dtype: torch.dtype,
+    folder: Path,
+    carried: Carried = NOTHING,
 ) -> None:
     names = [name for name, _ in named_weights(lm)]  # a tied head is not among them
     _check(stored, names, config._name_or_path)
@@ -176,31 +184,33 @@ def _write_weights(
     """Write safetensors files of bounded size, with one at a time in memory, and an index if there are several. The
     experts of a layer, which are one tensor in `shapes`, are stored one by one. kind: the `model_type`."""
     parts = {
-        part: (name, own) for name, shape in shapes.items() for part, own in stored_shapes(name, shape, kind).items()
+        part: (name, part_shape)
+        for name, shape in shapes.items()
+        for part, part_shape in stored_shapes(name, shape, kind).items()
     }
-    sizes = {part: own for part, (_, own) in parts.items()} | carried.shapes
+    part_shapes = {part: shape for part, (_, shape) in parts.items()} | carried.shapes
     plan = split_torch_state_dict_into_shards(
-        {part: torch.empty(own, dtype=kept_dtype(part, dtype), device="meta") for part, own in sizes.items()}
+        {part: torch.empty(shape, dtype=kept_dtype(part, dtype), device="meta") for part, shape in part_shapes.items()}
     )
     for file, names in plan.filename_to_tensors.items():
-        whole = read(list(dict.fromkeys(parts[part][0] for part in names if part in parts)))
-        found = dict(one for name, tensor in whole.items() for one in stored(name, tensor, kind))
-        found |= {part: carried.read(part) for part in names if part in carried.shapes}
-        tensors = {part: found[part].to(kept_dtype(part, dtype)).contiguous() for part in names}
+        parameters = read(list(dict.fromkeys(parts[part][0] for part in names if part in parts)))
+        contents = dict(part for name, tensor in parameters.items() for part in stored(name, tensor, kind))
+        contents |= {part: carried.read(part) for part in names if part in carried.shapes}
+        tensors = {part: contents[part].to(kept_dtype(part, dtype)).contiguous() for part in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _write_config(config: Any, architecture: str, dtype: torch.dtype, folder: Path) -> None:
+def _write_config(config: PreTrainedConfig, architecture: str, dtype: torch.dtype, folder: Path) -> None:
     config.architectures = [architecture]
     config.dtype = dtype
     config.save_pretrained(folder)
     add_engine_keys(folder)
 
 
-def _write_generation_config(source: str, config: Any, folder: Path, stops: Sequence[int]) -> None:
+def _write_generation_config(source: str, config: PreTrainedConfig, folder: Path, stops: Sequence[int]) -> None:
     """Write the generation config of `source`, with `stops` as end tokens: a base model's own names only the end of a
     text, so a server would let it continue with an invented turn after its answer."""
     from transformers import GenerationConfig

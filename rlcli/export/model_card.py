@@ -130,14 +130,17 @@ def _changed(config: RunConfig) -> str:
     """Non-default settings as TOML, section by section, without private ones."""
     default, lines = RunConfig().model_dump(mode="json"), []
     for section, values in config.model_dump(mode="json").items():
-        own = {
+        settings = {
             name: value
             for name, value in values.items()
             if value != default[section][name] and f"{section}.{name}" not in PRIVATE
         }
-        plain = [f"{name} = {to_toml(value)}" for name, value in own.items() if not isinstance(value, dict)]
+        plain = [f"{name} = {to_toml(value)}" for name, value in settings.items() if not isinstance(value, dict)]
         tables = [
-            f"{name}.{key} = {to_toml(v)}" for name, t in own.items() if isinstance(t, dict) for key, v in t.items()
+            f"{name}.{key} = {to_toml(v)}"
+            for name, t in settings.items()
+            if isinstance(t, dict)
+            for key, v in t.items()
         ]
         if plain or tables:
             lines += [f"[{section}]", *plain, *tables, ""]
@@ -146,10 +149,12 @@ def _changed(config: RunConfig) -> str:
 
 def _data(config: RunConfig) -> str:
     sets = config.data.sets
-    sections = [_made(Path(one.path)) for one in sets]
+    sections = [_made(Path(dataset.path)) for dataset in sets]
     if len(sets) > 1:
-        titles = [Path(one.path).name + (f" (weight {one.weight:g})" if one.weight else "") for one in sets]
-        sections = [f"### {title}\n\n{own}" for title, own in zip(titles, sections, strict=True)]
+        titles = [
+            Path(dataset.path).name + (f" (weight {dataset.weight:g})" if dataset.weight else "") for dataset in sets
+        ]
+        sections = [f"### {title}\n\n{section}" for title, section in zip(titles, sections, strict=True)]
     return "\n\n".join(["## Data", *sections]) if sections else ""
 
 
@@ -158,11 +163,11 @@ def _made(path: Path) -> str:
     record = _provenance(path)
     if record is None:
         return f"{path.name}: how it was made is not recorded."
-    given = ", ".join(f"{name} = {value}" for name, value in record.get("arguments", {}).items())
+    arguments = ", ".join(f"{name} = {value}" for name, value in record.get("arguments", {}).items())
     rows = [
         ("dataset", record.get("dataset", "")),
         ("converter", f"{record.get('converter', '')}, rlcli {record.get('rlcli', '')}"),
-        ("arguments", given),
+        ("arguments", arguments),
         *(("source", _source(source)) for source in record.get("sources", [])),
         ("steps", "; ".join(_step(step) for step in record.get("steps", []))),
         ("made", record.get("date", "")),
@@ -201,32 +206,32 @@ def _step(step: Mapping[str, Any]) -> str:
 
 def _evaluation(origin: Origin) -> str:
     """The evaluation of the base model and of the exported step, or of the last evaluated step before it."""
-    found = evaluations_of(origin.run) if origin.run else {}
-    steps = [step for step in sorted(found) if step <= origin.checkpoint.step]
+    evaluations = evaluations_of(origin.run) if origin.run else {}
+    steps = [step for step in sorted(evaluations) if step <= origin.checkpoint.step]
     if not steps:
         return ""
     shown_steps = sorted({steps[0], steps[-1]})
-    estimates = {step: _estimates(found[step]) for step in shown_steps}
+    estimates = {step: _estimates(evaluations[step]) for step in shown_steps}
     rows = [[name, *(estimates[step].get(name, "") for step in shown_steps)] for name in estimates[steps[-1]]]
     settings = origin.resolved.config.evaluation
     data = " of " + ", ".join(Path(path).name for path in settings.paths) if settings.paths else ""
-    how = "greedy" if settings.temperature == 0 else f"at temperature {settings.temperature:g}"
+    sampling = "greedy" if settings.temperature == 0 else f"at temperature {settings.temperature:g}"
     head = ["", *("before training" if step == 0 else f"after step {step}" for step in shown_steps)]
     return (
-        f"## Evaluation\n\n{found[steps[-1]]['prompts']} held-out prompts{data}, {how}; 95% "
+        f"## Evaluation\n\n{evaluations[steps[-1]]['prompts']} held-out prompts{data}, {sampling}; 95% "
         f"intervals over prompts.\n\n{_table(head, rows)}"
     )
 
 
 def _estimates(report: Mapping[str, Any]) -> dict[str, str]:
     """Measure → figure with its interval."""
-    found = {name: value for kind in ("pass", "maj", "mean") for name, value in report.get(kind, {}).items()}
-    if MEAN in found:  # the other mean@k are the same figure
-        found = {name: value for name, value in found.items() if name == MEAN or not name.startswith("mean@")}
-    first = {name: found[name] for name in ("pass@1", MEAN) if name in found}
+    estimates = {name: value for kind in ("pass", "maj", "mean") for name, value in report.get(kind, {}).items()}
+    if MEAN in estimates:  # the other mean@k are the same figure
+        estimates = {name: value for name, value in estimates.items() if name == MEAN or not name.startswith("mean@")}
+    first = {name: estimates[name] for name in ("pass@1", MEAN) if name in estimates}
     return {
         name: shown_estimate(name, Estimate(value["mean"], value["low"], value["high"]))
-        for name, value in (first | found).items()
+        for name, value in (first | estimates).items()
     }
 
 

@@ -1,4 +1,4 @@
-"""A run folder to publish: without what names the machine that it ran on."""
+"""A copy of a run folder for publication, without data that identifies the machine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlcli.support.redact import redacted
 
 ENVIRONMENT = "environment.json"
 REWRITTEN = {"config.toml": CONFIG_BYTES, ENVIRONMENT: CONFIG_BYTES, EVENTS: LINES_BYTES}
-"""Records that are copied without what names the machine → the largest size of each."""
+"""Records that are copied without data that identifies the machine → largest size in bytes."""
 LEFT_OUT = ("logs", "exports", "bad-batches", "profile", "code", SOURCES, INPUTS, "trackers.json", ".place")
-"""What a report does not show."""
+"""Entries of a run folder that a report does not show."""
 OF_THE_MACHINE = ("host", "directory", "command")
-"""Entries of environment.json."""
+"""Entries of environment.json that identify the machine."""
 LEAST = 3
-"""Characters of a host name; a shorter one may be part of any text."""
+"""Fewest characters of a host name to redact; a shorter one may be part of any text."""
 
 
 @contextmanager
@@ -47,9 +47,9 @@ def public_run(run: Path) -> Iterator[Path]:
             elif entry.is_file():
                 _same(entry, copy / entry.name)
         names = [str(environment_of(run).get("host", "")), str(flatten(config_of(run)).get("cluster.address", ""))]
-        for name, most in REWRITTEN.items():
+        for name, max_bytes in REWRITTEN.items():
             with suppress(OSError):  # readers cope with a missing file
-                text = _public(read_text(run / name, most, errors="replace"), names)
+                text = _public(read_text(run / name, max_bytes, errors="replace"), names)
                 (copy / name).write_text(_less(text) if name == ENVIRONMENT else text, encoding="utf-8")
         yield copy
 
@@ -76,11 +76,11 @@ def _public(text: str, names: Sequence[str]) -> str:
 
 
 def _less(text: str) -> str:
-    """The text of environment.json without the entries that name the machine."""
+    """The text of environment.json without the entries that identify the machine."""
     try:
-        found = parse_json(text)
+        entries = parse_json(text)
     except ValueError:
         return "{}"
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         return "{}"
-    return json.dumps({name: value for name, value in found.items() if name not in OF_THE_MACHINE}, indent=2)
+    return json.dumps({name: value for name, value in entries.items() if name not in OF_THE_MACHINE}, indent=2)

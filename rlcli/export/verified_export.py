@@ -79,10 +79,10 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
             "export an earlier checkpoint: --step N",
         )
     if not change.moved:
-        what = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
+        problem = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
         raise RunFailed(
-            f"the exported {what} the base model's: none of {change.tensors} tensors differs in {written.dtype} from "
-            f"{written.base} at step {written.step}; nothing was written",
+            f"the exported {problem} the base model's: none of {change.tensors} tensors differs in {written.dtype} "
+            f"from {written.base} at step {written.step}; nothing was written",
             "check update/grad_norm and train.lr in the run's metrics"
             + ("; --dtype float32 keeps smaller changes" if written.dtype != "float32" else "")
             + "; --no-check exports anyway",
@@ -111,8 +111,8 @@ def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
             "export without the check: --no-check",
         )
     with origin.checkpoint.restoring():  # a token that is none
-        found = _log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
-    differences = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
+        exported = _log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
+    differences = [abs(ours - theirs) for ours, theirs in zip(exported, trained, strict=True)]
     mean = math.fsum(differences) / len(differences) if all(map(math.isfinite, differences)) else math.inf
     bound = EXACT if (written.dtype, origin.computed_in) == ("float32", "float32") else ROUNDED
     result = LogProbs(len(trained), mean, bound)
@@ -130,9 +130,9 @@ def policy_of(checkpoint: Checkpoint) -> Stored:
 
 
 def critic_of(checkpoint: Checkpoint) -> Stored:
-    """The critic, with separate workers or on the policy's; without tensors if there is none."""
-    own = checkpoint.path / "critic"
-    return Stored(own if own.is_dir() else checkpoint.path / "policy", "critic.model.lm.")
+    """The critic's tensors, from separate workers or the policy's; empty if there is no critic."""
+    critic_folder = checkpoint.path / "critic"
+    return Stored(critic_folder if critic_folder.is_dir() else checkpoint.path / "policy", "critic.model.lm.")
 
 
 def _change_of_model(folder: Path, base: Mapping[str, Tensor]) -> Change:
@@ -153,8 +153,10 @@ def _change_of_adapter(folder: Path) -> Change:
     scale = config.lora_alpha / config.r
     factors = dict(_tensors(folder))
     layers = [name.removesuffix("lora_A.weight") for name in factors if name.endswith("lora_A.weight")]
-    both = ((factors[f"{layer}lora_A.weight"].float(), factors[f"{layer}lora_B.weight"].float()) for layer in layers)
-    pairs = (by_expert(down, up, config.r) for down, up in both)
+    factor_pairs = (
+        (factors[f"{layer}lora_A.weight"].float(), factors[f"{layer}lora_B.weight"].float()) for layer in layers
+    )
+    pairs = (by_expert(down, up, config.r) for down, up in factor_pairs)
     return _summed(scale * up @ down for down, up in pairs)
 
 
@@ -171,8 +173,8 @@ def _log_probs_of_folder(folder: Path, base: str, tokens: Sequence[int]) -> list
     ids = torch.tensor(tokens, dtype=torch.int64)[None]
     with torch.no_grad():
         log_probs = lm.eval()(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-    found: list[float] = log_probs[:-1].gather(-1, ids[0, 1:, None])[:, 0].tolist()
-    return found
+    gathered: list[float] = log_probs[:-1].gather(-1, ids[0, 1:, None])[:, 0].tolist()
+    return gathered
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -1,22 +1,25 @@
-"""Changes to models of transformers by which they compute what their engine computes, and what their authors did."""
+"""Adjustments of transformers' models so that they compute what the engine and the original implementation compute."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rlcli.model.io.model_config import LATENT
 from rlcli.model.tensor_names import FIXED
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 """Names of the norms of compressed queries, keys and values."""
 
 
-def adjusted(lm: Any) -> Any:
-    """`lm`, changed in place. In a model with latent attention transformers gives the norms of the compressed tensors
-    an epsilon of 1e-6 whatever `rms_norm_eps` is, and vLLM that; here they have that too. The bias with which a router
-    chooses experts stays in float32, as it is sent."""
+def adjusted(lm: PreTrainedModel) -> PreTrainedModel:
+    """`lm`, changed in place. For latent attention transformers sets the epsilon of the compressed tensors' norms to
+    1e-6, whereas vLLM uses `rms_norm_eps`; so does the result. The bias with which a router selects experts stays in
+    float32, as it is sent."""
     if lm.config.model_type not in LATENT:
         return lm
     for name, module in lm.named_modules():

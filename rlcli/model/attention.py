@@ -1,11 +1,13 @@
-"""Causal attention within each sequence of a pack, registered under its own name in transformers.
+"""Causal attention within each sequence of a pack, registered with transformers as `rlcli_packed`.
 
-No mask is built: on GPUs in half precision torch's variable-length kernel takes the boundaries; elsewhere sequences of
-similar length are attended together, padded at their ends, where causality alone hides the padding from every real
-token. A prompt that several sequences share is in the pack once. Its keys and values are copied in front of each of
-them only here: all other layers see it once, and its gradient is the sum of theirs. On CPUs its tokens attend once,
-too; those of the other sequences need a mask there, as does a sliding window, with which each token sees the last ones
-alone.
+No mask is built for all tokens. On GPUs in half precision torch's variable-length kernel takes the boundaries.
+Elsewhere sequences of similar length are batched, padded at their ends, where causality hides the padding from every
+real token.
+
+A prompt that several sequences share is in the pack once. Only attention copies its keys and values in front of each
+of them: all other layers compute it once, and its gradient is the sum over the sequences. On CPUs its queries are
+computed once, too; the other sequences then need a mask, as does a sliding window, which limits each token to the last
+ones.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,69 +27,73 @@ from transformers import AttentionInterface
 
 from rlcli.errors import ModelError
 from rlcli.model.device_copies import Movable, Move, upload
-from rlcli.model.sinks import CpuKernel, VarlenKernel, attend_with_sinks, plain
+from rlcli.model.sinks import CpuKernel, VarlenKernel, attend_with_sinks, attend_with_sinks_unfused
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 M = TypeVar("M", bound=Movable)
 
 ATTENTION = "rlcli_packed"
-"""The attention implementation in a model's config."""
+"""Name of the attention implementation in a model's config."""
 
 _MAX_WASTE = 1.25
 """Sequences share one attention call while padding adds at most a quarter to the shortest of them."""
 
 _FEW = 8
-"""If only their last tokens attend, padding may add so many more of these: a call for a few of them costs more."""
+"""Query tokens by which padding may exceed `_MAX_WASTE`: with few queries a separate call costs more than padding."""
 
 _SQUARE = 512
-"""Of sequences up to this length torch's causal CPU kernel computes the whole square."""
+"""Sequence length up to which torch's causal CPU kernel computes the full square."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """The S sequences of a pack, concatenated, each whole.
-
-    boundaries [S + 1] int32: 0, then the end of each sequence (on the device). lengths: the same as plain numbers.
-    source [Σ lengths] int64: the token of the pack at each place; None: the same order as in the pack.
+    """The S sequences of a pack, concatenated, each with its prompt.
 
     >>> Segments.of([3, 2], torch.device("cpu")).boundaries.tolist()
     [0, 3, 5]
     """
 
-    boundaries: Tensor
+    boundaries: Int[Tensor, " S_plus_1"]
+    """int32, on the device: 0, then the end of each sequence."""
     lengths: tuple[int, ...]
-    source: np.ndarray | None = None
+    """Tokens of each sequence, on the host."""
+    source: Int[np.ndarray, " P"] | None = None
+    """int64: for each of the Σ lengths positions the index of its token in the pack; None: the identity."""
     _derived: Derived = field(default_factory=lambda: Derived(), compare=False, repr=False)
+    """Cache of the layouts computed from these."""
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device, source: np.ndarray | None = None) -> Segments:
+    def of(lengths: Sequence[int], device: torch.device, source: Int[np.ndarray, " P"] | None = None) -> Segments:
+        """The segments on `device`."""
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
         return Segments(upload([ends], device)[0], tuple(lengths), source)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compute now what attention on `device` in `dtype` would compute at its first call."""
+        """Compute now the layout that attention on `device` in `dtype` would compute at its first call."""
         needed = "end_to_end" if _has_kernel(device, dtype) else "padded"
         if needed == "padded" or self.source is not None:
             getattr(self, needed)
 
     def moved(self, move: Move) -> Segments:
-        """See `Movable`. What has been computed already goes with it."""
+        """See `Movable`. Cached layouts are moved, too."""
         return replace(self, boundaries=move(self.boundaries), _derived=self._derived.moved(move))
 
     def derived(self, make: Callable[[Segments], M]) -> M:
-        """What `make` computes of these sequences, computed once and used by every layer that asks for it."""
+        """The result of `make` for these sequences, cached for all layers."""
         if make not in self._derived.values:
             self._derived.values[make] = make(self)
-        found: M = self._derived.values[make]
-        return found
+        return cast(M, self._derived.values[make])
 
     @property
     def end_to_end(self) -> Layout:
-        """The sequences, concatenated without padding, computed once and used by every layer."""
+        """The sequences, concatenated without padding; cached for all layers."""
         return self.derived(Segments._lay_end_to_end)
 
     @property
     def padded(self) -> Padded:
-        """The sequences in groups of similar length, computed once and used by every layer."""
+        """The sequences in groups of similar length; cached for all layers."""
         return self.derived(Segments._lay_padded)
 
     def _lay_end_to_end(self) -> Layout:
@@ -97,83 +103,85 @@ class Segments:
     def _lay_padded(self) -> Padded:
         lengths = np.array(self.lengths)
         starts = np.cumsum(lengths) - lengths
-        attending = self._attending(lengths, starts)
-        order = np.flatnonzero(attending)
-        order = order[np.lexsort((lengths[order], attending[order], attending[order] < lengths[order]))]
+        query_counts = self._query_counts(lengths, starts)
+        order = np.flatnonzero(query_counts)
+        order = order[np.lexsort((lengths[order], query_counts[order], query_counts[order] < lengths[order]))]
         calls, queries, keys = [], [], []
         device = self.boundaries.device
         while len(order):
-            last, whole = attending[order], lengths[order]
-            alike = ((last < whole) == (last[0] < whole[0])) & (last <= _MAX_WASTE * last[0] + _FEW)
-            alike &= whole <= _MAX_WASTE * whole[alike].min()
-            group, order = order[alike], order[~alike]
-            before = lengths[group] - attending[group]
-            queries.append(_padded(starts[group] + before, attending[group]))
+            query_count, length = query_counts[order], lengths[order]
+            similar = (query_count < length) == (query_count[0] < length[0])
+            similar &= query_count <= _MAX_WASTE * query_count[0] + _FEW
+            similar &= length <= _MAX_WASTE * length[similar].min()
+            group, order = order[similar], order[~similar]
+            skipped = lengths[group] - query_counts[group]
+            queries.append(_padded(starts[group] + skipped, query_counts[group]))
             keys.append(_padded(starts[group], lengths[group]))
-            shape = (len(group), int(attending[group].max()), int(lengths[group].max()))
-            places = (queries[-1][0] - starts[group, None]) if before.any() else None
-            calls.append(Call(shape, None if places is None else upload([torch.tensor(places)], device)[0]))
+            shape = (len(group), int(query_counts[group].max()), int(lengths[group].max()))
+            positions = (queries[-1][0] - starts[group, None]) if skipped.any() else None
+            calls.append(Call(shape, None if positions is None else upload([torch.tensor(positions)], device)[0]))
         key_layout = self._layout(keys)
-        return Padded(
-            calls, self._layout(queries) if any(call.places is not None for call in calls) else key_layout, key_layout
-        )
+        has_positions = any(call.positions is not None for call in calls)
+        return Padded(calls, self._layout(queries) if has_positions else key_layout, key_layout)
 
-    def _attending(self, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """[S]: how many of each sequence's tokens, its last ones, attend in it. The others, of a prompt that an earlier
-        sequence has too, do so there."""
+    def _query_counts(self, lengths: Int[np.ndarray, " S"], starts: Int[np.ndarray, " S"]) -> Int[np.ndarray, " S"]:
+        """The number of each sequence's last tokens that are its queries. The tokens before them belong to a prompt
+        that an earlier sequence has too, and are queries there."""
         if self.source is None:
             return lengths
         first: np.ndarray = np.zeros(len(self.source), bool)
         first[np.unique(self.source, return_index=True)[1]] = True
         stored: np.ndarray = np.add.reduceat(first, starts)
-        # With a mask the whole rectangle is computed; without one about half of the square, if that is large.
-        attending: np.ndarray = np.where((stored > 0) & (lengths > _SQUARE) & (2 * stored > lengths), lengths, stored)
-        return attending
+        # With a mask the full rectangle is computed; without one about half of the square, if that is large.
+        counts: np.ndarray = np.where((stored > 0) & (lengths > _SQUARE) & (2 * stored > lengths), lengths, stored)
+        return counts
 
     def _layout(self, groups: Sequence[tuple[np.ndarray, np.ndarray]]) -> Layout:
-        places, real = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*groups, strict=True))
-        return Layout.of(self._source[places], real, self.boundaries.device)
+        """The layout of the padded `groups` (see `_padded`), one after another."""
+        positions, real = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*groups, strict=True))
+        return Layout.of(self._source[positions], real, self.boundaries.device)
 
     @property
-    def _source(self) -> np.ndarray:
+    def _source(self) -> Int[np.ndarray, " P"]:
         return np.arange(sum(self.lengths)) if self.source is None else self.source
 
 
 class Derived:
-    """What `Segments.derived` has computed. No dataclass: in 16 bits FSDP2 copies those among the arguments of each
-    layer, field by field, and a copy is to know what other layers have computed."""
+    """Cache of `Segments.derived`. Not a dataclass: in 16 bits FSDP2 copies dataclasses among the arguments of each
+    layer, field by field, and the copies have to share one cache."""
 
     def __init__(self) -> None:
-        self.values: dict[Callable[[Segments], Any], Any] = {}
+        self.values: dict[Callable[[Segments], Movable], Movable] = {}
 
     def moved(self, move: Move) -> Derived:
         """See `Movable`."""
-        found = Derived()
-        found.values = {make: value.moved(move) for make, value in self.values.items()}
-        return found
+        derived = Derived()
+        derived.values = {make: value.moved(move) for make, value in self.values.items()}
+        return derived
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Maps the T tokens of a pack to P places, for attention only.
+    """Maps the T tokens of a pack to P slots, for attention only. C slots hold copies of a token."""
 
-    source [P]: the token at each place (any token at a place without one). home [T]: the place from which each token's
-    output is taken. copies, copied [C]: the other places that hold a token, and which token.
-    """
-
-    source: Tensor
-    home: Tensor
-    copies: Tensor
-    copied: Tensor
+    source: Int[Tensor, " P"]
+    """The token in each slot; any token in a padding slot."""
+    home: Int[Tensor, " T"]
+    """The slot from which each token's output is read."""
+    copies: Int[Tensor, " C"]
+    """The other slots that hold a token."""
+    copied: Int[Tensor, " C"]
+    """The token in each of `copies`."""
 
     @staticmethod
-    def of(source: np.ndarray, real: np.ndarray, device: torch.device) -> Layout:
-        places = np.flatnonzero(real)
-        home = np.empty(source[places].max() + 1, np.int64)
-        home[source[places[::-1]]] = places[::-1]  # the first of several
-        other = real.copy()
-        other[home] = False
-        copies = np.flatnonzero(other)
+    def of(source: Int[np.ndarray, " P"], real: Bool[np.ndarray, " P"], device: torch.device) -> Layout:
+        """source: the token in each slot. real: False for padding."""
+        slots = np.flatnonzero(real)
+        home = np.empty(source[slots].max() + 1, np.int64)
+        home[source[slots[::-1]]] = slots[::-1]  # the first of several
+        is_copy = real.copy()
+        is_copy[home] = False
+        copies = np.flatnonzero(is_copy)
         tensors = [torch.tensor(values) for values in (source, home, copies, source[copies])]
         return Layout(*upload(tensors, device))
 
@@ -181,61 +189,69 @@ class Layout:
         """See `Movable`."""
         return Layout(*map(move, (self.source, self.home, self.copies, self.copied)))
 
-    def lay(self, x: Tensor) -> Tensor:
-        """[P, …] of x [T, …]. Gradients at places without a token are 0 and left out."""
-        return _Lay.apply(x, self)
+    def lay(self, x: Float[Tensor, "T ..."]) -> Float[Tensor, "P ..."]:
+        """Tokens to slots. Gradients of padding slots are 0 and are skipped."""
+        slots: Tensor = _Lay.apply(x, self)
+        return slots
 
-    def take(self, y: Tensor) -> Tensor:
-        """[T, …] of y [P, …]."""
-        return _Take.apply(y, self)
+    def take(self, y: Float[Tensor, "P ..."]) -> Float[Tensor, "T ..."]:
+        """Slots to tokens: the inverse of `lay`."""
+        tokens: Tensor = _Take.apply(y, self)
+        return tokens
 
 
-def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[B, longest]: the places from `starts` on, the last one of each row repeated; and which are not repetitions."""
+def _padded(
+    starts: Int[np.ndarray, " B"], lengths: Int[np.ndarray, " B"]
+) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"]]:
+    """The positions from each of `starts` on, the last one of each row repeated up to the longest; and which of them
+    are not repetitions."""
     column = np.arange(lengths.max())[None, :]
     return starts[:, None] + np.minimum(column, lengths[:, None] - 1), column < lengths[:, None]
 
 
 @dataclass(frozen=True)
 class Call:
-    """B sequences that are attended together: the last tokens of each, at most L, to all of its tokens, at most K.
-
-    shape: (B, L, K). places [B, L] int64: where in its sequence each of the L is; None: all K attend, in order.
-    """
+    """One attention call over B sequences: the last tokens of each, at most L, attend to all its tokens, at most K."""
 
     shape: tuple[int, int, int]
-    places: Tensor | None
+    """(B, L, K)."""
+    positions: Int[Tensor, "B L"] | None
+    """Position of each query token in its sequence; None: all K are queries, in order."""
     masks: dict[int | None, Tensor] = field(default_factory=dict, compare=False)
-    """The masks of windows, which all layers share: their backward passes keep them."""
+    """Masks by window size, shared by all layers, whose backward passes keep them."""
 
     def moved(self, move: Move) -> Call:
-        """See `Movable`. Masks are computed where they are used."""
-        return Call(self.shape, None if self.places is None else move(self.places))
+        """See `Movable`. Masks are computed again where they are used."""
+        return Call(self.shape, None if self.positions is None else move(self.positions))
 
     def mask(self, window: int | None, like: Tensor) -> Tensor | None:
-        """What is added to scores, 0 or −inf, `[B, 1, L, K]` or `[K, K]`, so that each token sees the last `window`
-        up to itself, or all; None if causality alone does that. like: a tensor of its dtype and device."""
-        if self.places is None and not (window and window < self.shape[2]):
+        """Values added to the scores, 0 or −inf, `[B, 1, L, K]` or `[K, K]`: each token attends to the last `window`
+        tokens including itself, or to all. None if causality alone does that. like: a tensor with the mask's dtype and
+        device."""
+        if self.positions is None and not (window and window < self.shape[2]):
             return None
         if window not in self.masks:
-            seen = self.seen(window, like.device)
-            self.masks[window] = like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+            visible = self.visible(window, like.device)
+            self.masks[window] = like.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
         return self.masks[window]
 
-    def seen(self, window: int | None, device: torch.device) -> Tensor:
-        """bool, of the shape of a mask: which tokens (last dimension) each one sees."""
+    def visible(self, window: int | None, device: torch.device) -> Tensor:
+        """bool, in the shape of a mask: which tokens (last dimension) each query token attends to."""
         column = torch.arange(self.shape[2], device=device)
-        places = column[:, None] if self.places is None else self.places[:, None, :, None]
-        return column <= places if not window else (column <= places) & (column > places - window)
+        positions = column[:, None] if self.positions is None else self.positions[:, None, :, None]
+        return column <= positions if not window else (column <= positions) & (column > positions - window)
 
 
 @dataclass(frozen=True)
 class Padded:
-    """The calls of a pack, and where their tokens are: queries lays out the B · L of each call, keys its B · K."""
+    """The attention calls of a pack and the layout of their tokens."""
 
     calls: list[Call]
+    """In the order of their tokens in `queries` and `keys`."""
     queries: Layout
+    """Of the B · L query tokens of each call, one call after another."""
     keys: Layout
+    """Of the B · K key and value tokens of each call, one call after another."""
 
     def moved(self, move: Move) -> Padded:
         """See `Movable`."""
@@ -244,10 +260,11 @@ class Padded:
 
     @property
     def shapes(self) -> list[tuple[int, int, int]]:
+        """(B, L, K) of each call."""
         return [call.shape for call in self.calls]
 
 
-# Explicit, since autograd's index_select adds up row by row even where, except for copies, a selection suffices.
+# Explicit backward passes: autograd's index_select adds up row by row, where a selection suffices but for the copies.
 class _Lay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:
@@ -258,26 +275,26 @@ class _Lay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         layout: Layout = ctx.layout
-        own = grad.index_select(0, layout.home)
+        token_grad = grad.index_select(0, layout.home)
         if len(layout.copies):
-            own.index_add_(0, layout.copied, grad.index_select(0, layout.copies))
-        return own, None
+            token_grad.index_add_(0, layout.copied, grad.index_select(0, layout.copies))
+        return token_grad, None
 
 
 class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, layout: Layout) -> Tensor:
-        ctx.layout, ctx.places = layout, len(y)
+        ctx.layout, ctx.slots = layout, len(y)
         return y.index_select(0, layout.home)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.new_zeros(ctx.places, *grad.shape[1:]).index_copy_(0, ctx.layout.home, grad), None
+        return grad.new_zeros(ctx.slots, *grad.shape[1:]).index_copy_(0, ctx.layout.home, grad), None
 
 
 Attention = Callable[..., Tensor]
-"""Of query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, V] and, if there are any, sinks [Hq]: [T, Hq, V]."""
+"""(query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, V] and, for a model with sinks, sinks [Hq]) → [T, Hq, V]."""
 
 
 class Divided(Protocol):
@@ -286,30 +303,29 @@ class Divided(Protocol):
     def attend(
         self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """The result of `attention` for this rank's tokens; it is called with all tokens of the pack, for some heads.
-        All other tensors have this rank's tokens only. sinks [Hq]: of all heads; those of the heads are passed on."""
+        """Attention for this rank's tokens. `attention` is called with all tokens of the pack, for some heads; query,
+        key, value and the result have this rank's tokens only. sinks [Hq]: of all heads."""
         ...
 
 
 def packed_attention(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Float[Tensor, "1 Hq T D"],
+    key: Float[Tensor, "1 Hkv T D"],
+    value: Float[Tensor, "1 Hkv T V"],
     attention_mask: Tensor | None,
     *,
     segments: Segments,
     divided: Divided | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    s_aux: Tensor | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """Attend query [1, Hq, T, D] to key [1, Hkv, T, D] and value [1, Hkv, T, V], causally in each sequence; returns
-    [1, T, Hq, V].
+    s_aux: Float[Tensor, " Hq"] | None = None,
+    **rest: object,
+) -> tuple[Float[Tensor, "1 T Hq V"], None]:
+    """Attend query to key and value, causally in each sequence: the attention function that transformers calls.
 
-    divided: T is this rank's run of the pack's tokens only. sliding_window: how many tokens each sees, itself included;
-    None: all before it. s_aux [Hq]: a sink in each head (`rlcli.model.sinks`).
+    divided: T counts this rank's run of the pack's tokens only. sliding_window: number of tokens that each token
+    attends to, itself included; None: all preceding ones. s_aux: a sink in each head (`rlcli.model.sinks`).
     """
     if rest.get("softcap") is not None:
         raise ModelError(
@@ -320,18 +336,20 @@ def packed_attention(
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     kernel = _varlen if _has_kernel(query.device, query.dtype) else _grouped
     attend = partial(kernel, segments=segments, scaling=scaling, window=sliding_window)
-    given = (query, key, value) if s_aux is None else (query, key, value, s_aux)
-    found = attend(*given) if divided is None else divided.attend(attend, *given)
-    return found[None], None
+    if divided is None:
+        output: Tensor = attend(query, key, value, s_aux)
+    else:
+        output = divided.attend(attend, query, key, value, s_aux)
+    return output[None], None
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has a kernel for sequences of several lengths."""
+    """True if torch has a variable-length kernel for it."""
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
 def _has_cpu_kernel(device: torch.device) -> bool:
-    """Whether torch's flash kernel for CPUs can be called, which gives what sinks need."""
+    """True if torch's flash kernel for CPUs can be called; sinks need the log-sum-exp that it returns."""
     return str(device.type) == "cpu"
 
 
@@ -344,7 +362,8 @@ def _grouped(
     segments: Segments,
     scaling: float | None,
     window: int | None,
-) -> Tensor:
+) -> Float[Tensor, "T Hq V"]:
+    """Attention over sequences of similar length, padded and batched."""
     padded = segments.padded
     gqa = query.shape[1] != key.shape[1]
     # In 16 bits torch's CPU kernel is less exact, and its backward pass takes three times as long.
@@ -354,34 +373,36 @@ def _grouped(
     query, key, value = (
         layout.lay(x).to(exact) for x, layout in ((query, padded.queries), (key, padded.keys), (value, padded.keys))
     )
-    attending = [count * last for count, last, _ in padded.shapes]
-    attended = [count * whole for count, _, whole in padded.shapes]
+    query_sizes = [batch * queries for batch, queries, _ in padded.shapes]
+    key_sizes = [batch * keys for batch, _, keys in padded.shapes]
     outputs = []
     # Split, not sliced one by one: the gradients are then concatenated at once.
     for call, *parts in zip(
-        padded.calls, query.split(attending), key.split(attended), value.split(attended), strict=True
+        padded.calls, query.split(query_sizes), key.split(key_sizes), value.split(key_sizes), strict=True
     ):
         q, k, v = (part.view(call.shape[0], -1, *part.shape[1:]).transpose(1, 2) for part in parts)
         mask = call.mask(window, q)
         if sinks is None:
-            out = F.scaled_dot_product_attention(
+            output = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa
             )
         else:
-            out = _sunk(q, k, v, sinks, mask, _scale(scaling, q))
-        outputs.append(_narrowed(out, width).transpose(1, 2).flatten(0, 1))
+            output = _with_sinks(q, k, v, sinks, mask, _scale(scaling, q))
+        outputs.append(_narrowed(output, width).transpose(1, 2).flatten(0, 1))
     return padded.queries.take(torch.cat(outputs).to(dtype))
 
 
-def _sunk(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of one call for a model with sinks."""
     if _has_cpu_kernel(q.device):
         return attend_with_sinks(CpuKernel(mask, scale), q, k, v, sinks)
     if mask is None:
         mask = q.new_full((q.shape[2], q.shape[2]), -torch.inf).triu(1)
-    return plain(q, k, v, sinks, mask, scale)
+    return attend_with_sinks_unfused(q, k, v, sinks, mask, scale)
 
 
 def _scale(scaling: float | None, query: Tensor) -> float:
+    """`scaling`, or the default of attention, 1 / √D."""
     return query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
@@ -394,40 +415,46 @@ def _varlen(
     segments: Segments,
     scaling: float | None,
     window: int | None,
-) -> Tensor:
+) -> Float[Tensor, "T Hq V"]:
+    """Attention by torch's variable-length kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     shared = segments.source is not None
     width = value.shape[-1]
     value = _widened(value, key.shape[-1])
     q, k, v = (segments.end_to_end.lay(x) if shared else x.contiguous() for x in (query, key, value))
-    ends, longest = segments.boundaries, max(segments.lengths)
-    # Each token sees so many before it (-1: all), and none after.
-    sees = (-1 if window is None else window - 1, 0)
+    boundaries, longest = segments.boundaries, max(segments.lengths)
+    # Number of preceding tokens that each token attends to (-1: all), and of following ones.
+    window_size = (-1 if window is None else window - 1, 0)
     if sinks is None:
-        out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=sees, **_grouped_heads())
+        kernel = partial(varlen_attn, enable_gqa=True) if _needs_gqa_flag() else varlen_attn
+        result = kernel(q, k, v, boundaries, boundaries, longest, longest, scale=scaling, window_size=window_size)
+        assert isinstance(result, Tensor), "without return_aux it returns the output alone"
+        output = result
     else:
-        out = attend_with_sinks(VarlenKernel(ends, longest, _scale(scaling, q), sees[0]), q, k, v, sinks)
-    out = _narrowed(out, width)
-    return segments.end_to_end.take(out) if shared else out
+        sink_kernel = VarlenKernel(boundaries, longest, _scale(scaling, q), window_size[0])
+        output = attend_with_sinks(sink_kernel, q, k, v, sinks)
+    output = _narrowed(output, width)
+    return segments.end_to_end.take(output) if shared else output
 
 
 def _widened(value: Tensor, width: int) -> Tensor:
-    """Values `[…, V]` as wide as keys, filled with zeros: kernels have one size of heads, and without one a CPU would
-    keep all scores. The zeros of the output are cut off by `_narrowed`."""
+    """Values `[…, V]` padded with zeros to the width of the keys: kernels have one head size, and without a kernel a
+    CPU would keep all scores. `_narrowed` cuts off the zeros of the output."""
     return value if value.shape[-1] == width else F.pad(value, (0, width - value.shape[-1]))
 
 
-def _narrowed(out: Tensor, width: int) -> Tensor:
-    return out if out.shape[-1] == width else out[..., :width]
+def _narrowed(output: Tensor, width: int) -> Tensor:
+    """The first `width` elements of each head's output."""
+    return output if output.shape[-1] == width else output[..., :width]
 
 
 @cache
-def _grouped_heads() -> dict[str, bool]:
-    """torch ≥ 2.12 needs a flag for grouped-query attention; before, the kernel accepts it without one."""
+def _needs_gqa_flag() -> bool:
+    """True if `varlen_attn` has a flag for grouped-query attention (torch ≥ 2.12); before, the kernel needs none."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

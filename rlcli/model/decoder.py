@@ -1,10 +1,10 @@
-"""The base of the policy and the value model: a Hugging Face decoder that reads packs, whole or sharded."""
+"""Base class of the policy and the value model: a Hugging Face decoder that reads packs, sharded or not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,19 @@ from rlcli.model.parallel.buckets import buckets
 from rlcli.model.parallel.context_parallel import ContextGroup, Run
 from rlcli.model.tensor_names import named_weights, sees, tower
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from transformers import PreTrainedModel
+
 
 class Decoder(nn.Module):
     """A Hugging Face model with its head, wrapped so that FSDP2 gathers the head's weight with its root.
 
-    lm: the model, set to the attention `rlcli_packed`. dtype: of computation, export and weight sync. source: the
-    folder or hub id it came from. context: the ranks that divide each pack's tokens, if any do. replay: has packs go
-    through the experts of their routes, if that is wanted. frozen: names of the parameters that do not train although
-    they are the model's own (`model.freeze`).
+    lm: the transformers model; it is set to the attention `rlcli_packed`. dtype: of computation, export and weight
+    sync. source: folder or hub id that it was loaded from.
     """
 
-    def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
+    def __init__(self, lm: PreTrainedModel, *, dtype: torch.dtype, source: str) -> None:
         super().__init__()
         lm.set_attn_implementation(ATTENTION if not sees(lm) else {"text_config": ATTENTION, "vision_config": "sdpa"})
         packs(lm)
@@ -37,50 +39,54 @@ class Decoder(nn.Module):
         self.dtype = dtype
         self.source = source
         self.context: ContextGroup | None = None
+        """The ranks that divide each pack's tokens; None: each rank computes whole packs."""
         self.replay: Replay | None = None
+        """Routes tokens to the experts that the engine chose; None: the routers decide."""
         self.frozen: frozenset[str] = frozenset()
+        """Names of the model's parameters that are not trained (`model.freeze`)."""
 
-    def own(self, batch: PackedBatch) -> PackedBatch | Run:
-        """What this rank computes of a pack: all, or a run of its tokens."""
+    def local_part(self, batch: PackedBatch) -> PackedBatch | Run:
+        """The part of a pack that this rank computes: the pack, or a run of its tokens."""
         return batch if self.context is None else self.context.run_of(batch)
 
-    def hidden(self, own: PackedBatch | Run, segments: Segments) -> Tensor:
-        """[R, D]: for each response token that this rank predicts, the last hidden state of the token before it.
-        segments: of the pack."""
+    def hidden(self, local: PackedBatch | Run, segments: Segments) -> Float[Tensor, "R H"]:
+        """For each response token that this rank predicts, the last hidden state of the token before it. segments:
+        of the whole pack."""
         if self.replay is not None:
-            self.replay.routes = own.routes
-        places = own.position_ids[..., None, :]  # [1, T], or [3, 1, T]
+            self.replay.routes = local.routes
         states: Tensor = self.lm.base_model(
-            input_ids=own.input_ids[None],
-            position_ids=places,
+            input_ids=local.input_ids[None],
+            position_ids=local.position_ids[..., None, :],  # [1, T], or [3, 1, T]
             segments=segments,
-            **({"divided": own} if isinstance(own, Run) else _shown(own)),
+            **({"divided": local} if isinstance(local, Run) else _image_inputs(local)),
             use_cache=False,
         ).last_hidden_state[0]
-        return states.index_select(0, own.response_index)
+        return states.index_select(0, local.response_index)
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """All weights, whole, one after another under their checkpoint names; a tied head is omitted.
+        """All weights, gathered, one after another under their checkpoint names; a tied head is omitted.
 
         Collective: every rank iterates to the end, in step. A tensor may be the parameter itself: copy what must
-        outlast the next update. dtype: the dtype to cast to; unset: the model's own. Fixed tensors keep
+        outlast the next update. dtype: the dtype to cast to; unset: the model's dtype. Fixed tensors keep
         theirs (`rlcli.model.tensor_names`).
         """
-        return whole(named_weights(self.lm), dtype or self.dtype)
+        return gathered(named_weights(self.lm), dtype or self.dtype)
 
 
-def _shown(batch: PackedBatch) -> dict[str, Tensor]:
-    """What a pack has of pictures. That of all of a step's micro-batches would take gigabytes on a device."""
+def _image_inputs(batch: PackedBatch) -> dict[str, Tensor]:
+    """The pack's image inputs, on the device. Uploaded per pass: those of all micro-batches of a step would take
+    gigabytes there."""
     return dict(zip(batch.shown, upload([*batch.shown.values()], batch.input_ids.device), strict=True))
 
 
-def blocks(lm: Any) -> Iterator[nn.Module]:
-    """The layers of the decoder, and before them those of its tower, in the order of the forward pass."""
-    for part in tower(lm):
-        yield from (layer for layer in part.modules() if isinstance(layer, GradientCheckpointingLayer))
+def blocks(lm: PreTrainedModel) -> Iterator[nn.Module]:
+    """The layers of the vision encoder, if there is one, then those of the decoder, in the order of the forward
+    pass."""
+    for module in tower(lm):
+        yield from (layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer))
     yield from lm.base_model.language_model.layers if sees(lm) else lm.base_model.layers
 
 
-def whole(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter in `dtype`, gathered from all ranks. Collective (see `buckets`)."""
-    return chain.from_iterable(buckets(named, dtype))
+def gathered(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Each of the named `weights` in `dtype`, gathered from all ranks. Collective (see `buckets`)."""
+    return chain.from_iterable(buckets(weights, dtype))

@@ -4,12 +4,12 @@ Each head carries a state S [K, V]. For a token with query q, key k, value v, de
 
     S ← α S,   S ← S + β k (v − Sᵀ k)ᵀ,   o = Sᵀ q                                        (equation 10)
 
-where q and k have length 1, q is divided by √K, and q, k, v come from a causal convolution of depth 4 or so over
-tokens. State and convolution are cut at each sequence of a pack. A prompt that several sequences share is computed
-once: its last state and its last inputs start what follows it in each of them, and its gradient is the sum of theirs
+where q and k are normalised to length 1, q is divided by √K, and q, k, v come from a causal convolution over about 4
+tokens. State and convolution are reset at each sequence of a pack. A prompt that several sequences share is computed
+once: each of them continues from its last state and last inputs, and its gradient is the sum over the sequences
 (`rlcli.model.recurrence`).
 
-What is between the projections is computed again in the backward pass, so that only its inputs are kept. On GPUs in 16
+The part between the projections is recomputed in the backward pass, so that only its inputs are kept. On GPUs in 16
 bits with `flash-linear-attention` and `causal-conv1d` installed, their kernels compute it; elsewhere torch does, in
 float32, over chunks of tokens (`chunk_rule`).
 """
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rlcli.errors import ModelError
-from rlcli.model.attention import Segments
+from rlcli.model.attention import Divided, Segments
 from rlcli.model.recurrence import CHUNK, ConcatenatedPieces, PaddedPieces
 
 EPSILON = 1e-6
@@ -36,31 +36,31 @@ EPSILON = 1e-6
 
 
 def packs(lm: nn.Module) -> None:
-    """Have the gated DeltaNet layers of `lm` read packs: with `segments`, which decoder layers pass on as they do to
-    attention; without, they compute as transformers does."""
+    """Patch the gated DeltaNet layers of `lm` to read packs, described by `segments`, which decoder layers pass on as
+    they do to attention. Without `segments` the layers compute as transformers does."""
     for layer in delta_layers(lm):
         layer.forward = partial(_forward, layer)
 
 
 def delta_layers(lm: nn.Module) -> list[Any]:
-    """The gated DeltaNet layers of `lm`, in their order."""
+    """The gated DeltaNet layers of `lm`, in order. (transformers has a class for each architecture.)"""
     return [module for module in lm.modules() if type(module).__name__.endswith("GatedDeltaNet")]
 
 
 def _forward(
     layer: Any,
     hidden_states: Tensor,
-    cache_params: Any = None,
+    cache_params: object = None,
     attention_mask: Tensor | None = None,
     *,
     segments: Segments | None = None,
-    divided: Any = None,
-    **rest: Any,
+    divided: Divided | None = None,
+    **rest: object,
 ) -> Tensor:
-    """hidden_states: [1, T, D], of a pack if `segments` is given; returns the same shape."""
+    """The layer's output, of the shape of `hidden_states` [1, T, H]: those of a pack if `segments` is given."""
     if segments is None:
-        found: Tensor = type(layer).forward(layer, hidden_states, cache_params, attention_mask, **rest)
-        return found
+        output: Tensor = type(layer).forward(layer, hidden_states, cache_params, attention_mask, **rest)
+        return output
     if divided is not None:
         raise ModelError(
             "parallel.context divides a pack's tokens, and gated DeltaNet layers carry a state from each to the next",
@@ -72,25 +72,31 @@ def _forward(
     kernels = _has_kernels(mixed.device, mixed.dtype)
     core = partial(_concatenated if kernels else _padded, sizes, segments)
     weights = layer.conv1d.weight, layer.A_log, layer.dt_bias, layer.norm.weight
-    out = _Recomputed.apply(core, mixed, z, b, a, *weights)
-    projected: Tensor = layer.out_proj(out)[None]
+    heads = _Recomputed.apply(core, mixed, z, b, a, *weights)
+    projected: Tensor = layer.out_proj(heads)[None]
     return projected
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a layer. keys, values: its heads for queries and keys, and those for values, a multiple of them. key, value:
-    sizes of these heads, K and V. kernel: tokens that the convolution reads. epsilon: of the norm."""
+    """Sizes of a gated DeltaNet layer."""
 
     keys: int
+    """Heads of queries and keys."""
     values: int
+    """Heads of values, a multiple of `keys`."""
     key: int
+    """K, size of a query or key head."""
     value: int
+    """V, size of a value head."""
     kernel: int
+    """W, tokens that the convolution reads."""
     epsilon: float
+    """Of the norm."""
 
     @staticmethod
     def of(layer: Any) -> Sizes:
+        """The sizes of `layer`."""
         return Sizes(
             layer.num_k_heads,
             layer.num_v_heads,
@@ -101,7 +107,7 @@ class Sizes:
         )
 
     def heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys [..., values, K] and values [..., values, V] of [..., 2 · keys · K + values · V]."""
+        """Split [..., 2 · keys · K + values · V] into queries and keys [..., values, K] and values [..., values, V]."""
         width = self.keys * self.key
         q, k, v = convolved.split([width, width, self.values * self.value], -1)
         q, k = (x.unflatten(-1, (self.keys, self.key)).repeat_interleave(self.values // self.keys, -2) for x in (q, k))
@@ -109,8 +115,9 @@ class Sizes:
 
 
 def _projected(layer: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of [1, T, D]: what the convolution reads, queries, keys and values of all heads, [T, 2 · keys · K + values · V];
-    the gate z [T, values · V]; and what β and the decay are computed from, b and a, [T, values]."""
+    """The projections of [1, T, H]: queries, keys and values of all heads before the convolution,
+    [T, 2 · keys · K + values · V]; the gate z [T, values · V]; and the inputs of β and the decay, b and a
+    [T, values]."""
     if hasattr(layer, "in_proj_qkvz"):  # Qwen3-Next, whose projections are ordered by key head
         q, k, v, z, b, a = layer.fix_query_key_value_ordering(
             layer.in_proj_qkvz(hidden_states), layer.in_proj_ba(hidden_states)
@@ -122,7 +129,7 @@ def _projected(layer: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 class _Recomputed(torch.autograd.Function):
-    """`core` of tensors, which it computes again in the backward pass. All of them need a gradient."""
+    """Computes `core` of tensors, and recomputes it in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, core: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -136,34 +143,36 @@ class _Recomputed(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         tensors = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)]
         with torch.enable_grad():
-            out = ctx.core(*tensors)
-        wanted = [x for x in tensors if x.requires_grad]
-        grads = iter(torch.autograd.grad(out, wanted, grad))
+            output = ctx.core(*tensors)
+        differentiable = [x for x in tensors if x.requires_grad]
+        grads = iter(torch.autograd.grad(output, differentiable, grad))
         return None, *(next(grads) if need else None for need in needed)
 
 
 def _padded(
     sizes: Sizes, segments: Segments, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, *weights: Tensor
 ) -> Tensor:
-    """[T, values · V] by torch, of what `_projected` gives. weights: of the convolution [C, 1, W], A_log and dt_bias
-    [values], and of the norm [V]."""
+    """[T, values · V] by torch operations, from the results of `_projected`. weights: of the convolution [C, 1, W],
+    A_log and dt_bias [values], and of the norm [V]."""
     pieces = segments.derived(_padded_pieces(sizes.kernel - 1))
     kernel, log_a, bias, scale = weights
     exact = torch.promote_types(mixed.dtype, torch.float32)
     gates = pieces.layout.lay(torch.cat([decay_logs(a, log_a, bias), b.sigmoid().to(exact)], -1))
-    inputs, before = pieces.layout.lay(mixed), torch.cat([mixed, mixed.new_zeros(1, mixed.shape[1])])
+    inputs, padded_inputs = pieces.layout.lay(mixed), torch.cat([mixed, mixed.new_zeros(1, mixed.shape[1])])
     counts = [group.real.numel() for group in pieces.groups]
     outputs, states = list[Tensor](), list[Tensor]()
     for group, x, gate in zip(pieces.groups, inputs.split(counts), gates.split(counts), strict=True):
         count, longest = group.shape
         x = x.view(count, longest, -1)
-        earlier = x.new_zeros(count, sizes.kernel - 1, x.shape[-1]) if group.inputs is None else before[group.inputs]
+        earlier = (
+            x.new_zeros(count, sizes.kernel - 1, x.shape[-1]) if group.inputs is None else padded_inputs[group.inputs]
+        )
         convolved = convolution(torch.cat([earlier, x], 1), kernel[:, 0])
         # Padding neither writes nor decays, so the last state is that of the last token.
         g, beta = (gate.view(count, longest, -1) * group.real[..., None]).chunk(2, -1)
         start = None if group.parents is None else torch.cat(states)[group.parents]
-        out, last = chunk_rule(*sizes.heads(convolved), g, beta, start)
-        outputs.append(out.flatten(0, 1))
+        output, last = chunk_rule(*sizes.heads(convolved), g, beta, start)
+        outputs.append(output.flatten(0, 1))
         if group.parents is None:
             states.append(last)
     heads = pieces.layout.take(torch.cat(outputs)).to(mixed.dtype)
@@ -172,7 +181,7 @@ def _padded(
 
 @cache
 def _padded_pieces(width: int) -> Callable[[Segments], PaddedPieces]:
-    """The same function for the same width, by which `Segments.derived` knows it."""
+    """Cached, since `Segments.derived` caches results by the function."""
     return partial(PaddedPieces.of, width=width)
 
 
@@ -232,11 +241,11 @@ def chunk_rule(
     # [B, H, chunks, C, …]
     q, k, v, g, beta = (x.unflatten(1, (-1, chunk)).movedim(3, 1) for x in (q, k, v, g, beta))
     log_gamma = g.cumsum(-1)
-    apart = log_gamma[..., :, None] - log_gamma[..., None, :]
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    decay = apart.masked_fill(later, -torch.inf).exp()
+    log_decay = log_gamma[..., :, None] - log_gamma[..., None, :]
+    is_future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    decay = log_decay.masked_fill(is_future, -torch.inf).exp()
     gamma = log_gamma.exp()[..., None]
-    kept, rest = gamma[..., -1:, :], (log_gamma[..., -1:] - log_gamma).exp()[..., None]
+    chunk_decay, rest = gamma[..., -1:, :], (log_gamma[..., -1:] - log_gamma).exp()[..., None]
     system = (beta[..., None] * k) @ k.transpose(-1, -2) * decay
     solved = torch.linalg.solve_triangular(
         system, beta[..., None] * torch.cat([gamma * k, v], -1), upper=False, unitriangular=True
@@ -246,17 +255,17 @@ def chunk_rule(
     asking, storing = gamma * q, (rest * k).transpose(-1, -2)
     state = q.new_zeros(*q.shape[:2], k.shape[-1], v.shape[-1]) if start is None else start.to(dtype)
     outputs = list[Tensor]()
-    parts = (x.unbind(2) for x in (reading, written, scores, asking, storing, kept))
+    parts = (x.unbind(2) for x in (reading, written, scores, asking, storing, chunk_decay))
     for w, u, score, query, keys, decayed in zip(*parts, strict=True):
-        own = u - w @ state
-        outputs.append(query @ state + score @ own)
-        state = decayed * state + keys @ own
-    out = torch.stack(outputs, 2).flatten(2, 3)[:, :, :length]  # [B, H, L, V]
-    return out.transpose(1, 2), state
+        writes = u - w @ state
+        outputs.append(query @ state + score @ writes)
+        state = decayed * state + keys @ writes
+    output = torch.stack(outputs, 2).flatten(2, 3)[:, :, :length]  # [B, H, L, V]
+    return output.transpose(1, 2), state
 
 
 def _has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels of other packages take it."""
+    """True if the kernels of `flash-linear-attention` and `causal-conv1d` can compute it."""
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and _installed()
 
 
@@ -268,17 +277,19 @@ def _installed() -> bool:
 def _concatenated(
     sizes: Sizes, segments: Segments, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, *weights: Tensor
 ) -> Tensor:
-    """As `_padded`, by kernels that take boundaries: of `flash-linear-attention` and `causal-conv1d`.
+    """As `_padded`, by variable-length kernels: of `flash-linear-attention` and `causal-conv1d`.
 
-    The second has no initial inputs beside boundaries: the last inputs of a prompt are repeated before each piece that
-    follows it, and what is computed there is left out.
+    The second does not support initial inputs together with boundaries: the last inputs of a prompt are repeated before
+    each continuation, and the outputs there are dropped.
     """
     from causal_conv1d import causal_conv1d_fn
 
     pieces = segments.derived(_concatenated_pieces(sizes.kernel - 1))
     kernel, log_a, bias, scale = weights
-    laid = pieces.convolved.lay(mixed)[None].transpose(1, 2)  # channels last, as boundaries need it
-    convolved = causal_conv1d_fn(laid, kernel[:, 0].contiguous(), seq_idx=pieces.sequence[None], activation="silu")
+    conv_inputs = pieces.convolved.lay(mixed)[None].transpose(1, 2)  # channels last, as boundaries need it
+    convolved = causal_conv1d_fn(
+        conv_inputs, kernel[:, 0].contiguous(), seq_idx=pieces.sequence[None], activation="silu"
+    )
     q, k, v = sizes.heads(pieces.convolved.take(convolved[0].transpose(0, 1)))
     heads = _delta_kernel(pieces, (q, k, v, decay_logs(a, log_a, bias), b.sigmoid()))
     return _gated_norm(heads, z.view_as(heads), scale, sizes.epsilon).flatten(1)
@@ -292,7 +303,7 @@ def _delta_kernel(pieces: ConcatenatedPieces, inputs: Sequence[Tensor]) -> Tenso
     for run in pieces.runs:
         q, k, v, g, beta = (x.index_select(0, run.tokens)[None] for x in inputs)
         start = None if run.parents is None or states is None else states.index_select(0, run.parents)
-        out, last = chunk_gated_delta_rule(
+        output, last = chunk_gated_delta_rule(
             q,
             k,
             v,
@@ -303,6 +314,6 @@ def _delta_kernel(pieces: ConcatenatedPieces, inputs: Sequence[Tensor]) -> Tenso
             use_qk_l2norm_in_kernel=True,
             cu_seqlens=run.boundaries.long(),
         )
-        outputs.append(out[0])
+        outputs.append(output[0])
         states = last if run.parents is None else states
     return torch.cat(outputs).index_select(0, pieces.order)

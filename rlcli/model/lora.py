@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -24,23 +24,28 @@ from rlcli.model.mixture.expert_adapters import PARAMETERS, adapters_on_experts,
 from rlcli.model.parallel.buckets import buckets
 from rlcli.model.tensor_names import DECODER, DOWN, base_name, fixed_weights, has_experts, sees
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 EXPERTS = "experts"
-"""In `lora.targets`: both matrices of each expert."""
+"""The target in `lora.targets` for both matrices of each expert."""
 TOWER = rf"model\.(?!{DECODER}\.).*"
-"""What sees pictures, in a model with a tower: an adapter leaves it as it is, since vLLM adapts the decoder alone."""
+"""Names of the modules of a vision encoder. They get no adapter: vLLM supports adapters on the decoder only."""
 _PREFIX = "base_model.model."
 """The prefix of the base model's names in peft's saved files."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """rank: of the two factors. alpha: the adapter is scaled by alpha / rank. targets: comma-separated names of linear
-    modules (`q_proj,v_proj`), or `all-linear` for all but the head; and `experts` for each expert of a mixture.
-    """
+    """Settings of a LoRA adapter."""
 
     rank: int
+    """Inner dimension of the two factors."""
     alpha: float
+    """The adapter is scaled by alpha / rank."""
     targets: str = "all-linear"
+    """Comma-separated names of linear modules (`q_proj,v_proj`), or `all-linear` for all but the head; and `experts`
+    for the experts of a mixture."""
 
 
 def target_names(lm: nn.Module, targets: str) -> list[str]:
@@ -54,25 +59,26 @@ def target_names(lm: nn.Module, targets: str) -> list[str]:
     linear = sorted(_linear_names(lm) - outside)
     missing = sorted(set(names) - set(linear) - {"all-linear", *([EXPERTS] if _adapts_experts(lm) else [])})
     if missing or not names:
-        there = [name for name in linear if name != "lm_head"] + [EXPERTS] * _adapts_experts(lm)
+        available = [name for name in linear if name != "lm_head"] + [EXPERTS] * _adapts_experts(lm)
+        scope = "in attention" if has_experts(lm) else "of them"
         raise ModelError(
             f"lora.targets = '{targets}': the model has no linear layer '{missing[0] if missing else ''}'",
-            f"there is: {', '.join(there)}, or all-linear for all {'in attention' if has_experts(lm) else 'of them'}",
+            f"there is: {', '.join(available)}, or all-linear for all {scope}",
         )
     return names
 
 
 def _adapts_experts(lm: nn.Module) -> bool:
-    """Experts with biases have no adapters: neither their products nor what peft adds know any."""
+    """True if the experts can have adapters: peft and our expert kernels support none on experts with biases."""
     return has_experts(lm) and not any(name.endswith(f"{DOWN}_bias") for name, _ in lm.named_parameters())
 
 
 def _linear_names(lm: nn.Module) -> set[str]:
-    """Last parts of the names of layers that can have an adapter: in a mixture of experts those of attention."""
+    """Last parts of the names of linear layers that can have an adapter: in a mixture of experts only attention's."""
     mixture = has_experts(lm)
     linear = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
-    left_out = [r".*\.mlp\..*"] * mixture + [TOWER] * sees(lm)
-    return {name.rpartition(".")[2] for name in linear if not any(re.fullmatch(each, name) for each in left_out)}
+    excluded = [r".*\.mlp\..*"] * mixture + [TOWER] * sees(lm)
+    return {name.rpartition(".")[2] for name in linear if not any(re.fullmatch(regex, name) for regex in excluded)}
 
 
 def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
@@ -81,7 +87,7 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
     The adapters are float32 whatever the base is; with `meta` they hold no memory. `ModelError` for an unknown target.
     """
     names = target_names(lm, spec.targets)
-    linear: Any = [name for name in names if name != EXPERTS]
+    linear: list[str] | str = [name for name in names if name != EXPERTS]
     if "all-linear" in names:  # of a mixture peft would adapt experts and routers, too
         linear = sorted(_linear_names(lm) - {"lm_head"}) if has_experts(lm) else "all-linear"
     config = LoraConfig(
@@ -105,25 +111,25 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
     return peft
 
 
-def _forward(layer: lora.Linear, x: Tensor) -> Tensor:
-    """W x + scale · B A x, the second added into the first: `[..., in] → [..., out]`. peft's own has three intermediate
-    tensors of that size, which cost time and fragment the C library's heap."""
+def _forward(layer: lora.Linear, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
+    """W x + scale · B A x, the second term added in place. peft's implementation has three intermediate tensors of the
+    output's size, which cost time and fragment the C library's heap."""
     down, up, scale = layer.lora_A["default"], layer.lora_B["default"], layer.scaling["default"]
     rows = x.reshape(-1, x.shape[-1])  # with two dimensions the product is not a view, and can be added to in place
-    given = layer.base_layer(rows)
-    small = down(rows.to(down.weight.dtype))
-    if small.dtype == given.dtype:
-        given.addmm_(small, up.weight.t(), alpha=scale)
+    output: Tensor = layer.base_layer(rows)
+    low_rank = down(rows.to(down.weight.dtype))
+    if low_rank.dtype == output.dtype:
+        output.addmm_(low_rank, up.weight.t(), alpha=scale)
     else:
-        given += (up(small) * scale).to(given.dtype)
-    return given.view(*x.shape[:-1], given.shape[-1])
+        output += (up(low_rank) * scale).to(output.dtype)
+    return output.view(*x.shape[:-1], output.shape[-1])
 
 
 @contextmanager
 def scaled_to_zero(peft: PeftModel) -> Iterator[None]:
-    """The base model alone, inside the block.
+    """Context in which the adapter has no effect.
 
-    Scaling by zero adds an exact 0 to each layer. peft's own `disable_adapter` would switch `requires_grad` off and on,
+    Scaling by zero adds an exact 0 to each layer. peft's `disable_adapter` would switch `requires_grad` off and on,
     which parameters already gathered by FSDP2 do not follow.
     """
     with rescale_adapter_scale(peft, 0.0):
@@ -133,24 +139,24 @@ def scaled_to_zero(peft: PeftModel) -> Iterator[None]:
 def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
     """All weights of `lm` with its adapter added, W + scale · B A in float32, under the base model's names and sharded
     like W. Collective: every rank iterates to the end, in step."""
-    named = dict(lm.named_parameters())
+    parameters = dict(lm.named_parameters())
     on_experts = {weight: (f"{name}.", module) for weight, name, module in adapters_on_experts(lm)}
-    # Of a linear layer a rank has the same rows of the weight and of B; of experts it may need any of B.
-    both = tuple(f"{name}lora_" for name, _ in on_experts.values())
-    needed = ((name, one) for name, one in named.items() if ".lora_A." in name or name.startswith(both))
+    # In a linear layer a rank has the same rows of the weight and of B; for experts it may need any row of B.
+    expert_factors = tuple(f"{name}lora_" for name, _ in on_experts.values())
+    needed = ((name, p) for name, p in parameters.items() if ".lora_A." in name or name.startswith(expert_factors))
     factors = dict(chain.from_iterable(buckets(needed, torch.float32)))
-    for name, parameter in named.items():
-        own = base_name(name)
-        if own in on_experts:
-            layer, wrapper = on_experts[own]
-            down, up = (factors[f"{layer}lora_{one}.default.weight"] for one in "AB")
-            yield own, added(wrapper, parameter, (down, up), scale)
+    for name, parameter in parameters.items():
+        weight_name = base_name(name)
+        if weight_name in on_experts:
+            layer, wrapper = on_experts[weight_name]
+            down, up = factors[f"{layer}lora_A.default.weight"], factors[f"{layer}lora_B.default.weight"]
+            yield weight_name, added(wrapper, parameter, (down, up), scale)
         elif name.endswith(".base_layer.weight"):
             layer = name.removesuffix("base_layer.weight")
-            up = named[f"{layer}lora_B.default.weight"]
-            yield own, _added(parameter, up, factors[f"{layer}lora_A.default.weight"], scale)
+            up = parameters[f"{layer}lora_B.default.weight"]
+            yield weight_name, _added(parameter, up, factors[f"{layer}lora_A.default.weight"], scale)
         elif not is_adapter(name):
-            yield own, parameter
+            yield weight_name, parameter
     yield from fixed_weights(lm)
 
 
@@ -163,12 +169,12 @@ def base_of(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _added(base: Tensor, up: Tensor, down: Tensor, scale: float) -> Tensor:
-    """Each rank adds to its rows of the base; it has the same rows of B."""
+    """base + scale · B A in float32. Each rank computes its rows of the base; it has the same rows of B."""
     if not isinstance(base, DTensor):
         return torch.addmm(base.detach().float(), up.detach().float(), down, alpha=scale)
     assert isinstance(up, DTensor), "it is in the same layer as its base"
-    own = _added(base.to_local(), up.to_local(), down, scale)
-    return DTensor.from_local(own, base.device_mesh, base.placements, shape=base.shape, stride=base.stride())
+    local = _added(base.to_local(), up.to_local(), down, scale)
+    return DTensor.from_local(local, base.device_mesh, base.placements, shape=base.shape, stride=base.stride())
 
 
 def saved_names(peft: PeftModel, gathered: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -179,7 +185,7 @@ def saved_names(peft: PeftModel, gathered: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def write_adapter(peft: PeftModel, state: dict[str, Tensor], folder: Path) -> None:
-    """Write `state`, whole and under the names of peft's files, and the adapter's config in the format of peft and
+    """Write `state`, gathered and under the names of peft's files, and the adapter's config in the format of peft and
     vLLM."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
@@ -190,4 +196,5 @@ def write_adapter(peft: PeftModel, state: dict[str, Tensor], folder: Path) -> No
 
 
 def is_adapter(name: str) -> bool:
+    """True for the name of an adapter's parameter."""
     return ".lora_" in name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,19 +16,14 @@ from rlcli.images.image_rule import ImageRule, identity
 from rlcli.model.attention import Segments
 from rlcli.model.device_copies import Move, all_moved
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """S sequences of T tokens in total, of which the policy drew R. All tensors but those of `shown` are on one device.
-
-    input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment, or [3, T] for a model with three of
-    them; segments: the sequences, or their branches, which do not see each other;
-    response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
-    targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
-    other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int16:
-    the experts that the engine chose, -1 where that is unknown; None if nothing is. shown: what the model sees of the
-    pictures, in the order of their tokens, by the names of its arguments (`ImageRule.inputs`), on the CPU until the
-    pass. never: ids that no policy draws, int64, if there are any. places: `response_index` on the host.
+    """S sequences of T tokens in total, of which R are response tokens. All tensors but those of `shown` are on one
+    device.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -39,32 +35,45 @@ class PackedBatch:
     ([1, 1, 3], [7, 8, 9], [0, 1, 1])
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
+    input_ids: Int[Tensor, " T"]
+    """int64."""
+    position_ids: Int[Tensor, "... T"]
+    """int64, counting from 0 in each segment; [3, T] for a model with three position ids per token."""
     segments: Segments
-    response_index: Tensor
-    targets: Tensor
-    sequence: Tensor
-    places: np.ndarray
-    candidates: Tensor | None = None
-    routes: Tensor | None = None
+    """The sequences, or their branches, which do not attend to each other."""
+    response_index: Int[Tensor, " R"]
+    """int64: the token whose hidden state predicts each response token, which is the one before it."""
+    targets: Int[Tensor, " R"]
+    """int64: the response tokens."""
+    sequence: Int[Tensor, " R"]
+    """int64: the sequence to which each response token belongs."""
+    host_response_index: Int[np.ndarray, " R"]
+    """`response_index` on the host."""
+    candidates: Int[Tensor, "R K"] | None = None
+    """int64: other tokens whose log-probs at the same positions are computed, too."""
+    routes: Int[Tensor, "T layers K"] | None = None
+    """int16: the experts that the engine chose, -1 where unknown; None if all are unknown."""
     shown: Mapping[str, Tensor] = field(default_factory=dict)
-    never: Tensor | None = None
+    """Image inputs by the names of the model's arguments (`ImageRule.inputs`), in the order of the image tokens; on the
+    CPU until the forward pass."""
+    never: Int[Tensor, " masked"] | None = None
+    """int64: ids that are never sampled; None if there are none."""
 
     @property
     def boundaries(self) -> Tensor:
-        """int32: 0, then the end of each segment if all are concatenated, each whole."""
+        """int32: 0, then the end of each segment after concatenation, each with its prompt."""
         return self.segments.boundaries
 
     @property
     def tokens(self) -> int:
+        """T."""
         return len(self.input_ids)
 
     @property
-    def source(self) -> Tensor:
-        """[boundaries[-1]] int64: the token of the pack at each place of those segments."""
-        whole = np.arange(self.tokens) if self.segments.source is None else self.segments.source
-        return torch.tensor(whole, device=self.input_ids.device)
+    def source(self) -> Int[Tensor, " P"]:
+        """int64: the index of the pack's token at each position of the concatenated segments."""
+        index = np.arange(self.tokens) if self.segments.source is None else self.segments.source
+        return torch.tensor(index, device=self.input_ids.device)
 
     def moved(self, move: Move) -> PackedBatch:
         """See `Movable`. `shown` stays."""
@@ -89,24 +98,25 @@ class PackedBatch:
 def pack(
     rows: Sequence[tuple[np.ndarray, int]],
     device: torch.device,
-    drawn: Sequence[np.ndarray] | None = None,
+    response_masks: Sequence[Bool[np.ndarray, " row"]] | None = None,
     sequences: Sequence[int] | None = None,
     routes: Sequence[np.ndarray | None] = (),
     pictures: Sequence[Sequence[np.ndarray]] = (),
     rule: ImageRule | None = None,
 ) -> PackedBatch:
-    """Concatenate `rows`: each has the tokens of a segment, and how many of them are its prompt. drawn: for each row a
-    mask of the tokens that the policy drew; None: all that follow the prompts. sequences: which sequence each row is a
-    branch of, ascending; None: each is one by itself. routes: of each row's first tokens, or nothing. pictures: of each
-    row, as `ImageRule.prepared` gives them, if there are any. rule: of a model that sees pictures. Such a model's pack
-    has at least one: on each of the ranks that share its tower, each pass computes it.
+    """Concatenate `rows`, each the tokens of a segment and the length of its prompt.
 
-    A prompt has at least one token (nothing would predict the first one drawn); a response may be empty.
+    response_masks: for each row a mask of the response tokens; None: all that follow the prompt. sequences: the
+    sequence of which each row is a branch, ascending; None: each row is a sequence. routes: those of each row's first
+    tokens, if known. pictures: each row's prepared images (`ImageRule.prepared`). rule: of a vision-language model. Its
+    packs have at least one image, since all ranks that shard its vision encoder have to run it in each pass.
+
+    A prompt has at least one token (nothing would predict the first response token); a response may be empty.
     """
     assert rows, "a pack holds at least one sequence; a rank without work takes dummy()"
     if rule is not None and not any(pictures):
         rows, pictures = [*rows, blank := _blank_row(rule)], [*[()] * len(rows), [rule.blank]]
-        drawn = None if drawn is None else [*drawn, np.zeros(blank[1], bool)]
+        response_masks = None if response_masks is None else [*response_masks, np.zeros(blank[1], bool)]
         sequences = None if sequences is None else [*sequences, 0]
     lengths = np.array([len(tokens) for tokens, _ in rows])
     prompts = np.array([prompt for _, prompt in rows])
@@ -116,17 +126,19 @@ def pack(
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
-    places = position if rule is None else _places(rule, rows, pictures)
-    # From here on [Σ lengths] places; `first` marks those stored in the pack, `source` maps all places to the pack.
+    positions = position if rule is None else _positions(rule, rows, pictures)
+    # From here on arrays of Σ lengths; `first` marks the tokens stored in the pack, `source` maps all to the pack.
     in_prompt = position < prompts[sequence]
-    asked = _of_prompts(rule, rows, pictures)
-    like = starts[alike := _first_alike(rows, prompts >= WORTH_SHARING * lengths, asked)]
+    prompt_pictures = _prompt_pictures(rule, rows, pictures)
+    like = starts[first_row := _first_alike(rows, prompts >= WORTH_SHARING * lengths, prompt_pictures)]
     first = ~in_prompt | (like == starts)[sequence]
-    stored = [one for row, own in enumerate(pictures) for one in (own if alike[row] == row else own[len(asked[row]) :])]
+    stored = list[np.ndarray]()
+    for row, row_pictures in enumerate(pictures):
+        stored += row_pictures if first_row[row] == row else row_pictures[len(prompt_pictures[row]) :]
     shown = {} if rule is None else rule.inputs(stored)
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
-    mask = ~in_prompt if drawn is None else np.concatenate(drawn)
-    assert not (mask & in_prompt).any(), "no token of a prompt is drawn"
+    mask = ~in_prompt if response_masks is None else np.concatenate(response_masks)
+    assert not (mask & in_prompt).any(), "no token of a prompt is a response token"
     response = np.flatnonzero(mask)
 
     def tensor(values: np.ndarray) -> Tensor:
@@ -135,13 +147,15 @@ def pack(
 
     packed = PackedBatch(
         input_ids=tensor(tokens[first]),
-        position_ids=tensor(places[..., first]),
+        position_ids=tensor(positions[..., first]),
         segments=Segments.of(lengths.tolist(), torch.device("cpu"), None if first.all() else source),
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
-        places=source[response - 1],
+        host_response_index=source[response - 1],
         sequence=tensor((sequence if sequences is None else np.asarray(sequences)[sequence])[response]),
-        routes=None if all(one is None for one in routes) else torch.from_numpy(_packed_routes(routes, lengths)[first]),
+        routes=None
+        if all(route is None for route in routes)
+        else torch.from_numpy(_packed_routes(routes, lengths)[first]),
         shown={name: torch.from_numpy(values) for name, values in shown.items()},
         never=None if rule is None else tensor(np.array(rule.never)),
     )
@@ -157,61 +171,71 @@ def dummy(device: torch.device, rule: ImageRule | None = None) -> PackedBatch:
 
 
 def _blank_row(rule: ImageRule) -> tuple[np.ndarray, int]:
-    """The blank picture's tokens and one more, all of them a prompt."""
+    """A prompt of the blank image's tokens and one more."""
     tokens = np.array([*rule.placed(rule.blank.shape[1], rule.blank.shape[0]), 0])
     return tokens, len(tokens)
 
 
-def _places(
+def _positions(
     rule: ImageRule, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
 ) -> np.ndarray:
     """The positions of all rows' tokens: int64 `[Σ lengths]` or `[3, Σ lengths]`."""
-    each = [rule.positions(tokens, own) for (tokens, _), own in zip(rows, pictures, strict=True)]
-    found: np.ndarray = np.concatenate(each, axis=-1)
-    return found
+    each = [rule.positions(tokens, row_pictures) for (tokens, _), row_pictures in zip(rows, pictures, strict=True)]
+    positions: np.ndarray = np.concatenate(each, axis=-1)
+    return positions
 
 
-def _of_prompts(
+def _prompt_pictures(
     rule: ImageRule | None, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
 ) -> Sequence[Sequence[np.ndarray]]:
-    """The pictures that each row's prompt has: the first ones of the row's."""
+    """The images in each row's prompt: the first ones of the row."""
     if rule is None:
         return [()] * len(rows)
     return [
-        own[: sum(start < prompt for start in rule.starts(tokens, own))]
-        for (tokens, prompt), own in zip(rows, pictures, strict=True)
+        row_pictures[: sum(start < prompt for start in rule.starts(tokens, row_pictures))]
+        for (tokens, prompt), row_pictures in zip(rows, pictures, strict=True)
     ]
 
 
 def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
     """[Σ lengths, layers, chosen] int16, -1 where unknown."""
-    known = next(one for one in routes if one is not None)
+    known = next(route for route in routes if route is not None)
     none = unknown(0, known)
-    whole = np.concatenate(
-        [padded(none if one is None else one, length) for one, length in zip(routes, lengths, strict=True)]
+    packed = np.concatenate(
+        [padded(none if route is None else route, length) for route, length in zip(routes, lengths, strict=True)]
     )
-    found: np.ndarray = np.where(whole == np.iinfo(whole.dtype).max, -1, whole.astype(np.int16))
-    return found
+    signed: np.ndarray = np.where(packed == np.iinfo(packed.dtype).max, -1, packed.astype(np.int16))
+    return signed
 
 
 def _first_alike(
-    rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, asked: Sequence[Sequence[np.ndarray]]
+    rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, prompt_pictures: Sequence[Sequence[np.ndarray]]
 ) -> np.ndarray:
-    """[S]: for each row the first one with the same prompt among those (`worth`, [S] bool) that may share it. asked:
-    the pictures in the prompts, which have to be the same too."""
-    found: dict[bytes, list[int]] = {}
+    """[S]: for each row the first row with the same prompt among those (`worth`, [S] bool) that may share it.
+    prompt_pictures: the images in the prompts, which have to be the same, too."""
+    rows_by_prompt: dict[bytes, list[int]] = {}
 
     def like(row: int, prompt: bytes) -> int:
-        first = next((one for one in found.get(prompt, ()) if all(map(_same, asked[one], asked[row]))), None)
+        first = next(
+            (
+                candidate
+                for candidate in rows_by_prompt.get(prompt, ())
+                if all(map(_same, prompt_pictures[candidate], prompt_pictures[row]))
+            ),
+            None,
+        )
         if first is None:
-            found.setdefault(prompt, []).append(row)
+            rows_by_prompt.setdefault(prompt, []).append(row)
         return row if first is None else first
 
-    alike = [like(row, tokens[:prompt].tobytes()) if worth[row] else row for row, (tokens, prompt) in enumerate(rows)]
-    first: np.ndarray = np.asarray(alike)
+    first_rows = [
+        like(row, tokens[:prompt].tobytes()) if worth[row] else row for row, (tokens, prompt) in enumerate(rows)
+    ]
+    first: np.ndarray = np.asarray(first_rows)
     return first
 
 
 def _same(picture: np.ndarray, other: np.ndarray) -> bool:
-    """Samples of a group have views of one array, unless they were generated in several slices."""
+    """True if both are the same image. Samples of a group have views of one array, unless they were generated in
+    several slices."""
     return identity(picture) == identity(other) or np.array_equal(picture, other)

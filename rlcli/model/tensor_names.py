@@ -13,31 +13,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 PREDICTING = "mtp."
-"""How the names of layers begin that predict several tokens: transformers does not read them, so they are not trained,
-and an export has them as they were."""
+"""Prefix of the names of multi-token prediction layers: transformers does not load them, so they are not trained, and
+an export copies them."""
 FIXED = ".e_score_correction_bias"
 DECODER = "language_model"
-"""What reads text in a model with a tower."""
+"""Name of the text decoder in a vision-language model."""
 PROJECTORS = frozenset({"merger", "deepstack_merger_list", "multi_modal_projector"})
-"""Modules of towers that bring what these see to the width of the decoder."""
+"""Modules of vision encoders that project features to the width of the decoder."""
 
 
 @dataclass(frozen=True)
 class FileNames:
-    """Names in a family's files. block: of the part of a layer that has experts. gate, up, down: of an expert's
-    matrices."""
+    """Names of the experts' modules in a family's files."""
 
     block: str = "mlp"
+    """The part of a layer that has experts."""
     gate: str = "gate_proj"
+    """Gate matrix of an expert."""
     up: str = "up_proj"
+    """Up matrix of an expert."""
     down: str = "down_proj"
+    """Down matrix of an expert."""
 
 
 BEGINNINGS = {
@@ -49,9 +55,9 @@ BEGINNINGS = {
     ),
     "qwen2_5_vl": (("model.language_model.", "model."), ("model.visual.", "visual.")),
 }
-"""How names begin in memory and in a family's files, if not alike, by `model_type`."""
+"""Prefixes of names in memory and in a family's files where they differ, by `model_type`."""
 FILES = {"mixtral": FileNames("block_sparse_moe", "w1", "w3", "w2")}
-FILES |= {"deepseek_v3": FileNames(), "glm4_moe_lite": FileNames()}  # vLLM knows no fused experts of theirs
+FILES |= {"deepseek_v3": FileNames(), "glm4_moe_lite": FileNames()}  # vLLM does not load their fused experts
 """By `model_type`; others have the default."""
 FUSED = ("gpt_oss",)
 """Kinds whose files hold the experts of a layer as they are in memory, `[E, H, 2 F]` and `[E, F, H]`, with biases."""
@@ -68,7 +74,7 @@ def fixed_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def kept_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """In which a tensor is sent and stored if the model's is `dtype`.
+    """The dtype in which a tensor of a model in `dtype` is sent and stored.
 
     >>> kept_dtype("mlp.gate.e_score_correction_bias", torch.bfloat16)
     torch.float32
@@ -77,18 +83,18 @@ def kept_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def sees(lm: nn.Module) -> bool:
-    """Whether the model has a tower that sees pictures."""
+    """True if the model has a vision encoder."""
     return hasattr(lm.config, "vision_config")
 
 
-def tower(lm: Any) -> Iterator[nn.Module]:
-    """The parts beside the decoder that see pictures, in the order of the forward pass; none in a model of text."""
+def tower(lm: PreTrainedModel) -> Iterator[nn.Module]:
+    """The modules of the vision encoder, in the order of the forward pass; none in a text-only model."""
     if sees(lm):
         yield from (part for name, part in lm.base_model.named_children() if name != DECODER)
 
 
 def base_name(name: str) -> str:
-    """In the model without adapters.
+    """The parameter's name in the model without adapters.
 
     >>> base_name("mlp.experts.base_layer.base_layer.down_proj")
     'mlp.experts.down_proj'
@@ -97,11 +103,12 @@ def base_name(name: str) -> str:
 
 
 def has_experts(lm: nn.Module) -> bool:
+    """True for a mixture of experts."""
     return any(name.endswith(DOWN) for name, _ in lm.named_parameters())
 
 
 def file_name(name: str, kind: str) -> str:
-    """Of a tensor that is not fused. kind: the `model_type`.
+    """The name in files of a tensor that is not fused. kind: the `model_type`.
 
     >>> file_name("layers.0.mlp.gate.weight", "mixtral")
     'layers.0.block_sparse_moe.gate.weight'
@@ -113,8 +120,8 @@ def file_name(name: str, kind: str) -> str:
 
 
 def expert_names(name: str, expert: int, kind: str) -> list[str]:
-    """Of one expert's matrices in the fused parameter `name`, in their order; none if it is not fused, or its files
-    hold it as it is."""
+    """Names in files of one expert's matrices in the fused parameter `name`, in order; none if it is not fused, or is
+    fused in the files, too."""
     if kind in FUSED:
         return []
     files = FILES.get(kind, FileNames())
@@ -131,9 +138,9 @@ def stored_shapes(name: str, shape: Sequence[int], kind: str = "") -> dict[str, 
     """
     if not expert_names(name, 0, kind):
         return {file_name(name, kind): list(shape)}
-    names = [one for expert in range(shape[0]) for one in expert_names(name, expert, kind)]
-    matrix = [shape[1] // 2 if name.endswith(UP) else shape[1], *shape[2:]]
-    return {one: list(matrix) for one in names}
+    names = [matrix for expert in range(shape[0]) for matrix in expert_names(name, expert, kind)]
+    matrix_shape = [shape[1] // 2 if name.endswith(UP) else shape[1], *shape[2:]]
+    return {matrix: list(matrix_shape) for matrix in names}
 
 
 def stored(name: str, tensor: Tensor, kind: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -146,9 +153,9 @@ def stored(name: str, tensor: Tensor, kind: str = "") -> Iterator[tuple[str, Ten
     yield from zip(stored_shapes(name, tensor.shape, kind), halves, strict=True)
 
 
-def for_vllm(named: Iterable[tuple[str, Tensor]], kind: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors `named` for vLLM's loader: as in memory, which needs the fewest calls, or as in the files (views)
-    where these have names of their own, by which the loader knows a layer's parts."""
+def for_vllm(weights: Iterable[tuple[str, Tensor]], kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Named tensors for vLLM's loader: as in memory, which needs the fewest calls, or as in the files (views) for
+    families whose experts the loader only recognises by the names in the files."""
     return (
-        part for name, tensor in named for part in (stored(name, tensor, kind) if kind in FILES else [(name, tensor)])
+        part for name, tensor in weights for part in (stored(name, tensor, kind) if kind in FILES else [(name, tensor)])
     )

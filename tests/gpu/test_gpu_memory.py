@@ -115,7 +115,7 @@ def round_trip(model: str) -> dict[str, Any]:
     found: dict[str, Any] = {"same": [], "copied": [], "held": []}
     for _ in range(3):
         offload.to_device("policy")
-        offload.to_device("policy.optimizer", ahead=True)
+        offload.to_device("policy.optimizer", prefetch=True)
         backward(1024)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

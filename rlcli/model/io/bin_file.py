@@ -22,7 +22,7 @@ def mapped_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
         with file.open("rb") as opened:
             is_zip = opened.read(2) == b"PK"  # files of torch before 1.6 cannot be mapped
         weights = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
-        found = [(name, value) for name, value in weights.items() if isinstance(value, torch.Tensor)]
+        tensors = [(name, value) for name, value in weights.items() if isinstance(value, torch.Tensor)]
     except Exception as error:  # a damaged pickle may raise anything
         raise ModelError(f"{file}: not a complete weights file: {first_line(error)}", "download it again") from error
-    yield from found
+    yield from tensors

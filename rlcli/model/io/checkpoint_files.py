@@ -1,9 +1,9 @@
 """Reads the files of a checkpoint that DCP and torch wrote, without running code that they name.
 
-`.metadata` is a pickle, which torch's own reader passes to `pickle.load`; entries that are not tensors go to
-`torch.load` with `weights_only=False`. Both run whatever a file names, so a checkpoint of somebody else could run code.
-Here a file may name only what this program writes, and what it holds is checked before anything is allocated by it. The
-manifest of a checkpoint protects from damage alone: whoever changes a file can change its hash, too.
+`.metadata` is a pickle, which torch's reader passes to `pickle.load`; entries that are not tensors go to `torch.load`
+with `weights_only=False`. Both execute code that a file names, so an untrusted checkpoint could run code. Here a file
+may name only the classes that this program writes, and its sizes are checked before memory is allocated. The manifest
+of a checkpoint protects from damage only: an attacker who changes a file can change its hash, too.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class TensorPlanner(DefaultLoadPlanner):
         self.on_tensor()
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
-        """Refuse: DCP's own would unpickle the entry. `read_metadata` lets none come this far."""
+        """Refuse: DCP's planner would unpickle the entry. `read_metadata` rejects such entries before."""
         raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is not a tensor")
 
 
 def load_tensors(state: dict[str, Tensor], reader: TensorReader, planner: TensorPlanner | None = None) -> None:
     """Fill the tensors of `state` from the folder of `reader`, each process for itself. Not collective."""
-    reader.read_metadata()  # here its error is raised as it is
+    reader.read_metadata()  # outside of DCP, which would wrap its error
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
@@ -147,8 +147,8 @@ def refusing(file: Path) -> Iterator[None]:
 
 def _why(error: Exception) -> str:
     message = str(error)
-    if named := re.search(r"GLOBAL (\S+)", message):
-        return f"names {printable(named[1])[:100]}, which no checkpoint of this program holds"
+    if match := re.search(r"GLOBAL (\S+)", message):
+        return f"names {printable(match[1])[:100]}, which no checkpoint of this program holds"
     _, _, reason = message.rpartition("WeightsUnpickler error: ")  # torch's own begins with how to run such a file
     first = (reason.strip().splitlines() or [type(error).__name__])[0]
     return f"is not a file of a checkpoint: {printable(first)[:200]}"
@@ -189,14 +189,14 @@ def _check_opcodes(content: bytes) -> None:
 
 
 def _end(content: bytes, at: int) -> int:
-    """Where the opcodes of fixed size from `at` on end."""
-    found = _OTHERS.match(content, at)
-    return at if found is None or at > len(content) else found.end()
+    """The end of the consecutive opcodes of fixed size from `at` on."""
+    position = _OTHERS.match(content, at)
+    return at if position is None or at > len(content) else position.end()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds only the records, torch's dtypes, and stand-ins for what else the fields of a record name: a pickle may
-    call what it finds, with arguments of its own, and set its attributes."""
+    """Resolves only the records, torch's dtypes, and substitutes for other names in the fields of a record: a pickle
+    may call the objects that it names, with any arguments, and set their attributes."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file)
@@ -217,25 +217,25 @@ class _Unpickler(pickle.Unpickler):
 
 @contextmanager
 def _unchanged(classes: tuple[type, ...]) -> Iterator[None]:
-    """Undo and refuse what a pickle does to the classes that it finds, such as to set another `__setstate__`."""
-    before = {each: dict(vars(each)) for each in classes}
+    """Context that reverts and refuses changes of the classes by a pickle, such as another `__setstate__`."""
+    saved = {record: dict(vars(record)) for record in classes}
     try:
         yield
     finally:
-        changed = [each for each in classes if dict(vars(each)) != before[each]]
-        for each in changed:
-            for name in vars(each).keys() - before[each].keys():
-                delattr(each, name)
-            for name, value in before[each].items():
-                if vars(each)[name] is not value:
-                    setattr(each, name, value)
+        changed = [record for record in classes if dict(vars(record)) != saved[record]]
+        for record in changed:
+            for name in vars(record).keys() - saved[record].keys():
+                delattr(record, name)
+            for name, value in saved[record].items():
+                if vars(record)[name] is not value:
+                    setattr(record, name, value)
     if changed:
         raise pickle.UnpicklingError(f"it changes the class {changed[0].__name__}")
 
 
 def _check(metadata: Any, folder: Path) -> None:
-    """Raise ValueError, or what a wrong type raises, unless each entry is a tensor whose parts are in files of `folder`
-    that have as many bytes: by these entries memory is allocated and files are read."""
+    """Raise ValueError, or the error that a wrong type causes, unless each entry is a tensor whose parts are in files
+    of `folder` that are large enough: memory is allocated and files are read according to these entries."""
     if type(metadata) is not records.Metadata:
         raise TypeError(f"it holds a {type(metadata).__name__}")
     metadata.storage_meta = records.StorageMeta()
@@ -268,8 +268,8 @@ def _check_tensor(key: str, entry: Any, stored: dict[tuple[str, torch.Size], int
     for chunk in entry.chunks:
         if type(chunk.sizes) is not torch.Size or type(chunk.offsets) is not torch.Size:
             raise TypeError(f"a part of {key!r:.100} has no size or offset")
-        for offset, count, most in zip(chunk.offsets, chunk.sizes, entry.size, strict=True):
-            if min(offset, count) < 0 or offset + count > most:
+        for offset, count, limit in zip(chunk.offsets, chunk.sizes, entry.size, strict=True):
+            if min(offset, count) < 0 or offset + count > limit:
                 raise ValueError(f"a part of {key!r:.100} is not within the tensor")
         elements += math.prod(chunk.sizes)
         if math.prod(chunk.sizes) * entry.properties.dtype.itemsize > stored[key, chunk.offsets]:

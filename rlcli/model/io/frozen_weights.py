@@ -1,22 +1,25 @@
-"""Weights of a model that sees pictures that do not train (`model.freeze`)."""
+"""Frozen weights of a vision-language model (`model.freeze`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from rlcli.model.tensor_names import DECODER, PROJECTORS, sees, tower
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def freeze(lm: Any, parts: Collection[str], dtype: torch.dtype) -> list[str]:
-    """Freeze parts of `lm`'s tower: `encoder`, all but the projector; `projector`; or `vision`, both. To be called
-    before FSDP2 shards the model. Returns the names of the frozen parameters in `lm`.
 
-    dtype: of computation, in which frozen weights are kept. What comes before the first trained weight runs without
-    gradient: autograd keeps nothing of it.
+def freeze(lm: PreTrainedModel, parts: Collection[str], dtype: torch.dtype) -> list[str]:
+    """Freeze parts of `lm`'s vision encoder: `encoder`, all but the projector; `projector`; or `vision`, both. To be
+    called before FSDP2 shards the model. Returns the names of the frozen parameters in `lm`.
+
+    dtype: of computation; frozen weights are converted to it. Modules before the first trained weight run without
+    gradient, so that autograd keeps no activations.
     """
     wanted = {"encoder", "projector"} if "vision" in parts else set(parts)
     names = [name for name, _ in lm.named_parameters() if tower_part(lm, name) in wanted]
@@ -31,8 +34,8 @@ def freeze(lm: Any, parts: Collection[str], dtype: torch.dtype) -> list[str]:
     return names
 
 
-def tower_part(lm: Any, name: str) -> str:
-    """`encoder`, `projector`, or empty for a parameter of what reads text. name: in `lm`."""
+def tower_part(lm: PreTrainedModel, name: str) -> str:
+    """`encoder`, `projector`, or empty for a parameter of the text decoder. name: in `lm`."""
     parts = name.removeprefix(f"{lm.base_model_prefix}.").split(".")
     if not sees(lm) or parts[0] in (DECODER, "lm_head"):
         return ""
@@ -40,7 +43,7 @@ def tower_part(lm: Any, name: str) -> str:
 
 
 def _frozen_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """The largest modules in it all of whose weights are frozen."""
+    """The largest modules within `module` all of whose weights are frozen."""
     trained = [parameter.requires_grad for parameter in module.parameters()]
     if trained and not any(trained) and not isinstance(module, nn.ModuleList):
         yield module

@@ -1,5 +1,5 @@
-"""Loads a model from a folder or hub id, sharded: each rank reads its own rows from safetensors files; of other files
-rank 0 reads all, and the others get their parts."""
+"""Loads a model from a folder or hub id, sharded: each rank reads its rows from safetensors files; files of other
+formats are read by rank 0, which sends the other ranks their parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -34,8 +34,11 @@ from rlcli.model.tensor_names import named_weights
 from rlcli.model.value_model import HEAD, ValueModel, foreign_head, has_head, read_value_config, value_class
 from rlcli.model.weight_check.finite_weights import check_finite
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Checkpointing = bool | Literal["offload"]
-"""Whether activations are recomputed in the backward pass; offload: their inputs are kept in host memory."""
+"""True: activations are recomputed in the backward pass; offload: and the layers' inputs are kept in host memory."""
 
 
 def load_policy(
@@ -54,10 +57,10 @@ def load_policy(
 ) -> PolicyModel:
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it with the same arguments.
 
-    experts: the mesh of the experts' weights, if ranks divide them. context: ranks that divide the tokens of each
-    pack. dtype: of computation. Trained parameters (all but the parts `frozen`, or the adapters of `lora`) are float32;
-    those that never change are kept in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError`
-    if it cannot be used.
+    experts: mesh of the experts' weights, with expert parallelism. context: ranks that divide the tokens of each pack.
+    dtype: of computation. Trained parameters (all but the parts `frozen`, or the adapters of `lora`) are float32; those
+    that never change are in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError` if the
+    model cannot be used.
     """
     config = read_config(path)
     unchanged = lora is not None or not trainable
@@ -67,7 +70,7 @@ def load_policy(
     policy.context = context
     if not trainable:
         policy.requires_grad_(False)
-    elif frozen and lora is None:  # an adapter leaves the tower as it is
+    elif frozen and lora is None:  # an adapter does not train the vision encoder anyway
         policy.frozen = frozenset(f"lm.{name}" for name in freeze(lm, frozen, dtype))
     policy.train(trainable)  # gradient checkpointing works in training mode only
     checkpointing = gradient_checkpointing if trainable else False
@@ -75,7 +78,7 @@ def load_policy(
     if lora is not None and _on_all_ranks(files is not None):
         assert files is not None
         files.new = _new_adapters(path, config, lora)
-    _place(policy, lambda: read_policy(path, config, lora), (mesh, experts), device, checkpointing, compiled, files)
+    _load(policy, lambda: read_policy(path, config, lora), (mesh, experts), device, checkpointing, compiled, files)
     return policy
 
 
@@ -93,20 +96,20 @@ def load_value(
     """The value model at `path`, sharded over `mesh`, fully trained, in float32. Collective, like `load_policy`.
 
     A reward model or any classification checkpoint with one label keeps its head. A causal language model gets a new
-    one of zeros: V = 0 at first, so that the first advantages are Monte Carlo's (what follows, discounted by γλ) rather
-    than differences of random values. `ModelError` if it cannot be used.
+    head of zeros: V = 0 at first, so that the first advantages are Monte Carlo returns (later rewards, discounted by
+    γλ) rather than differences of random values. `ModelError` if the model cannot be used.
     """
     config = read_value_config(path)
     model = ValueModel(_without_weights(value_class(config), config, torch.float32), dtype=dtype, source=path)
     model.context = context
     model.train()  # gradient checkpointing works in training mode only
     files = _value_files(path, config)
-    _place(model, lambda: read_value(path, config), (mesh, experts), device, gradient_checkpointing, compiled, files)
+    _load(model, lambda: read_value(path, config), (mesh, experts), device, gradient_checkpointing, compiled, files)
     return model
 
 
-def _value_files(path: str, config: Any) -> WeightFiles | None:
-    """The files of a value model, if there is nothing in them that `read_value` would refuse."""
+def _value_files(path: str, config: PreTrainedConfig) -> WeightFiles | None:
+    """The files of a value model; None if they have tensors that `read_value` would refuse."""
     files = WeightFiles.find(path, tied=False, kind=config.model_type)
     head = f"{HEAD}.weight"
     if files is None or not all(name.startswith(("model.", "lm_head.")) for name in files.names - {head}):
@@ -116,9 +119,9 @@ def _value_files(path: str, config: Any) -> WeightFiles | None:
     return files
 
 
-def _new_adapters(path: str, config: Any, lora: LoraSpec) -> dict[str, Tensor]:
-    """The first values of the adapters of `lora`, by name, the same on every rank: as `read_policy` draws them on rank
-    0, but for a model that has no memory for its weights. Collective."""
+def _new_adapters(path: str, config: PreTrainedConfig, lora: LoraSpec) -> dict[str, Tensor]:
+    """The initial values of the adapters of `lora`, by name, the same on every rank: those that `read_policy` would
+    sample on rank 0, without allocating the model's weights. Collective."""
     lm = _without_weights(auto_class(config), config, torch.float32)
     for module in lm.modules():
         for name, parameter in module.named_parameters(recurse=False):  # peft puts adapters where these are
@@ -131,15 +134,15 @@ def _new_adapters(path: str, config: Any, lora: LoraSpec) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in lm.named_parameters() if is_adapter(name)}
 
 
-def _without_weights(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
-    """The model of `config` on the meta device."""
+def _without_weights(auto_model: Any, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of `config` on the meta device. auto_model: a class such as `AutoModelForCausalLM`."""
     with init_empty_weights(include_buffers=False):
-        lm: nn.Module = adjusted(kind.from_config(_without_dropout(config), dtype=dtype))
+        lm: PreTrainedModel = adjusted(auto_model.from_config(_without_dropout(config), dtype=dtype))
     lm.tie_weights()  # moving parameters to the meta device untied them
     return lm
 
 
-def _place(
+def _load(
     model: Decoder,
     read: Callable[[], Mapping[str, Tensor]],
     meshes: tuple[DeviceMesh, DeviceMesh | None],
@@ -148,8 +151,8 @@ def _place(
     compiled: bool,
     files: WeightFiles | None = None,
 ) -> None:
-    """Shard `model` over the meshes of its weights and of its experts' if there is more than one rank, and fill it from
-    `files` if they hold it and all ranks see them, else with the result of `read` on rank 0."""
+    """Shard `model` over the meshes of its weights and of its experts' weights if there is more than one rank, and fill
+    it from `files` if all ranks have them with all its weights, else with the result of `read` on rank 0."""
     if gradient_checkpointing:
         _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
     if compiled:
@@ -158,7 +161,8 @@ def _place(
     sharded = meshes[0].size() > 1 or model.dtype != torch.float32
     if sharded:
         shard(model, *meshes)
-    if _on_all_ranks(files is not None and all(files.hold(name, own.shape) for name, own in named_weights(model.lm))):
+    complete = files is not None and all(files.hold(name, weight.shape) for name, weight in named_weights(model.lm))
+    if _on_all_ranks(complete):
         assert files is not None
         fill_from_files(model, files, device)
     else:
@@ -167,14 +171,14 @@ def _place(
         model.lm.tie_weights()  # allocating memory untied tied parameters
 
 
-def _on_all_ranks(yes: bool) -> bool:
-    """Whether it is so on every rank. Collective."""
-    told = torch.tensor(int(yes))
-    dist.all_reduce(told, dist.ReduceOp.MIN)
-    return bool(told)
+def _on_all_ranks(condition: bool) -> bool:
+    """True if the condition is true on every rank. Collective."""
+    smallest = torch.tensor(int(condition))
+    dist.all_reduce(smallest, dist.ReduceOp.MIN)
+    return bool(smallest)
 
 
-def _checkpoint_layers(lm: Any, *, offload: bool) -> None:
+def _checkpoint_layers(lm: PreTrainedModel, *, offload: bool) -> None:
     """Keep only the input of each decoder layer, with `offload` in pinned host memory, until the backward pass
     recomputes the rest."""
     options: dict[str, Any] = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
@@ -186,7 +190,7 @@ def _checkpoint_layers(lm: Any, *, offload: bool) -> None:
     lm.gradient_checkpointing_enable(**options, **({"offload": True} if offload else {}))
 
 
-def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
+def read_policy(path: str, config: PreTrainedConfig, lora: LoraSpec | None) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with new adapters if requested."""
     lm = read_model(auto_class(config), path, config)
     check_finite(path, named_weights(lm))
@@ -195,17 +199,17 @@ def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tens
     return dict(lm.state_dict())
 
 
-def read_value(path: str, config: Any) -> dict[str, Tensor]:
+def read_value(path: str, config: PreTrainedConfig) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with a head of zeros if the files have none."""
     with _quiet():  # transformers would report a missing head and advise to train it
         lm, report = read_model(
             value_class(config), path, config, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    for name, found, wanted in report["mismatched_keys"]:
+    for name, shape, config_shape in report["mismatched_keys"]:
         if name.startswith(f"{HEAD}."):
-            raise foreign_head(path, name, list(found))
+            raise foreign_head(path, name, list(shape))
         raise ModelError(
-            f"{path}: {name} is {list(found)} in the weights and {list(wanted)} by config.json",
+            f"{path}: {name} is {list(shape)} in the weights and {list(config_shape)} by config.json",
             "use the config.json that these weights came with",
         )
     for name in report["unexpected_keys"]:
@@ -219,37 +223,37 @@ def read_value(path: str, config: Any) -> dict[str, Tensor]:
     return dict(lm.state_dict())
 
 
-def read_model(kind: Any, path: str, config: Any, **options: Any) -> Any:
-    """The model at `path` as transformers reads it, in the dtype of its files unless `options` sets another."""
-    if stored := quantization(path):  # of pieces of another form transformers would take none
+def read_model(auto_model: Any, path: str, config: PreTrainedConfig, **options: object) -> Any:
+    """The result of transformers' `from_pretrained`, in the dtype of the files unless `options` sets another."""
+    if stored := quantization(path):  # transformers would ignore quantised tensors without it
         config = copy.deepcopy(config)
         config.quantization_config = stored | {"dequantize": True}
     try:
-        read = kind.from_pretrained(path, config=config, trust_remote_code=False, **{"dtype": "auto", **options})
+        read = auto_model.from_pretrained(path, config=config, trust_remote_code=False, **{"dtype": "auto", **options})
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{path}: the weights do not load: {_first_line(error)}", "check or download them again"
         ) from error
     lm = adjusted(read[0] if isinstance(read, tuple) else read)
     if stored and isinstance(dtype := options.get("dtype"), torch.dtype):
-        lm.to(dtype)  # what was in MXFP4 is in bfloat16 whatever is asked for
+        lm.to(dtype)  # tensors stored in MXFP4 are in bfloat16 whatever dtype is requested
     return read
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' warnings."""
-    before = logging.get_verbosity()
+    """Context without transformers' warnings."""
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
 
 
-def _without_dropout(config: Any) -> Any:
-    """Rollout has no dropout, and no noise before routers: with it, the trainer's log-probs would be those of another
-    policy."""
+def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of the config without dropout and router noise. Rollout has neither: with them, the trainer's log-probs
+    would be those of another policy."""
     config = copy.deepcopy(config)
     for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
         for name, value in vars(part).items():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
 from rlcli.images.families import rule_of
@@ -18,25 +18,31 @@ from rlcli.model.io.mxfp4 import quantization, read_shapes
 from rlcli.model.io.tied_head import check_tied_head
 from rlcli.support.reading import read_json
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedConfig
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The results of `check_model`.
-
-    vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
-    sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
-    attention. experts: of a layer; 0 in a dense model. kind: its `model_type`. images: how it sees pictures, if it
-    does.
-    """
+    """The results of `check_model`."""
 
     vocab_size: int
+    """Rows of the embedding."""
     tokenizer_size: int
+    """One more than the tokenizer's largest id."""
     max_positions: int
+    """Longest sequence."""
     parameters: int | None
+    """Number of parameters; None if only the weights would show it (hub ids, `.bin` files)."""
     heads: int
+    """Attention heads."""
     experts: int
+    """Experts of a layer; 0 in a dense model."""
     kind: str
+    """The `model_type`."""
     images: ImageRule | None = None
+    """How images become tokens; None for a text-only model."""
 
 
 def check_model(path: str, key: str = "model.path", *, has_template: bool = False) -> ModelFacts:
@@ -71,8 +77,8 @@ def check_model(path: str, key: str = "model.path", *, has_template: bool = Fals
 
 
 def image_rule(path: str) -> ImageRule | None:
-    """How the model at `path`, a folder or hub id, sees pictures; None if it does not, or if there is a tokenizer
-    alone. Raises `ModelError` if its files do not say."""
+    """The image rule of the model at `path`, a folder or hub id; None for a text-only model, or if there is only a
+    tokenizer. Raises `ModelError` if its files do not define it."""
     from transformers import AutoConfig
 
     try:
@@ -82,7 +88,7 @@ def image_rule(path: str) -> ImageRule | None:
     return _image_rule(path, config)
 
 
-def _image_rule(path: str, config: Any) -> ImageRule | None:
+def _image_rule(path: str, config: PreTrainedConfig) -> ImageRule | None:
     try:
         return rule_of(path, config)
     except (OSError, ValueError) as error:
@@ -97,7 +103,7 @@ def check_value_model(path: str, tokenizer_size: int) -> tuple[int, int]:
     dense one. Raises `ModelError` if a value model could not start from it; reads no weights.
 
     tokenizer_size: one more than the largest id of the policy's tokenizer. The value model reads the policy's tokens,
-    so it needs no own tokenizer.
+    so it needs no tokenizer.
     """
     from rlcli.model.value_model import HEAD, foreign_head, has_head, read_value_config, value_class
 
@@ -124,17 +130,19 @@ def check_value_model(path: str, tokenizer_size: int) -> tuple[int, int]:
 
 
 def check_teacher(path: str, model: str, positions: int, context: int) -> ModelFacts:
-    """What `check_model` says of a teacher. Raises `ModelError` if the model at `path` cannot score the tokens of the
-    policy at `model`: its tokenizer gives tokens other ids, it has fewer than `positions` positions, or fewer attention
-    heads than the `context` workers that divide them. Reads no weights."""
+    """Run `check_model` on a teacher. Raises `ModelError` if the model at `path` cannot score the tokens of the policy
+    at `model`: its tokenizer assigns other ids, it has fewer than `positions` positions, or fewer attention heads than
+    the `context` workers that divide them. Reads no weights."""
     from transformers import AutoTokenizer
 
     facts = check_model(path, key="teacher.path")
-    own, theirs = (AutoTokenizer.from_pretrained(each, trust_remote_code=False).get_vocab() for each in (model, path))
-    if own != theirs:
-        token = min(own.keys() ^ theirs.keys() or {name for name in own if own[name] != theirs[name]})
+    policy, teacher = (
+        AutoTokenizer.from_pretrained(source, trust_remote_code=False).get_vocab() for source in (model, path)
+    )
+    if policy != teacher:
+        token = min(policy.keys() ^ teacher.keys() or {name for name in policy if policy[name] != teacher[name]})
         ids = " and ".join(
-            f"{vocabulary.get(token, 'missing')} in {name}" for vocabulary, name in ((own, model), (theirs, path))
+            f"{vocabulary.get(token, 'missing')} in {name}" for vocabulary, name in ((policy, model), (teacher, path))
         )
         raise ModelError(
             f"teacher.path = '{path}': its vocabulary is not the policy's: the token {token!r} is {ids}",
@@ -179,7 +187,7 @@ def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None)
         check_finite(path, _tensors(file))
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Each weight in a file, with its name. Raises `ModelError` if the file is incomplete."""
     from safetensors import SafetensorError, safe_open
 
@@ -243,7 +251,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _parameters(kind: Any, config: Any) -> dict[str, list[int]]:
+def _parameters(auto_model: Any, config: PreTrainedConfig) -> dict[str, list[int]]:
     """Name and shape of every weight in the model of `config`."""
     from accelerate import init_empty_weights
 
@@ -251,7 +259,7 @@ def _parameters(kind: Any, config: Any) -> dict[str, list[int]]:
 
     with init_empty_weights():
         try:
-            lm = kind.from_config(config)
+            lm = auto_model.from_config(config)
         except Exception as error:  # arithmetic with impossible sizes may raise anything
             raise ModelError(
                 f"{config.name_or_path}: config.json is not valid: {type(error).__name__}: {first_line(error)}",
@@ -267,7 +275,11 @@ def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, lis
 
     hint = THEIR_CONFIG
     if not wanted.keys() <= shapes.keys():  # experts are fused in memory only
-        wanted = {part: own for name, shape in wanted.items() for part, own in stored_shapes(name, shape, kind).items()}
+        wanted = {
+            part: part_shape
+            for name, shape in wanted.items()
+            for part, part_shape in stored_shapes(name, shape, kind).items()
+        }
     for name, shape in wanted.items():
         if shapes.get(name, shape) != shape:
             raise ModelError(f"{path}: {name} is {shapes[name]} in the weights and {shape} by config.json", hint)

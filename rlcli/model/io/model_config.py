@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
 from rlcli.images.families import KINDS as SEEING
 from rlcli.registry import near
 from rlcli.support.reading import check_model_folder, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SUPPORTED = (
     *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
@@ -25,9 +28,9 @@ SUPPORTED = (
 SEPARATE_HEAD = ("glm4_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite", "gpt_oss")
 """Models whose head is never their embedding in vLLM."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3", "gpt_oss")
-"""Those whose windows are tested, too."""
+"""Models whose sliding windows are tested, too."""
 RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-"""Those with layers of linear attention, which carry a state from token to token; of their text models."""
+"""Text models with layers of linear attention, which carry a state from token to token."""
 LINEAR_SIZES = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
@@ -50,7 +53,7 @@ SCORING, CHOICE = "sigmoid", "noaux_tc"
 (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
 
-def auto_class(config: Any) -> Any:
+def auto_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that builds a model with a head from this config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -75,7 +78,7 @@ def check_place(path: str, key: str = "model.path") -> None:
         raise ModelError(f"{key} = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)")
 
 
-def read_config(path: str, key: str = "model.path") -> Any:
+def read_config(path: str, key: str = "model.path") -> PreTrainedConfig:
     """The model's config, once everything in it is known to be supported. key: where the path was given."""
     check_place(path, key)
     from transformers import AutoConfig
@@ -121,7 +124,7 @@ SPECIAL = ("rope_scaling", "quantization_config", "text_config")
 """Keys that, if set, need transformers to read them."""
 
 
-def check_sizes(path: str, config: Any) -> None:
+def check_sizes(path: str, config: PreTrainedConfig | SimpleNamespace) -> None:
     """Raise `ModelError` for an impossible size: arithmetic with it would fail far from config.json."""
     for name in (*SIZES, *LATENT_SIZES, *LINEAR_SIZES):
         size = getattr(config, name, None)
@@ -131,9 +134,9 @@ def check_sizes(path: str, config: Any) -> None:
             raise ModelError(f"{path}: config.json has {name} = {size:.3g}, which is too large", THEIR_CONFIG)
 
 
-def _check_config(path: str, config: Any) -> None:
-    def refuse(what: str, hint: str = "choose another model") -> None:
-        raise ModelError(f"{path}: {what}", hint)
+def _check_config(path: str, config: PreTrainedConfig) -> None:
+    def refuse(problem: str, hint: str = "choose another model") -> None:
+        raise ModelError(f"{path}: {problem}", hint)
 
     if config.model_type not in (*SUPPORTED, *SEEING):
         _refuse_kind(path, config.model_type, sees=hasattr(config, "vision_config"))
@@ -161,13 +164,13 @@ def _refuse_kind(path: str, kind: str, *, sees: bool = False) -> None:
     raise ModelError(f"{path}: the architecture '{kind}' is not supported{why}", hint)
 
 
-def expert_count(config: Any) -> int:
+def expert_count(config: PreTrainedConfig | SimpleNamespace) -> int:
     """Experts of each layer that has some; 0 in a dense model."""
     return int(getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0) or 0)
 
 
-def dense_layers(config: Any) -> int:
-    """How many layers of a mixture of experts come before the first one that has experts."""
+def dense_layers(config: PreTrainedConfig | SimpleNamespace) -> int:
+    """Number of layers of a mixture of experts before the first one that has experts."""
     if not expert_count(config):
         return 0
     if kinds := getattr(config, "mlp_layer_types", None):
@@ -176,20 +179,20 @@ def dense_layers(config: Any) -> int:
 
 
 def is_latent(path: str) -> bool:
-    """Whether the model at `path`, a folder or a hub id in the cache, has latent attention, as far as is known."""
+    """True if the model at `path`, a folder or a hub id in the cache, is known to have latent attention."""
     return (stored_config(path) or {}).get("model_type") in LATENT
 
 
 def engine_keys(path: str) -> dict[str, Any]:
-    """What vLLM reads in the config.json of the model at `path`, a folder or a hub id in the cache, and transformers
-    does not write there, since its code knows no other value. Without it vLLM would choose experts by softmax, or not
-    start."""
+    """Keys that vLLM reads in the config.json of the model at `path`, a folder or a hub id in the cache, but that
+    transformers does not write, since it supports one value only. Without them vLLM would select experts by softmax, or
+    not start."""
     values = stored_config(path) or {}
     return missing_keys(values) if values.get("model_type") in LATENT else {}
 
 
 def add_engine_keys(folder: Path) -> None:
-    """Write them into the config.json of a folder that transformers has written."""
+    """Add the `engine_keys` to the config.json of a folder that transformers has written."""
     file = folder / "config.json"
     values = read_json(file)
     if values.get("model_type") in LATENT:
@@ -197,7 +200,7 @@ def add_engine_keys(folder: Path) -> None:
 
 
 def missing_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the contents of a config.json of a model with latent attention: those that are not in it."""
+    """The `engine_keys` that are missing in the contents of a config.json of a model with latent attention."""
     wanted: dict[str, Any] = {"scoring_func": SCORING, "topk_method": CHOICE}
     if values["model_type"] == "glm4_moe_lite":
         dense = dense_layers(SimpleNamespace(**values))
@@ -205,18 +208,18 @@ def missing_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name not in values}
 
 
-def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
+def _check_experts(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     experts = expert_count(config)
     if not experts:
         return
-    chosen, groups = config.num_experts_per_tok, getattr(config, "n_group", 1) or 1
+    experts_per_token, groups = config.num_experts_per_tok, getattr(config, "n_group", 1) or 1
     if config.model_type in SEPARATE_HEAD and config.tie_word_embeddings:
         refuse("its head is its embedding (tie_word_embeddings), which vLLM does not load for this architecture")
     if experts % groups:
         refuse(f"its {experts} experts are not divisible into {groups} groups (n_group)", THEIR_CONFIG)
     at_most = experts // groups * (config.topk_group if groups > 1 else 1)
-    if chosen > at_most:
-        refuse(f"{chosen} of {at_most} experts cannot be chosen", THEIR_CONFIG)
+    if experts_per_token > at_most:
+        refuse(f"{experts_per_token} of {at_most} experts cannot be chosen", THEIR_CONFIG)
     if groups > 1 and experts // groups < 2:
         refuse(f"a group of its experts is scored by its best two, and has {experts // groups} (n_group)", THEIR_CONFIG)
     if dense_layers(config) >= config.num_hidden_layers:
@@ -225,21 +228,21 @@ def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
         refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
 
 
-def is_recurrent(config: Any) -> bool:
-    """Whether layers of the model carry a state from token to token. config: of its text model too."""
+def is_recurrent(config: PreTrainedConfig) -> bool:
+    """True if the model has recurrent layers. config: of the model, or of its text model."""
     return config.get_text_config().model_type in RECURRENT
 
 
 def has_recurrent_layers(path: str) -> bool:
-    """Whether layers of the model at `path`, a folder or a hub id in the cache, carry a state from token to token.
-    Imports neither transformers nor torch."""
+    """True if the model at `path`, a folder or a hub id in the cache, has recurrent layers. Imports neither
+    transformers nor torch."""
     values = stored_config(path) or {}
     text = values.get("text_config")
     kind = (text if isinstance(text, dict) else {}).get("model_type", values.get("model_type"))
     return kind in RECURRENT or f"{kind}_text" in RECURRENT
 
 
-def _check_linear_attention(config: Any, refuse: Callable[..., None]) -> None:
+def _check_linear_attention(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     if values % keys:
         refuse(f"its {values} value heads of linear attention are no multiple of the {keys} key heads", THEIR_CONFIG)
@@ -252,8 +255,8 @@ def _check_linear_attention(config: Any, refuse: Callable[..., None]) -> None:
             refuse(f"its linear attention is computed with {name} = silu alone, not {getattr(config, name)}")
 
 
-def _check_latent(config: Any, refuse: Callable[..., None]) -> None:
-    """What transformers or vLLM would compute otherwise than config.json says."""
+def _check_latent(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
+    """Refuse settings of latent attention that transformers or vLLM ignore."""
     if config.attention_bias:
         refuse("its latent attention has biases (attention_bias), which vLLM does not load")
     if config.num_key_value_heads != config.num_attention_heads:
@@ -281,8 +284,8 @@ def _check_latent(config: Any, refuse: Callable[..., None]) -> None:
         refuse(f"only some of its layers have experts (moe_layer_freq = {config.moe_layer_freq})")
 
 
-def _check_gpt_oss(config: Any, refuse: Callable[..., None]) -> None:
-    """What vLLM computes whatever config.json says."""
+def _check_gpt_oss(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
+    """Refuse settings of GPT-OSS that vLLM ignores."""
     fixed = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True}
     for name, value in fixed.items():
         if getattr(config, name) != value:
@@ -294,7 +297,7 @@ def _check_gpt_oss(config: Any, refuse: Callable[..., None]) -> None:
         refuse(f"rope_type '{min(_rope_types(config))}' is computed as yarn by vLLM for this architecture")
 
 
-def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
+def _check_attention(config: PreTrainedConfig, refuse: Callable[..., None]) -> None:
     # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
     layers, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
     if is_recurrent(config):
@@ -314,11 +317,15 @@ def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
             refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
 
 
-def _rope_types(config: Any) -> set[str]:
-    """Of all layers, which may have one for each type of layer."""
-    given = getattr(config, "rope_parameters", None) or {}
-    each = given.values() if given and all(isinstance(one, dict) for one in given.values()) else [given]
-    return {one.get("rope_type", "default") for one in each}
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """Types of rotary embedding of all layers; some models have one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = (
+        parameters.values()
+        if parameters and all(isinstance(rope, dict) for rope in parameters.values())
+        else [parameters]
+    )
+    return {rope.get("rope_type", "default") for rope in each}
 
 
 def first_line(error: Exception) -> str:
@@ -333,8 +340,8 @@ def plain_config(path: str) -> SimpleNamespace | None:
     values = stored_config(path)
     if values is None or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
         return None
-    whole = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
-    if not all(type(size) is int and 0 < size < MOST for size in whole):
+    sizes = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
+    if not all(type(size) is int and 0 < size < MOST for size in sizes):
         return None
     if not _has_plain_rotation(values) or not _is_full(values.get("layer_types")):
         return None
@@ -349,11 +356,11 @@ def plain_config(path: str) -> SimpleNamespace | None:
 
 
 def stored_config(path: str) -> dict[str, Any] | None:
-    """What is in the config.json of a folder or of a hub id in the cache, if it can be read."""
+    """The contents of the config.json of a folder or of a hub id in the cache, if it can be read."""
     file = Path(path) / "config.json"
-    found = file if file.is_file() else cached_config(path)
+    location = file if file.is_file() else cached_config(path)
     try:
-        values = read_json(found, links=True) if found else None
+        values = read_json(location, links=True) if location else None
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None
@@ -365,7 +372,7 @@ def _has_plain_rotation(values: dict[str, Any]) -> bool:
     return not rotation or (isinstance(rotation, dict) and rotation.get("rope_type") == "default")
 
 
-def _is_full(layers: Any) -> bool:
+def _is_full(layers: object) -> bool:
     return not layers or (isinstance(layers, list) and all(layer == "full_attention" for layer in layers))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BLOCKS, SCALES = "_blocks", "_scales"
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the three lower bits (E2M1); the fourth one is the sign."""
+"""Values of the three lower bits (E2M1); the fourth bit is the sign."""
 BLOCK = 32
 BIAS = 127
 
@@ -30,8 +30,8 @@ def quantization(path: str) -> dict[str, Any]:
 
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
-    """bfloat16 `[inputs, outputs]` of one expert's blocks `[outputs, inputs / 32, 16]` and scales `[outputs,
-    inputs / 32]`, uint8.
+    """One expert's matrix, bfloat16 `[inputs, outputs]`, from its blocks `[outputs, inputs / 32, 16]` and scales
+    `[outputs, inputs / 32]`, uint8.
 
     >>> import torch
     >>> ones = torch.full((1, 1, 16), 0x22, dtype=torch.uint8)
@@ -42,24 +42,24 @@ def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
 
     table = torch.tensor([*VALUES, *(-value for value in VALUES)], device=blocks.device)
     numbers = torch.stack([blocks & 0xF, blocks >> 4], -1).flatten(-2)
-    found = torch.ldexp(table[numbers.long()], scales[..., None].to(torch.int32) - BIAS)
-    return found.flatten(-2).to(torch.bfloat16).t().contiguous()
+    values = torch.ldexp(table[numbers.long()], scales[..., None].to(torch.int32) - BIAS)
+    return values.flatten(-2).to(torch.bfloat16).t().contiguous()
 
 
 def read_shapes(path: str, shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """The shapes of a model's tensors as they are read, of those in its files. Raises `ModelError` for blocks without
-    scales that fit."""
-    found = dict(shapes)
+    """The shapes of a model's tensors after dequantisation, from those in its files. Raises `ModelError` for blocks
+    without matching scales."""
+    read = dict(shapes)
     for name, blocks in shapes.items():
         if name.endswith(BLOCKS):
-            own = name.removesuffix(BLOCKS)
-            scales = found.pop(own + SCALES, None)
+            parameter = name.removesuffix(BLOCKS)
+            scales = read.pop(parameter + SCALES, None)
             if scales != blocks[:-1] or len(blocks) != 4 or blocks[-1] * 2 != BLOCK:
                 raise ModelError(
-                    f"{path}: {name} {blocks} has no scales of shape {blocks[:-1]} ({own + SCALES}"
+                    f"{path}: {name} {blocks} has no scales of shape {blocks[:-1]} ({parameter + SCALES}"
                     f"{'' if scales is None else f' {scales}'}), without which MXFP4 weights mean nothing",
                     "download the whole model",
                 )
-            del found[name]
-            found[own] = [blocks[0], blocks[2] * BLOCK, blocks[1]]
-    return found
+            del read[name]
+            read[parameter] = [blocks[0], blocks[2] * BLOCK, blocks[1]]
+    return read

@@ -1,7 +1,7 @@
-"""Refuses a model whose files have a head of their own although its config says that the head is the embedding.
+"""Refuses a model whose files have a separate head although its config ties the head to the embedding.
 
-Merging an adapter on embedding or head leaves such files. Here such a head would be dropped in training, engine and
-export alike, so that no check between them could show it; transformers and newer releases of vLLM use it.
+Merging an adapter on embedding or head leaves such files. Training, engine and export would all drop that head, so that
+no check between them could detect it; transformers and newer releases of vLLM use it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
 from rlcli.model.io.bin_file import mapped_tensors
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-"""How the names of the two end, whatever stands before them in a model that sees pictures."""
+"""Ends of the names of the two; vision-language models have prefixes."""
 ROWS = 4096
 """Rows that are compared at once: large vocabularies take gigabytes."""
 
 
-def check_tied_head(path: str, config: Any, files: Sequence[Path]) -> None:
+def check_tied_head(path: str, config: PreTrainedConfig, files: Sequence[Path]) -> None:
     """Raise `ModelError` if `files`, of the model at `path`, hold a head that is not the embedding, although `config`
     ties them. Reads both if there is a head at all."""
     if not config.tie_word_embeddings:
@@ -57,10 +60,10 @@ def _ends(name: str, ending: str) -> bool:
 
 
 def _are_equal(head: Any, embedding: Any) -> bool:
-    """Of two tensors, or slices of files, `[vocabulary, hidden]`."""
+    """True if two tensors, or slices of files, `[vocabulary, hidden]`, have equal values."""
     import torch
 
-    sizes = [tuple(one.shape) if isinstance(one, torch.Tensor) else tuple(one.get_shape()) for one in (head, embedding)]
+    sizes = [tuple(x.shape) if isinstance(x, torch.Tensor) else tuple(x.get_shape()) for x in (head, embedding)]
     if sizes[0] != sizes[1]:
         return False
     parts = (slice(start, start + ROWS) for start in range(0, sizes[0][0], ROWS))

@@ -43,7 +43,7 @@ CHAT_TEMPLATE = """\
 
 
 def make_tiny_model(
-    out: str | Path,
+    target: str | Path,
     *,
     hidden: int = 128,
     layers: int = 2,
@@ -56,15 +56,16 @@ def make_tiny_model(
     trained: Callable[[], Any] | None = None,
     tools: bool = False,
 ) -> Path:
-    """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
+    """Save a random model and its character-level tokenizer in Hugging Face format to the folder `target`, which is
+    returned.
 
     Tied embeddings (of the other kinds those of Qwen3.5 alone), float32, feed-forward width 4 × hidden, 4096 positions.
     experts: of each layer, each of width hidden; a token passes through two of them. kind: one of
     `tiny_families.KINDS`; empty: Qwen2, or Qwen3 with experts if there are some. The same arguments give the same
     weights, and no global random state is touched. trained: gives a model of these sizes to save instead, once all is
     checked. tools: with a chat template for tools, whose markers are three further tokens.
-    Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
-    did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
+    Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `target` holds files that this
+    function did not make (unless `force`: then its files replace those of the same name) or cannot be written.
     """
     harmony = kind == "gpt_oss"
     if harmony and tools:
@@ -72,24 +73,26 @@ def make_tiny_model(
     tokenizer = tiny_tokenizer(tools=tools, harmony=harmony)
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
     config = tiny_config(**sizes, kind=kind, tokenizer=tokenizer)
-    out = Path(out)
-    _refuse_foreign(out, force)
+    target = Path(target)
+    _refuse_foreign(target, force)
     model = trained() if trained else _random(config, seed)
-    made: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
-    made |= {"experts": experts} if experts else {}
-    made |= {"kind": kind} if kind else {}
-    made |= {"tools": tools} if tools else {}
+    record: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
+    record |= {"experts": experts} if experts else {}
+    record |= {"kind": kind} if kind else {}
+    record |= {"tools": tools} if tools else {}
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
-            save_model(model, Path(beside), tokenizer)
-            (Path(beside) / MADE_HERE).write_text(json.dumps(made) + "\n")
-            out.mkdir(exist_ok=True)
-            for file in sorted(Path(beside).iterdir()):
-                os.replace(file, out / file.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as staging:
+            save_model(model, Path(staging), tokenizer)
+            (Path(staging) / MADE_HERE).write_text(json.dumps(record) + "\n")
+            target.mkdir(exist_ok=True)
+            for file in sorted(Path(staging).iterdir()):
+                os.replace(file, target / file.name)
     except OSError as error:
-        raise ModelError(f"--out: cannot write {out}: {error.strerror or error}", "give a writable folder") from error
-    return out
+        raise ModelError(
+            f"--out: cannot write {target}: {error.strerror or error}", "give a writable folder"
+        ) from error
+    return target
 
 
 def _random(config: Any, seed: int) -> Any:
@@ -140,7 +143,7 @@ def tiny_config(
 def _common(
     *, hidden: int, layers: int, heads: int, kv_heads: int, experts: int, tokenizer: Any = None
 ) -> dict[str, Any]:
-    """What the configurations of all families have. Raises `ConfigError` for a wrong size."""
+    """Settings common to all families. Raises `ConfigError` for a wrong size."""
     sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
     for flag, size in sizes.items():
         if size < 1:
@@ -204,12 +207,12 @@ def _vocabulary(markers: Sequence[str] = MARKERS) -> dict[str, int]:
     return {token: i for i, token in enumerate((PAD, EOS, UNK, *markers, *sorted(ByteLevel.alphabet())))}
 
 
-def _refuse_foreign(out: Path, force: bool) -> None:
-    if out.is_dir():
-        if not force and any(out.iterdir()) and not (out / MADE_HERE).is_file():
+def _refuse_foreign(target: Path, force: bool) -> None:
+    if target.is_dir():
+        if not force and any(target.iterdir()) and not (target / MADE_HERE).is_file():
             raise ModelError(
-                f"--out: {out} is not empty and was not made by rlcli tiny-model",
+                f"--out: {target} is not empty and was not made by rlcli tiny-model",
                 "give another folder, or --force to write into it",
             )
-    elif out.exists():
-        raise ModelError(f"--out: {out} is a file", "give a folder")
+    elif target.exists():
+        raise ModelError(f"--out: {target} is a file", "give a folder")

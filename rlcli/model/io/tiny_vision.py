@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL with random weights, which sees pictures."""
+"""Makes a tiny vision-language model with random weights: a Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
@@ -17,14 +17,17 @@ from rlcli.images.image_rule import ImageRule
 from rlcli.model.io.tiny_families import CHOSEN, EXPERTS, LINEAR_HEAD
 from rlcli.model.io.tiny_model import EOS, MARKERS, MAX_POSITIONS, PAD, UNK
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
-"""Of Qwen's."""
+"""Image tokens of Qwen's models."""
 TILE_IMAGE, TILE_VIDEO, TILE_BEGIN, TILE_END = "<IMG_CONTEXT>", "<video>", "<img>", "</img>"
-"""Of InternVL's."""
+"""Image tokens of InternVL."""
 PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_5": 16, "qwen3_5_moe": 16}
 """Pixels of a patch's side, by `model_type`; two by two patches are one token."""
 MOST_TOKENS = 256
-"""Of a picture that is cut into patches."""
+"""Most tokens of an image that is cut into patches."""
 TILE, TILE_TOKENS = 56, 4
 """Pixels of a tile's side, and its tokens."""
 
@@ -43,24 +46,27 @@ CHAT_TEMPLATE = """\
 {%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-"""PICTURE: what stands for one, before it has its tokens."""
+"""PICTURE is replaced by the family's image token."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """picture: what its chat template writes for one. markers: tokens around and within pictures. names: under which
-    its processor finds some of them in the tokenizer. config: of the model_type, width, layers and tokenizer.
-    processor: of a config and a tokenizer."""
+    """A family of vision-language models."""
 
     picture: str
+    """Text of an image in the chat template."""
     markers: tuple[str, ...]
+    """Tokens around and within images."""
     names: Mapping[str, str]
-    config: Callable[[str, int, int, Any], Any]
-    processor: Callable[[Any, Any], Any]
+    """Attributes of the tokenizer by which the processor finds some of the markers."""
+    config: Callable[[str, int, int, PreTrainedTokenizerBase], PreTrainedConfig]
+    """Makes a config from the `model_type`, width, layers and tokenizer."""
+    processor: Callable[[PreTrainedConfig, PreTrainedTokenizerBase], ProcessorMixin]
+    """Makes a processor from a config and a tokenizer."""
 
 
 def vision_tokenizer(kind: str = "qwen2_5_vl") -> Qwen2Tokenizer:
-    """One token a byte; each chat marker is one token, and so is each marker of a picture."""
+    """A tokenizer with one token per byte; each chat marker and each image marker is one token."""
     family = FAMILIES[kind]
     markers = [*MARKERS, *family.markers]
     vocabulary = [PAD, EOS, UNK, *markers, *sorted(ByteLevel.alphabet())]
@@ -79,8 +85,13 @@ def vision_tokenizer(kind: str = "qwen2_5_vl") -> Qwen2Tokenizer:
 
 
 def vision_model(
-    kind: str = "qwen2_5_vl", *, hidden: int = 128, layers: int = 2, seed: int = 0, tokenizer: Any = None
-) -> Any:
+    kind: str = "qwen2_5_vl",
+    *,
+    hidden: int = 128,
+    layers: int = 2,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedModel:
     """A model of random weights, in float32, for a tokenizer (None: `vision_tokenizer`). No global random state is
     touched."""
     config = vision_config(kind, hidden=hidden, layers=layers, tokenizer=tokenizer)
@@ -91,13 +102,15 @@ def vision_model(
         return AutoModelForImageTextToText.from_config(config)
 
 
-def vision_config(kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: Any = None) -> Any:
+def vision_config(
+    kind: str, *, hidden: int = 128, layers: int = 2, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PreTrainedConfig:
     """The configuration of such a model."""
     return FAMILIES[kind].config(kind, hidden, layers, tokenizer or vision_tokenizer(kind))
 
 
-def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
-    """How a model of this config sees pictures."""
+def image_rule(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> ImageRule:
+    """The image rule of a model of this config."""
     with TemporaryDirectory() as folder:
         processor(config, tokenizer).save_pretrained(folder)
         rule = rule_of(folder, config)
@@ -105,19 +118,19 @@ def image_rule(config: Any, tokenizer: Any = None) -> ImageRule:
     return rule
 
 
-def save_vision_model(model: Any, folder: Path) -> None:
-    """Save `model` with its tokenizer, and how it sees pictures, to a folder."""
+def save_vision_model(model: PreTrainedModel, folder: Path) -> None:
+    """Save `model` with its tokenizer and image processor to a folder."""
     processor(model.config).save_pretrained(folder)
     model.save_pretrained(folder)
 
 
-def processor(config: Any, tokenizer: Any = None) -> Any:
-    """transformers' processor of texts and pictures for a model of `vision_model`."""
+def processor(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> ProcessorMixin:
+    """transformers' processor of texts and images for a model of `vision_model`."""
     kind = config.model_type
     return FAMILIES[kind].processor(config, tokenizer or vision_tokenizer(kind))
 
 
-def _patch_processor(config: Any, tokenizer: Any) -> Any:
+def _patch_processor(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
     from transformers import Qwen2_5_VLProcessor, Qwen3VLProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
@@ -131,7 +144,7 @@ def _patch_processor(config: Any, tokenizer: Any) -> Any:
     return Qwen2_5_VLProcessor(images, tokenizer, Qwen2VLVideoProcessor(patch_size=patch, merge_size=2))
 
 
-def _tile_processor(config: Any, tokenizer: Any) -> Any:
+def _tile_processor(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
     from transformers import InternVLProcessor
     from transformers.models.got_ocr2.image_processing_got_ocr2 import GotOcr2ImageProcessor
     from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
@@ -141,7 +154,7 @@ def _tile_processor(config: Any, tokenizer: Any) -> Any:
     return InternVLProcessor(images, tokenizer, films, image_seq_length=config.image_seq_length)
 
 
-def _text(hidden: int, layers: int, tokenizer: Any) -> dict[str, Any]:
+def _text(hidden: int, layers: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     ids, heads = tokenizer.get_vocab(), hidden // 32
     return {
         "vocab_size": len(ids),
@@ -158,7 +171,7 @@ def _text(hidden: int, layers: int, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _patch_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
+def _patch_config(kind: str, hidden: int, layers: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     ids, text = tokenizer.get_vocab(), _text(hidden, layers, tokenizer)
@@ -196,7 +209,7 @@ def _patch_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
 
 
 def _linear_attention(kind: str, text: dict[str, Any]) -> dict[str, Any]:
-    """What Qwen3.5's text models have besides: the last layer attends to all tokens."""
+    """Further settings of Qwen3.5's text models: only the last layer has full attention."""
     sizes: dict[str, Any] = {
         "layer_types": [*["linear_attention"] * (text["num_hidden_layers"] - 1), "full_attention"],
         "linear_num_key_heads": text["num_key_value_heads"],
@@ -211,7 +224,7 @@ def _linear_attention(kind: str, text: dict[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def _tile_config(kind: str, hidden: int, layers: int, tokenizer: Any) -> Any:
+def _tile_config(kind: str, hidden: int, layers: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     vision = {

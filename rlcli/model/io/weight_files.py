@@ -1,4 +1,4 @@
-"""Reads parts of a model's weights: each rank the rows that it holds, so that none ever has the whole model."""
+"""Reads parts of a model's weights: each rank reads its rows, so that no rank ever has the full model in memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class WeightFiles:
-    """The safetensors files of the model at `path`, under the names of its weights, of which some may be within an
-    adapter's layers. Nothing is read at first. tied: its head is its embedding. kind: its `model_type`. new: parameters
-    that are in no file, by name, whole."""
+    """The safetensors files of the model at `path`, read by the names of its parameters, which may include those of an
+    adapter's wrappers. Weights are read on request. tied: the head is the embedding. kind: the `model_type`."""
 
     def __init__(self, path: str, files: Iterable[Path], *, tied: bool, kind: str = "") -> None:
         self._path, self._tied, self._kind = path, tied, kind
         self.new: Mapping[str, Tensor] = {}
+        """Full values of parameters that are in no file, by name."""
         self._opened: dict[str, Any] = {}
         try:
             for file in files:
@@ -37,7 +37,7 @@ class WeightFiles:
 
     @classmethod
     def find(cls, path: str, *, tied: bool, kind: str = "") -> WeightFiles | None:
-        """The files of a folder, or of a hub id in the cache; None if they are of another kind, or not all there."""
+        """The files of a folder, or of a hub id in the cache; None if they have another format or some are missing."""
         try:
             files = weight_files(path)
         except ModelError:
@@ -47,54 +47,54 @@ class WeightFiles:
 
     @property
     def names(self) -> set[str]:
-        """Of the tensors in the files."""
+        """Names of the tensors in the files."""
         return set(self._opened)
 
     def shape(self, name: str) -> list[int]:
-        """Of a tensor in the files."""
-        found: list[int] = self._opened[name].get_slice(name).get_shape()
-        return found
+        """The shape of a tensor in the files."""
+        dimensions: list[int] = self._opened[name].get_slice(name).get_shape()
+        return dimensions
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the files, whole, on the CPU. Raises `ModelError` for NaN and infinity."""
+        """A tensor of the files, on the CPU. Raises `ModelError` for NaN and infinity."""
         return self._whole(name, torch.device("cpu"))
 
     def hold(self, name: str, shape: torch.Size) -> bool:
-        """Whether a parameter of this name and shape is there."""
+        """True if the files have a parameter of this name and shape."""
         if name in self.new:
             return tuple(self.new[name].shape) == tuple(shape)
         if self._is_whole(name) and self.shape(file_name(self._own(name), self._kind)) == list(shape):
             return True
         wanted = stored_shapes(self._own(name), shape, self._kind)
-        return all(self._shape(part) == own for part, own in wanted.items())
+        return all(self._shape(part) == part_shape for part, part_shape in wanted.items())
 
     def rows(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
         """Rows of a parameter, from its first dimension, in the dtype of the file, on `device`, where they are checked:
-        a worker beside a GPU has one thread. Raises `ModelError` for NaN and infinity."""
+        a worker with a GPU has only one CPU thread. Raises `ModelError` for NaN and infinity."""
         if name in self.new:
             return self.new[name][begin : begin + count]
-        whole, name = self._is_whole(name), self._own(name)
-        if expert_names(name, begin, self._kind) and not whole:
+        fused, name = self._is_whole(name), self._own(name)
+        if expert_names(name, begin, self._kind) and not fused:
             experts = (expert_names(name, expert, self._kind) for expert in range(begin, begin + count))
-            return torch.stack([torch.cat([self._whole(one, device) for one in names]) for names in experts])
+            return torch.stack([torch.cat([self._whole(matrix, device) for matrix in names]) for names in experts])
         name = file_name(name, self._kind)
         if name + BLOCKS in self._opened:
-            both = [(self._slice(name + end)[begin : begin + count].to(device)) for end in (BLOCKS, SCALES)]
-            part = torch.stack([dequantized(*expert) for expert in zip(*both, strict=True)])
+            quantized = [(self._slice(name + end)[begin : begin + count].to(device)) for end in (BLOCKS, SCALES)]
+            part = torch.stack([dequantized(*expert) for expert in zip(*quantized, strict=True)])
         else:
             part = self._slice(name)[begin : begin + count].to(device)
         check_finite(self._path, [(name, part)])
         return part
 
     def _is_whole(self, name: str) -> bool:
-        """Whether a file has the parameter as it is in memory: experts may be fused there too."""
+        """True if a file has the parameter in its form in memory, such as fused experts."""
         return file_name(self._own(name), self._kind) in self._opened
 
     def _slice(self, name: str) -> Any:
         return self._opened[name].get_slice(name)
 
     def _shape(self, name: str) -> list[int]:
-        """As it is read; empty if it is not there."""
+        """The shape of a tensor after dequantisation; empty if it is missing."""
         ends = [end for end in ("", BLOCKS, SCALES) if name + end in self._opened]
         shapes = {name + end: list(self._slice(name + end).get_shape()) for end in ends}
         return read_shapes(self._path, shapes).get(name, [])
@@ -105,6 +105,6 @@ class WeightFiles:
         return tensor
 
     def _own(self, name: str) -> str:
-        """The name in the files: a tied head may not be in them."""
+        """The parameter's name without adapters; a tied head may be missing in the files, so the embedding's."""
         name = base_name(name)
         return EMBEDDING if name == HEAD and self._tied else name

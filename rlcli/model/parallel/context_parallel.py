@@ -1,9 +1,9 @@
-"""Context parallelism: ranks that divide the tokens of a pack, and for attention its heads (DeepSpeed-Ulysses, arXiv
+"""Context parallelism: ranks divide the tokens of a pack, and for attention its heads (DeepSpeed-Ulysses, arXiv
 2309.14509).
 
-Every layer but attention computes on a run of the pack's tokens. For attention the ranks exchange runs of all heads for
-some heads of all tokens, and back; so sequences, shared prompts and branches may lie anywhere, and what attends to
-what is decided where it is without this. A rank's memory for activations is 1 / ranks of the pack's.
+Every layer but attention computes on a contiguous run of the pack's tokens. For attention an all-to-all exchanges a run
+with all heads for all tokens with some heads, and back. So sequences, shared prompts and branches may cross the runs,
+and attention itself is the same as without context parallelism. A rank holds 1 / ranks of the pack's activations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,63 +27,70 @@ from rlcli.model.packed_batch import PackedBatch
 from rlcli.model.parallel.buckets import all_gather
 from rlcli.model.parallel.row_exchange import exchange
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 
 @dataclass(frozen=True)
 class Heads:
-    """Which heads each rank of the group attends with. query, kv: by rank. chosen: of this rank's KV heads, that of
-    each of its query heads, or None if they are shared evenly, in order.
+    """Assignment of attention heads to the ranks of a context group.
 
     Query heads are divided as evenly as possible. A KV head goes to every rank that has one of its query heads.
 
     >>> Heads.of(queries=6, kvs=2, ranks=4, rank=1)
-    Heads(query=((0, 1), (2, 3), (4,), (5,)), kv=((0,), (0, 1), (1,), (1,)), chosen=None)
-    >>> Heads.of(queries=6, kvs=2, ranks=2, rank=0).chosen is None
+    Heads(query=((0, 1), (2, 3), (4,), (5,)), kv=((0,), (0, 1), (1,), (1,)), kv_of_query=None)
+    >>> Heads.of(queries=6, kvs=2, ranks=2, rank=0).kv_of_query is None
     True
     >>> Heads.of(queries=5, kvs=5, ranks=2, rank=0).kv
     ((0, 1, 2), (3, 4))
     """
 
     query: tuple[tuple[int, ...], ...]
+    """Query heads of each rank."""
     kv: tuple[tuple[int, ...], ...]
-    chosen: tuple[int, ...] | None
+    """KV heads of each rank."""
+    kv_of_query: tuple[int, ...] | None
+    """For each query head of this rank the index of its KV head among this rank's; None if each KV head has equally
+    many query heads, in order."""
 
     @classmethod
     def of(cls, queries: int, kvs: int, ranks: int, rank: int) -> Heads:
-        each, more = divmod(queries, ranks)
-        assert each, "the rules check that each rank has a head"
+        """queries, kvs: heads of a layer."""
+        heads_per_rank, remainder = divmod(queries, ranks)
+        assert heads_per_rank, "the rules check that each rank has a head"
         query, kv, start = [], [], 0
-        for place in range(ranks):
-            own = range(start, start + each + (place < more))
-            query.append(tuple(own))
-            kv.append(tuple(sorted({head * kvs // queries for head in own})))
-            start = own.stop
-        places = tuple(kv[rank].index(head * kvs // queries) for head in query[rank])
-        share, left = divmod(len(query[rank]), len(kv[rank]))
-        even = not left and places == tuple(place // share for place in range(len(places)))
-        return cls(tuple(query), tuple(kv), None if even else places)
+        for index in range(ranks):
+            heads = range(start, start + heads_per_rank + (index < remainder))
+            query.append(tuple(heads))
+            kv.append(tuple(sorted({head * kvs // queries for head in heads})))
+            start = heads.stop
+        kv_of_query = tuple(kv[rank].index(head * kvs // queries) for head in query[rank])
+        group_size, remainder = divmod(len(query[rank]), len(kv[rank]))
+        even = not remainder and kv_of_query == tuple(index // group_size for index in range(len(kv_of_query)))
+        return cls(tuple(query), tuple(kv), None if even else kv_of_query)
 
 
 class ContextGroup:
-    """The ranks among which the tokens of a part of the rows are divided; group: theirs."""
+    """The ranks that divide the tokens of the same packs. group: their process group."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def run_of(self, batch: PackedBatch) -> Run:
-        """This rank's run of a pack that all ranks of the group have."""
+        """This rank's run of a pack. All ranks of the group pass the same pack."""
         each = -(-batch.tokens // self.size)
         start, missing = self.rank * each, self.size * each - batch.tokens
-        owner = batch.places // each
+        owner = batch.host_response_index // each
         by_rank = np.argsort(owner, kind="stable")
         order = np.empty_like(by_rank)
         order[by_rank] = np.arange(len(owner))
         indexes = [torch.from_numpy(values) for values in (np.flatnonzero(owner == self.rank), order)]
         mine, in_order = upload(indexes, batch.targets.device)
 
-        def part(values: Tensor, padding: int = 0) -> Tensor:
-            behind = [0, 0] * (values.ndim - 1) + [0, missing]
-            return F.pad(values, behind, value=padding)[start : start + each]
+        def part(values: Tensor, fill: int = 0) -> Tensor:
+            padding = [0, 0] * (values.ndim - 1) + [0, missing]
+            return F.pad(values, padding, value=fill)[start : start + each]
 
         return Run(
             ranks=self,
@@ -103,31 +110,37 @@ class ContextGroup:
 
 @dataclass(frozen=True)
 class Run:
-    """The tokens of a pack that one rank computes: equally many on each, the last of them padding, which attends to
-    nothing. Implements `rlcli.model.attention.Divided`.
-
-    tokens: of the pack. each: of a run. input_ids, position_ids [each], routes [each, …]: as in the pack. mine int64:
-    the response tokens that this rank predicts. response_index, targets, candidates: of those, as in the pack, but from
-    the run's start. order [R]: the place of each of the pack's response tokens among those of all ranks, rank after
-    rank. counts: of each rank.
-    """
+    """The contiguous tokens of a pack that one rank computes, equally many on each rank; the last run ends with
+    padding, which attends to nothing. Implements `rlcli.model.attention.Divided`."""
 
     ranks: ContextGroup
+    """The ranks that divide the pack."""
     tokens: int
+    """T, tokens of the pack."""
     each: int
-    input_ids: Tensor
-    position_ids: Tensor
-    mine: Tensor
-    response_index: Tensor
-    targets: Tensor
-    candidates: Tensor | None
-    order: Tensor
+    """Tokens of a run, padding included."""
+    input_ids: Int[Tensor, " each"]
+    """As `PackedBatch.input_ids`, for the run; padding is 0."""
+    position_ids: Int[Tensor, "... each"]
+    """As `PackedBatch.position_ids`, for the run; padding is 0."""
+    mine: Int[Tensor, " local_R"]
+    """int64: index of each response token that this rank predicts among the R of the pack."""
+    response_index: Int[Tensor, " local_R"]
+    """As `PackedBatch.response_index`, for `mine`, counted from the start of the run."""
+    targets: Int[Tensor, " local_R"]
+    """As `PackedBatch.targets`, for `mine`."""
+    candidates: Int[Tensor, "local_R K"] | None
+    """As `PackedBatch.candidates`, for `mine`."""
+    order: Int[Tensor, " R"]
+    """The index of each of the pack's response tokens among those of all ranks, rank after rank."""
     counts: tuple[int, ...]
-    routes: Tensor | None = None
+    """Response tokens that each rank predicts."""
+    routes: Int[Tensor, "each layers K"] | None = None
+    """As `PackedBatch.routes`, for the run; padding is −1."""
 
-    def gather(self, values: Tensor) -> Tensor:
-        """`[R, …]` of each rank's values for the response tokens that it predicts. Collective, and so is the backward
-        pass, in which each rank is to have the same gradient: that of the one loss, which all of them compute."""
+    def gather(self, values: Float[Tensor, "local_R ..."]) -> Float[Tensor, "R ..."]:
+        """The values of all ranks for the response tokens that each predicts, in the pack's order. Collective, and so
+        is the backward pass, in which all ranks must pass the same gradient: each of them computes the full loss."""
         gathered: Tensor = _Gather.apply(values, self)
         return gathered
 
@@ -138,51 +151,55 @@ class Run:
         heads = Heads.of(query.shape[1], key.shape[1], self.ranks.size, self.ranks.rank)
         query = self._to_heads(query, heads.query)
         key, value = (self._to_heads(x, heads.kv) for x in (key, value))
-        if heads.chosen is not None:
-            chosen = _index(heads.chosen, key.device)
-            key, value = (x.index_select(1, chosen) for x in (key, value))
-        own = heads.query[self.ranks.rank]  # they are neighbours
-        beside = () if sinks is None else (sinks[own[0] : own[-1] + 1],)
-        return self._to_tokens(attention(query, key, value, *beside), heads.query)
+        if heads.kv_of_query is not None:
+            kv_of_query = _index(heads.kv_of_query, key.device)
+            key, value = (x.index_select(1, kv_of_query) for x in (key, value))
+        local_heads = heads.query[self.ranks.rank]  # consecutive
+        local_sinks = None if sinks is None else sinks[local_heads[0] : local_heads[-1] + 1]
+        return self._to_tokens(attention(query, key, value, local_sinks), heads.query)
 
-    def _to_heads(self, x: Tensor, heads: Sequence[Sequence[int]]) -> Tensor:
-        """`[T, own heads, D]`, of all tokens, of `[each, H, D]`, of a run. heads: those of each rank."""
-        mine, width = len(heads[self.ranks.rank]), x.shape[-1]
-        sent = torch.cat([x[:, own[0] : own[-1] + 1].reshape(-1, width) for own in heads])  # they are neighbours
-        counts = [self.each * len(own) for own in heads]
-        found: Tensor = exchange(sent, counts, [self.each * mine] * self.ranks.size, self.ranks.group)
-        return found.view(-1, mine, width)[: self.tokens]
+    def _to_heads(
+        self, x: Float[Tensor, "each heads D"], heads: Sequence[Sequence[int]]
+    ) -> Float[Tensor, "T local_heads D"]:
+        """From a run with all heads to all tokens with this rank's heads. heads: those of each rank, consecutive."""
+        local_heads, width = len(heads[self.ranks.rank]), x.shape[-1]
+        sent = torch.cat([x[:, group[0] : group[-1] + 1].reshape(-1, width) for group in heads])
+        counts = [self.each * len(group) for group in heads]
+        received = exchange(sent, counts, [self.each * local_heads] * self.ranks.size, self.ranks.group)
+        return received.view(-1, local_heads, width)[: self.tokens]
 
-    def _to_tokens(self, y: Tensor, heads: Sequence[Sequence[int]]) -> Tensor:
-        """`[each, H, D]` of `[T, own heads, D]`: the way back."""
-        mine, width = len(heads[self.ranks.rank]), y.shape[-1]
-        whole = F.pad(y, (0, 0, 0, 0, 0, self.ranks.size * self.each - self.tokens)).reshape(-1, width)
-        counts = [self.each * len(own) for own in heads]
-        found = exchange(whole, [self.each * mine] * self.ranks.size, counts, self.ranks.group)
-        parts = zip(found.split(counts), heads, strict=True)
-        return torch.cat([part.view(self.each, len(own), width) for part, own in parts], dim=1)
+    def _to_tokens(
+        self, y: Float[Tensor, "T local_heads D"], heads: Sequence[Sequence[int]]
+    ) -> Float[Tensor, "each heads D"]:
+        """The inverse of `_to_heads`."""
+        local_heads, width = len(heads[self.ranks.rank]), y.shape[-1]
+        sent = F.pad(y, (0, 0, 0, 0, 0, self.ranks.size * self.each - self.tokens)).reshape(-1, width)
+        counts = [self.each * len(group) for group in heads]
+        received = exchange(sent, [self.each * local_heads] * self.ranks.size, counts, self.ranks.group)
+        parts = zip(received.split(counts), heads, strict=True)
+        return torch.cat([part.view(self.each, len(group), width) for part, group in parts], dim=1)
 
 
 @cache
-def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
-    """Made once: the host waits for a list that is copied to the device."""
-    return torch.tensor(places, device=device)
+def _index(indices: tuple[int, ...], device: torch.device) -> Tensor:
+    """The indices on `device`. Cached: the host waits for the copy of a list."""
+    return torch.tensor(indices, device=device)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, run: Run) -> Tensor:
-        ctx.run, most = run, max(run.counts)
-        if not most:
+        ctx.run, padded = run, max(run.counts)
+        if not padded:
             return values.clone()
-        found = values.new_empty(run.ranks.size * most, *values.shape[1:])
-        padding = values.new_zeros(most - len(values), *values.shape[1:])
-        all_gather(found, torch.cat([values, padding]), group=run.ranks.group)
-        parts = [found[rank * most : rank * most + count] for rank, count in enumerate(run.counts)]
+        gathered = values.new_empty(run.ranks.size * padded, *values.shape[1:])
+        padding = values.new_zeros(padded - len(values), *values.shape[1:])
+        all_gather(gathered, torch.cat([values, padding]), group=run.ranks.group)
+        parts = [gathered[rank * padded : rank * padded + count] for rank, count in enumerate(run.counts)]
         return torch.cat(parts).index_select(0, run.order)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # FSDP2 averages over these ranks too, each of which has only its own tokens' part of the one loss.
+        # FSDP2 averages over these ranks too, but each has only the gradient of its tokens.
         return grad.index_select(0, ctx.run.mine) * ctx.run.ranks.size, None

@@ -1,14 +1,14 @@
-"""FSDP2: shards a model over the mesh, layer by layer unless it is small (ZeRO-3, arXiv 1910.02054), and fills it: each
-rank reads its own rows, or rank 0 reads all. Over a mesh of two dimensions, `rlcli.model.parallel.parallel_dims`, it is
-replicated over the first one."""
+"""FSDP2: shards a model over the mesh, layer by layer unless it is small (ZeRO-3, arXiv 1910.02054), and loads its
+weights: each rank reads its rows, or rank 0 reads and broadcasts. On a mesh of two dimensions
+(`rlcli.model.parallel.parallel_dims`) the model is replicated over the first one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from rlcli.model.io.weight_files import WeightFiles
 
 WHOLE_BYTES = 24 << 20
-"""Up to this size, in compute dtype, a model is gathered whole, once per micro-batch: one message per layer, with ranks
-waiting for each other in each, would cost more than the memory is worth. Above it, the gathering takes as long as it
-saves."""
+"""Size in compute dtype up to which all weights of a model are gathered at once, once per micro-batch: one collective
+per layer would cost more time than the memory is worth. Above it, layer by layer is as fast
+(`scripts/bench/sharding.py`)."""
 
 
 def shard(model: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -> None:
     """Shard `model`, whose parameters may be on the meta device, in place: each decoder layer and the rest separately,
-    so that one layer is whole at a time, or all of a model of up to WHOLE_BYTES as one.
+    so that one layer is gathered at a time; a model of up to WHOLE_BYTES as one unit.
 
-    experts: the mesh of the experts' weights, if ranks divide them.
+    experts: mesh of the experts' weights, with expert parallelism.
 
-    In 16 bits it computes in these, reduces and accumulates gradients in float32 and leaves the parameters unchanged.
+    A model in 16 bits computes in these, reduces and accumulates gradients in float32 and keeps its parameters' dtype.
     """
     half = model.dtype != torch.float32
     precision = (
@@ -53,56 +53,59 @@ def shard(model: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -
     model.register_forward_hook(_reshard_without_backward)
 
 
-def _reshard_without_backward(model: FSDPModule, *_: object) -> None:
-    """The root stays gathered from its forward to its backward pass. If no backward follows, `parameters()` would be
-    whole copies in compute dtype: an optimizer built on them would train nothing, and weight sync would lose precision.
+def _reshard_without_backward(model: nn.Module, *_: object) -> None:
+    """Forward hook. The root stays gathered from its forward to its backward pass. If no backward follows,
+    `parameters()` would be gathered copies in compute dtype: an optimizer built on them would train nothing, and weight
+    sync would lose precision.
     """
     if not torch.is_grad_enabled():
+        assert isinstance(model, FSDPModule)
         model.reshard()
 
 
 def casts_once(model: Decoder, dims: ParallelDims, device_type: str) -> bool:
-    """Whether `model` keeps its weights in compute dtype from one micro-batch of an update to the next (`keep_cast`):
-    where one rank has whole weights, on a GPU. FSDP2 would cast and copy each of them in every forward and every
-    backward pass. They take as much memory as the model in compute dtype, which the planner counts; a CPU has seldom
-    that much to spare, and an adapter's base, which is most of its model, would be there twice."""
+    """True if `model` keeps its weights in compute dtype from one micro-batch of an update to the next (`keep_cast`):
+    on a GPU if each rank has all weights. Without it FSDP2 casts and copies all of them in each forward and backward
+    pass. The copies take as much memory as the model in compute dtype, which the planner counts; CPUs seldom have that
+    much to spare, and the base of an adapter would be in memory twice."""
     adapted = any(is_adapter(name) for name, _ in model.named_parameters())
     one_shard = dims.shard * dims.context == 1
     return one_shard and device_type == "cuda" and not adapted and isinstance(model, FSDPModule)
 
 
-def keep_cast(model: FSDPModule, *, last: bool) -> None:
-    """Before a micro-batch's passes: have its weights, once they are cast, stay until the backward pass of the `last`
-    one. Until then its gradients are added up in float32, as reduced ones are, and are reduced once: of one shard both
-    give the same bits."""
+def keep_cast(model: nn.Module | FSDPModule, *, last: bool) -> None:
+    """Before the passes of a micro-batch: keep the cast weights until the backward pass of the `last` micro-batch.
+    Until then gradients are accumulated in float32 and reduced once. With one shard that gives the same bits as
+    reducing each time."""
+    assert isinstance(model, FSDPModule)
     model.set_reshard_after_backward(last)
     model.set_requires_gradient_sync(last)
     _reshard_layers_after_forward(model, False)
 
 
-def end_cast(model: FSDPModule) -> None:
-    """After the last one: passes without a gradient hold one layer at a time."""
+def end_cast(model: nn.Module | FSDPModule) -> None:
+    """After the last micro-batch: passes without gradients gather one layer at a time again."""
     _reshard_layers_after_forward(model, True)
 
 
-def _reshard_layers_after_forward(model: Any, on: bool) -> None:
-    """Not the root, which is needed again at once."""
-    for module in model.modules():
+def _reshard_layers_after_forward(model: nn.Module | FSDPModule, on: bool) -> None:
+    """Set it for all layers but the root, which the backward pass needs at once."""
+    for module in cast(nn.Module, model).modules():
         if isinstance(module, FSDPModule) and module is not model:
             module.set_reshard_after_forward(on, recurse=False)
 
 
 def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) -> None:
-    """Allocate a model that is on the meta device, sharded or not, and read this rank's rows of each parameter, and
-    what is fixed; other buffers keep their values. Not collective."""
+    """Allocate a model that is on the meta device, sharded or not, and read this rank's rows of each parameter and the
+    fixed tensors; other buffers keep their values. Not collective."""
     _allocate(model, device)
     model.lm.tie_weights()  # allocating memory untied tied parameters, which are to be read once
     with torch.no_grad():
         for name, parameter in named_weights(model.lm):
-            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             rows = rows_of(parameter)
-            if own.numel():
-                own.copy_(files.rows(name, rows.begin if rows is not None else 0, len(own), device))
+            if local.numel():
+                local.copy_(files.rows(name, rows.begin if rows is not None else 0, len(local), device))
 
 
 def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:
@@ -112,7 +115,7 @@ def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.d
     Collective. state, on rank 0: every parameter and fixed tensor under its name in `model.lm`, tied ones under
     each of their names; empty on other ranks.
     """
-    # Broadcast tensor by tensor, each rank keeping its part: no rank but the first ever holds the whole model.
+    # Broadcast tensor by tensor, of which each rank keeps its part: only rank 0 ever holds the full model.
     _allocate(model, device)
     set_model_state_dict(
         model,
@@ -122,7 +125,7 @@ def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.d
 
 
 def _allocate(model: Decoder, device: torch.device) -> None:
-    """Memory for a model that is on the meta device, whose buffers keep their values."""
+    """Allocate memory for a model that is on the meta device; buffers keep their values."""
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
     with torch.no_grad():

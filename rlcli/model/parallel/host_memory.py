@@ -1,21 +1,23 @@
-"""Host memory for copies of a device's tensors. On GPUs it is pinned: copies then go at the speed of the bus, where
-ordinary memory takes a second copy by one thread. It is allocated in large blocks, which stay: allocating pinned memory
-takes longer than a copy."""
+"""Host memory for copies of a device's tensors. For GPUs it is pinned: copies then run at the speed of the bus, whereas
+pageable memory needs a second copy by one thread. It is allocated in large blocks that are kept: allocating pinned
+memory takes longer than a copy."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 BLOCK_BYTES = 256 << 20
-"""Memory allocated at once: torch rounds pinned memory up to a power of two, which wastes up to half for single
-tensors."""
+"""Size of a block: torch rounds pinned memory up to a power of two, which wastes up to half for single tensors."""
 ALIGNED = 512
+"""Alignment of pieces in bytes."""
 
 
 class HostMemory:
-    """Blocks of host memory, taken from one after another. pinned: they are for copies of a GPU's tensors."""
+    """A bump allocator over blocks of host memory. pinned: for copies of a GPU's tensors."""
 
     def __init__(self, pinned: bool = True) -> None:
         self._pinned = pinned
@@ -23,11 +25,11 @@ class HostMemory:
         self._block, self._used = 0, 0
 
     def reuse(self) -> None:
-        """Begin again with the first block: nothing that was taken is needed any more."""
+        """Free everything: the next allocations overwrite the first block."""
         self._block, self._used = 0, 0
 
     def take(self, size: int) -> list[Tensor]:
-        """`size` bytes, uint8, in order: several pieces, where they do not fit into a block."""
+        """`size` bytes, uint8, in order: several pieces if they do not fit into a block."""
         pieces = []
         while size:
             if not self._left:
@@ -44,16 +46,16 @@ class HostMemory:
         return self._piece(size)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A copy of this rank's part of `tensor`, sharded as that is. A tensor on the CPU is copied to other memory
-        than this."""
+        """A copy of `tensor` with the same sharding, of which this rank copies its part. A tensor on the CPU is copied
+        to ordinary memory instead."""
         tensor = tensor.detach()
         if tensor.device.type == "cpu":
             return tensor.to("cpu", copy=True)
         if not isinstance(tensor, DTensor):
             return self._copy(tensor)
-        found = torch.empty_like(tensor, device="cpu")  # never written to, so that it takes no memory
-        found._local_tensor = self._copy(tensor.to_local())
-        return found
+        copy = cast(DTensor, torch.empty_like(tensor, device="cpu"))  # never written to, so that it takes no memory
+        copy._local_tensor = self._copy(tensor.to_local())
+        return copy
 
     def _copy(self, tensor: Tensor) -> Tensor:
         return self.take_whole(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -68,9 +70,9 @@ class HostMemory:
         return piece
 
     def _next(self, size: int) -> None:
-        """Go on to the next block, which is allocated, for `size` bytes at least, if there is none."""
+        """Advance to the next block; allocate one, of at least `size` bytes, if there is none."""
         self._block += bool(self._blocks)
         self._used = 0
         if self._block == len(self._blocks):
-            whole = max(BLOCK_BYTES, 1 << (size - 1).bit_length())
-            self._blocks.append(torch.empty(whole, dtype=torch.uint8, pin_memory=self._pinned))
+            block_bytes = max(BLOCK_BYTES, 1 << (size - 1).bit_length())
+            self._blocks.append(torch.empty(block_bytes, dtype=torch.uint8, pin_memory=self._pinned))

@@ -1,4 +1,4 @@
-"""Parallel dimensions: how the workers that train divide the models and the rows of a step among themselves."""
+"""Parallel dimensions: how the training workers divide the models and the rows of a step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ if TYPE_CHECKING:
 
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the dimensions of the weights' mesh."""
-BESIDE, EXPERT = "beside", "expert"
-"""Names of the dimensions of the experts' mesh that divide a copy of the model."""
+EXPERT_SHARD, EXPERT = "expert_shard", "expert"
+"""Names of the dimensions of the experts' mesh within one replica: of FSDP sharding, and of expert parallelism."""
 DATA, CONTEXT = "data", "context"
 """Names of the dimensions of the rows' mesh."""
 
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """`replicate` copies of each model (HSDP, arXiv 2304.11277), each for `shard` parts of a step's rows, and `context`
-    ranks for each part, which divide its tokens (Ulysses, arXiv 2309.14509). A copy's weights are sharded over shard ×
-    context ranks, of which `expert` neighbours divide a layer's experts (GShard, arXiv 2006.16668): each computes its
-    own ones for the tokens of all of them, so that experts are never gathered over these ranks.
-
-    The ranks of one part, which exchange tokens in every layer, are neighbours; so are those of one copy, which gather
-    weights in every pass. Between copies only gradients are summed, once an update.
+    """Sizes of the parallel dimensions. The weights of a replica are sharded over shard × context ranks. Ranks of a
+    context group, which exchange tokens in every layer, are consecutive; so are the ranks of a replica, which gather
+    weights in every pass. Between replicas only gradients are summed, once per update.
 
     >>> dims = ParallelDims.of(ranks=8, replicate=2, context=2)
     >>> dims, [dims.data_rank(rank) for rank in range(8)]
@@ -33,9 +29,14 @@ class ParallelDims:
     """
 
     replicate: int
+    """Replicas of each model (HSDP, arXiv 2304.11277)."""
     shard: int
+    """Parts of a step's rows for each replica."""
     context: int = 1
+    """Ranks that divide the tokens of a part's packs (Ulysses, arXiv 2309.14509)."""
     expert: int = 1
+    """Consecutive ranks that divide a layer's experts (GShard, arXiv 2006.16668): each computes its experts for the
+    tokens of all of them, so that expert weights are never gathered over these ranks."""
 
     @classmethod
     def of(cls, ranks: int, replicate: int, context: int = 1, expert: int = 1) -> ParallelDims:
@@ -45,19 +46,19 @@ class ParallelDims:
 
     @property
     def data_size(self) -> int:
-        """Number of parts that a step's rows are divided into."""
+        """Number of parts into which a step's rows are divided."""
         return self.replicate * self.shard
 
     def data_rank(self, rank: int) -> int:
-        """Which of them `rank` computes, together with the other ranks of its context."""
+        """The part that `rank` computes, together with the other ranks of its context group."""
         return rank // self.context
 
     def leads(self, rank: int) -> bool:
-        """Whether it is the first rank of its part: what all ranks of a part know, it alone reports."""
+        """True if `rank` is the first of its context group: the rank that reports for all of them."""
         return rank % self.context == 0
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """The mesh of the weights, without the dimension `replicate` if there is only one copy. Collective."""
+        """The mesh of the weights, without the dimension `replicate` if there is only one replica. Collective."""
         from torch.distributed.device_mesh import init_device_mesh
 
         sizes = {REPLICATE: self.replicate, SHARD: self.shard * self.context}
@@ -66,20 +67,20 @@ class ParallelDims:
         return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def experts_mesh(self, device_type: str) -> DeviceMesh | None:
-        """The mesh of the experts' weights, if they are divided; a copy has the same ranks as in `mesh`. Collective."""
+        """The mesh of the experts' weights with expert parallelism, else None; replicas have the same ranks as in
+        `mesh`. Collective."""
         from torch.distributed.device_mesh import init_device_mesh
 
         if self.expert == 1:
             return None
-        sizes = {REPLICATE: self.replicate, BESIDE: self.shard * self.context // self.expert, EXPERT: self.expert}
+        sizes = {REPLICATE: self.replicate, EXPERT_SHARD: self.shard * self.context // self.expert, EXPERT: self.expert}
         if self.replicate == 1:
             del sizes[REPLICATE]
-        mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        return mesh
+        return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def groups(self, device_type: str) -> tuple[ProcessGroup, ProcessGroup] | None:
-        """This rank's group of the ranks with the other parts, and that of the ranks which divide its part's tokens;
-        None if no part is divided. Collective."""
+        """This rank's data group (one rank of each part) and its context group; None without context parallelism.
+        Collective."""
         from torch.distributed.device_mesh import init_device_mesh
 
         if self.context == 1:

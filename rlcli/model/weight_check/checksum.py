@@ -5,7 +5,7 @@
 word: 32 bits of a row as an integer: an element of 4 bytes, or two neighbours of 2 bytes. The keys are odd
 pseudo-random numbers: swapped elements, rows or columns are detected, and two different tensors agree with a
 probability of about 2⁻³² or less. Since it is a sum, the checksums of the slices of W (one projection's rows of a fused
-weight, one rank's part), each with the keys of its own place in W, add up to that of W.
+weight, one rank's part), each with the keys of its position in W, add up to that of W.
 
 Numbers below the smallest normal one, including −0, count as 0: matrix kernels of CPUs read them so.
 """
@@ -28,11 +28,14 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Sent(NamedTuple):
-    """Metadata of a sent tensor. numel: its elements."""
+    """Metadata of a sent tensor."""
 
     checksum: int
+    """Of the full tensor, as int64."""
     numel: int
+    """Number of elements."""
     dtype: torch.dtype
+    """The dtype in which it was sent."""
 
 
 class Checksums:
@@ -46,8 +49,8 @@ class Checksums:
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Tensor, int, torch.dtype]] = {}
 
-    def of(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in named:
+    def of(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
             self.add(name, tensor)
             yield name, tensor
 
@@ -56,8 +59,8 @@ class Checksums:
 
     def sent(self) -> dict[str, Sent]:
         sums = to_host([total for total, _, _ in self._sums.values()])
-        kept = zip(self._sums.items(), sums, strict=True)
-        return {name: Sent(total, numel, dtype) for (name, (_, numel, dtype)), total in kept}
+        entries = zip(self._sums.items(), sums, strict=True)
+        return {name: Sent(total, numel, dtype) for (name, (_, numel, dtype)), total in entries}
 
 
 def columns_of(shape: torch.Size) -> int:
@@ -110,12 +113,12 @@ def _pairs(values: Tensor) -> Tensor:
 
 
 def _halves(column: int, width: int, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """For columns that do not begin or end with a pair: what each element of 2 bytes is in its pair, and the key of
-    each, which moves it to its half."""
-    place = torch.arange(column, column + width, device=device)
-    high = place % 2
+    """For columns that do not begin or end with a pair: a function that returns the word of each element of 2 bytes,
+    and the key of each, shifted if the element is the high half of its pair."""
+    index = torch.arange(column, column + width, device=device)
+    high = index % 2
     masks = torch.where(high == 1, -1, 0xFFFF)
-    column_keys = keys((column + width + 1) // 2, 1, device)[place // 2] << (16 * high)
+    column_keys = keys((column + width + 1) // 2, 1, device)[index // 2] << (16 * high)
     return lambda values: _bits(values).to(torch.int64) & masks, column_keys
 
 

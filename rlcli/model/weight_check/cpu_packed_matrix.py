@@ -1,4 +1,4 @@
-"""A matrix in the order that a CPU kernel multiplies by, which can be read back bit by bit."""
+"""A matrix packed for a CPU kernel, which can be unpacked bit by bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 TYPICAL_ROWS = 64
-"""Rows of the inputs for which the order is chosen; products with any other number of rows use it too."""
+"""Rows of the inputs for which the packed layout is optimised; products with other numbers of rows use it, too."""
 
 
 class PackedMatrix:
@@ -14,10 +14,10 @@ class PackedMatrix:
 
         matrix = PackedMatrix(weight)
         matrix(x, weight, bias)     # [rows, inputs] → [rows, outputs]; `weight` is ignored
-        matrix.read()               # the bits that the kernel multiplies by, in their first order
+        matrix.read()               # the bits that the kernel multiplies by, unpacked
 
-    vLLM's own binding of the same kernels gives the same bits, but nothing can read what it has packed, except by a
-    product with the unit matrix. Raises `RuntimeError` for a dtype that the CPU cannot multiply.
+    vLLM's binding of the same kernels gives the same bits, but can only be read by a product with the identity matrix.
+    Raises `RuntimeError` for a dtype that the CPU cannot multiply.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -30,10 +30,10 @@ class PackedMatrix:
         return product
 
     def read(self) -> Tensor:
-        whole: Tensor = self._packed.to_dense()
-        return whole.contiguous()
+        matrix: Tensor = self._packed.to_dense()
+        return matrix.contiguous()
 
 
 def can_pack() -> bool:
-    """Whether this build of torch has the kernels."""
+    """True if this build of torch has the kernels."""
     return all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))

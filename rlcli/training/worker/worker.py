@@ -267,13 +267,13 @@ class Worker(WeightSync, WorkerCalls):
     @implements(WorkerCalls.update)
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
         self.offload.to_device("policy")
-        self.offload.to_device("policy.optimizer", ahead=True)
+        self.offload.to_device("policy.optimizer", prefetch=True)
         return self._policy.update(self._batch, minibatch, coefficients)
 
     @implements(WorkerCalls.update_critic)
     def update_critic(self, minibatch: int, lr: float) -> dict[str, float]:
         self.offload.to_device("critic")
-        self.offload.to_device("critic.optimizer", ahead=True)
+        self.offload.to_device("critic.optimizer", prefetch=True)
         return self._critic.update(self._batch, minibatch, lr)
 
     @implements(WorkerCalls.save_minibatch)

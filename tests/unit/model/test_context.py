@@ -22,11 +22,11 @@ def test_each_query_head_is_on_one_rank_beside_its_kv_head(queries: int, kvs: in
         assert abs(len(own) - queries / ranks) < 1
         wanted = [query // (queries // kvs) for query in own]
         assert sorted(set(wanted)) == list(beside), "and no other is sent"
-        if heads.chosen is None:  # as grouped attention pairs them
+        if heads.kv_of_query is None:  # as grouped attention pairs them
             share = len(own) // len(beside)
             assert wanted == [beside[place // share] for place in range(len(own))]
         else:
-            assert wanted == [beside[place] for place in heads.chosen]
+            assert wanted == [beside[place] for place in heads.kv_of_query]
         seen += own
     assert seen == list(range(queries))
 

@@ -199,7 +199,7 @@ def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObje
     offset = keys = 0
     for call in padded.calls:
         count, last, whole = call.shape
-        seen = call.seen(None, CPU)
+        seen = call.visible(None, CPU)
         seen = seen.expand(count, 1, last, whole)[:, 0]
         for row in range(count):
             for query in range(last):
