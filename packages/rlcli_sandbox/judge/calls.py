@@ -20,13 +20,21 @@ class Job(TypedDict, total=False):
     """Tests, as `tester` reads them: the fields of one kind, and count_all (continue after a failure, for a share)."""
 
     kind: Literal["check", "asserts", "cases"]
+    """Form of the tests."""
     setup: str
+    """Code that runs before the tests (check, asserts)."""
     test: str
+    """Code that defines `check(candidate)` (check)."""
     entry_point: str
+    """Name of the function or method under test (check, cases)."""
     asserts: list[str]
-    cases: list[dict[str, Any]]
+    """One assert statement each (asserts)."""
+    cases: list[dict[str, object]]
+    """`input`, the list of arguments, and `output`, the expected result (cases)."""
     wrapped: bool
+    """Each expected result may be in a list of one (cases)."""
     count_all: bool
+    """Continue after a failure, for a share of passed tests."""
 
 
 def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judgement:
