@@ -107,9 +107,9 @@ def _tests(value: Any, column: str, row: Mapping[str, Any], depth: int) -> dict[
 def _read(text: str, column: str) -> Any:
     """What the text holds: JSON, JSON that LiveCodeBench has packed, else the text, which is source."""
     text = text_of(text, column).strip()
-    found = unpacked(text)
-    if found is not text and not isinstance(found, str):
-        return found
+    parsed = unpacked(text)
+    if parsed is not text and not isinstance(parsed, str):
+        return parsed
     if text.startswith("eJ") and not re.search(r"\s", text):
         return unpacked(_unzipped(text, column))
     if text[0] in "[{" and not _ASSERT.search(text):
@@ -238,8 +238,8 @@ def _of_columns(inputs: list[Any], outputs: list[Any], fn_name: Any, column: str
     if fn_name:
         return {"inputs": inputs, "outputs": outputs, "fn_name": text_of(fn_name, "fn_name")}
     cases = [
-        {"input": _lines(given, column), "output": _lines(wanted, column)}
-        for given, wanted in zip(inputs, outputs, strict=True)
+        {"input": _lines(stdin, column), "output": _lines(stdout, column)}
+        for stdin, stdout in zip(inputs, outputs, strict=True)
     ]
     return {"kind": "stdio", "cases": cases}
 
@@ -255,9 +255,9 @@ def _of_list(items: list[Any], column: str, row: Mapping[str, Any]) -> dict[str,
         raise DataError(f"'{column}' holds a test that is neither an assert nor an input and output", _FIX)
     kinds = {KINDS.get(str(item.get("testtype") or item.get("type") or "stdin").lower(), "") for item in items}
     if len(kinds) > 1 or "" in kinds:
-        named = sorted({str(item.get("testtype") or item.get("type")) for item in items})
+        kind_names = sorted({str(item.get("testtype") or item.get("type")) for item in items})
         raise DataError(
-            f"'{column}' holds tests of the kinds {', '.join(named)}", "give tests of one kind that is known"
+            f"'{column}' holds tests of the kinds {', '.join(kind_names)}", "give tests of one kind that is known"
         )
     name = _function(items[0], row) if kinds == {CALL} else ""
     if kinds == {CALL} and not name:

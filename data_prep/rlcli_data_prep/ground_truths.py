@@ -141,9 +141,9 @@ def _unpacked(value: Any, column: str) -> Any:
     """The list of texts or the struct that a JSON text holds. A list without quotes may be an interval or a point."""
     if not isinstance(value, str):
         return value
-    found = unpacked(value)
-    if isinstance(found, Mapping) or (isinstance(found, list) and any(isinstance(item, str) for item in found)):
-        return found
+    parsed = unpacked(value)
+    if isinstance(parsed, Mapping) or (isinstance(parsed, list) and any(isinstance(item, str) for item in parsed)):
+        return parsed
     if _PYTHON_LIST.match(value.strip()):
         raise DataError(
             f"'{column}' holds a list as Python prints it: {value.strip()!r:.80}", "store it as a list, or as JSON"
