@@ -66,7 +66,7 @@ def without_answer(messages: tuple[Message, ...], column: str) -> tuple[tuple[Me
 
 
 def ends_with_answer(value: Any) -> bool:
-    """Whether a column's value is a chat that ends with the assistant's turn."""
+    """True if a column's value is a chat that ends with the assistant's turn."""
     value = _listed(unpacked(value))
     if not isinstance(value, list) or not value or not isinstance(value[-1], Mapping):
         return False

@@ -22,7 +22,7 @@ class Choices:
     texts: list[str]
     """Each choice, without its letter."""
     labels: list[str]
-    """How the source calls each: letters, unless it numbers them."""
+    """The source's name of each: letters, unless it numbers them."""
 
 
 def read_choices(value: Any, column: str) -> Choices:

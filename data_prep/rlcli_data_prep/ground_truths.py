@@ -66,7 +66,7 @@ def ground_truth(value: Any, column: str, kind: str, row: Mapping[str, Any]) -> 
 
 
 def joins_answers(value: Any, column: str, kind: str) -> bool:
-    """Whether the ground truth of this value joins several answers, which a response must give all."""
+    """True if the ground truth of this value joins several answers, which a response must give all."""
     if kind not in FORMULAS:
         return False
     value = _unpacked(value, column)
@@ -78,7 +78,7 @@ def joins_answers(value: Any, column: str, kind: str) -> bool:
 
 
 def is_index(value: Any, column: str) -> bool:
-    """Whether an answer is a whole number, and not text: where a question has choices, it may be an index of them."""
+    """True if an answer is a whole number, and not text: where a question has choices, it may be an index of them."""
     value = _unpacked(value, column)
     if isinstance(value, Mapping):
         return is_index(_part(value, column), column)
@@ -123,7 +123,7 @@ def _answer(value: Any, column: str, kind: str) -> str:
 
 
 def _is_list(text: str) -> bool:
-    """Whether a text has a comma outside of brackets."""
+    """True if a text has a comma outside of brackets."""
     rest, count = text, 1
     while count:
         rest, count = _BRACKETS.subn("", rest)

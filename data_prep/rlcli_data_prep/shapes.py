@@ -24,7 +24,7 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle")
 KINDS = ("count", "compare", "locate")
 TEST_SHARE = 5
-"""One picture in so many belongs to the test split."""
+"""One in this many pictures belongs to the test split."""
 
 Thing = tuple[str, str]
 """Colour and shape."""
@@ -111,7 +111,7 @@ def _split_of(scene: Scene) -> str:
 
 
 def _count(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]:
-    """How many things of one colour and shape there are, 0 to 4. The number of all things tells nothing."""
+    """Ask for the number of things of one colour and shape, 0 to 4, independent of the number of all things."""
     max_count = min(4, cells - 1)
     wanted, answer = (rng.choice(list(COLOURS)), rng.choice(SHAPES)), turn % (max_count + 1)
     others = [thing for thing in _every_thing() if thing != wanted]
@@ -120,7 +120,7 @@ def _count(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]:
 
 
 def _compare(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]:
-    """Whether there are more things of one colour than of another, which are never equally many."""
+    """Ask if there are more things of one colour than of another; they are never equally many."""
     max_count = min(4, cells // 2)
     first, second = rng.sample(list(COLOURS), 2)
     smaller, greater = sorted(rng.sample(range(max_count + 1), 2))
@@ -134,7 +134,7 @@ def _compare(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str
 
 
 def _locate(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]:
-    """The colour of the thing in one cell."""
+    """Ask for the colour of the thing in one cell."""
     answer, at, side = list(COLOURS)[turn % len(COLOURS)], rng.randrange(cells), round(cells**0.5)
     things = list(_scattered(rng, [], _every_thing(), rng.randint(0, cells - 1), cells - 1))
     things.insert(at, (answer, rng.choice(SHAPES)))
@@ -142,7 +142,7 @@ def _locate(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]
 
 
 def _scattered(rng: random.Random, required: list[Thing], others: list[Thing], things: int, cells: int) -> Scene:
-    """`required` and random ones of `others`, so many in total, at random places."""
+    """Place `required` and random ones of `others` in random cells. things: their total number."""
     scene: list[Thing | None] = [*required, *rng.choices(others, k=things - len(required))]
     scene += [None] * (cells - things)
     rng.shuffle(scene)
@@ -150,7 +150,7 @@ def _scattered(rng: random.Random, required: list[Thing], others: list[Thing], t
 
 
 def _worked(row: Mapping[str, Any]) -> str:
-    """What each cell holds, row by row, and how many of the things to be counted there were up to then."""
+    """The content of each cell, row by row, with the count so far of the things to be counted."""
     words, count = [], 0
     for thing in row["scene"]:
         description = "empty" if thing is None else " ".join(thing)

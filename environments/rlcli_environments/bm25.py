@@ -45,7 +45,7 @@ class Bm25:
         self.weights = np.repeat(rarity, holding) * count * (k1 + 1) / (count + k1 * (1 - b + b * length))
 
     def best(self, query: str, count: int) -> list[int]:
-        """The places of the `count` best texts, best first, of those that share a word with the query."""
+        """Indices of the `count` best texts, best first, of those that share a word with the query."""
         scores: np.ndarray = np.zeros(self.texts, np.float32)
         for word in dict.fromkeys(_WORD.findall(query.casefold())[:MAX_QUERY_WORDS]):
             if word in self.words:

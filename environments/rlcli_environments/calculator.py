@@ -16,7 +16,7 @@ MAX_BITS = 4096
 MAX_PLACES = 30
 """Longest decimal fraction that is shown in full."""
 SHOWN_DIGITS = 12
-"""Of a result that is not shown in full."""
+"""Significant digits of a result that is not shown in full."""
 
 _NUMBER = re.compile(r"(\d{1,100}(\.\d{0,100})?|\.\d{1,100})", re.ASCII)
 _SIGNS = str.maketrans({"×": "*", "⋅": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**"})

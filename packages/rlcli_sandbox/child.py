@@ -37,7 +37,7 @@ _living: set[Child] = set()
 
 @dataclass(frozen=True)
 class Launch:
-    """How a backend starts one program."""
+    """A backend's description of how to start one program."""
 
     command: Sequence[str]
     """Command line; `{fd}` becomes the number of the socket between `inside.py` and its owner."""
@@ -52,11 +52,11 @@ class Launch:
     status: Callable[[int], int]
     """Converts its exit status to `Exit.status`."""
     exceeds_disk: Callable[[int], bool]
-    """Whether the program with this process id has used up the disk."""
+    """True if the program with this process id has used up the disk."""
     close: Callable[[], None]
     """Frees all resources made for the program."""
     leaves_parent: bool = False
-    """Whether a process between the program and this one outlives the started one."""
+    """True if a process between the program and this one outlives the started one."""
     members: Callable[[int], Members] | None = None
     """Counts all processes of the program with this process id, for programs that may start others; None: this backend
     cannot end them."""

@@ -161,7 +161,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _imports() -> bool:
-    """Whether a module is being imported, which runs its code, and `exec` for its dataclasses."""
+    """True if a module is being imported, which runs its code, and `exec` for its dataclasses."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":

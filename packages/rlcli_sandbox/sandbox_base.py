@@ -34,7 +34,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
-        """How to start `main`, after everything it needs is created."""
+        """Create all resources that `main` needs, and describe how to start it."""
 
     def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child:
         """Start the Python source `main`, isolated before its first line runs.

@@ -108,7 +108,7 @@ def _root(frame: FrameType) -> str:
 
 
 def _same_package(frame: FrameType, first: FrameType) -> bool:
-    """Whether a frame is in the verifier's package, or for a file its folder. first: the verifier's outermost frame."""
+    """True if a frame is in the verifier's package, or for a file its folder. first: the verifier's outermost frame."""
     if _root(first).startswith(FILE_MODULE):
         return os.path.dirname(frame.f_code.co_filename) == os.path.dirname(first.f_code.co_filename)
     return _root(frame) == _root(first)

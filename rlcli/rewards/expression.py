@@ -99,7 +99,7 @@ class Composition:
 
     @property
     def is_sum(self) -> bool:
-        """Whether scores are weighted or added, so that each term is a separate part."""
+        """True if scores are weighted or added, so that each term is a separate part."""
         return len(self.terms) > 1 or self.terms[0].weight != 1.0
 
     @property
@@ -109,7 +109,7 @@ class Composition:
 
     @property
     def names_rows_own(self) -> bool:
-        """Whether `auto` is among the terms."""
+        """True if `auto` is among the terms."""
         return any(term.ref == AUTO for term in self.terms)
 
     def with_rows_own(self, row_verifiers: Composition) -> Composition:
@@ -140,7 +140,7 @@ def parse(text: str) -> Composition:
 
 
 def is_file(ref: str) -> bool:
-    """Whether a reference names a function in a file: `path/to/file.py:function`."""
+    """True if a reference names a function in a file: `path/to/file.py:function`."""
     return ref.rpartition(":")[0].endswith(".py")
 
 

@@ -72,7 +72,7 @@ def adapt(function: object, options: Options) -> Loaded:
 
 
 def is_rubric(value: object) -> bool:
-    """Whether a value is an object with rubric functions."""
+    """True if a value is an object with rubric functions."""
     return not inspect.isclass(value) and (hasattr(value, "funcs") or hasattr(value, "get_reward_funcs"))
 
 
@@ -146,7 +146,7 @@ def _verified(function: Callable[..., object], result: object) -> Verified:
 
 
 def _returns_values(function: Callable[..., object]) -> bool:
-    """Whether a function has a `return` with a value other than the literal None; True if its code is unknown."""
+    """True if a function has a `return` with a value other than the literal None; True if its code is unknown."""
     code = code_of(function)
     return code is None or _has_value(code)
 

@@ -38,19 +38,19 @@ class Loaded:
     verify: Callable[[Sequence[VerifyRequest]], Sequence[Verified]]
     """Returns a result for each request; raises if the whole batch failed."""
     many: bool
-    """Whether batches of requests are faster than single ones."""
+    """True if batches of requests are faster than single ones."""
     groups: bool = False
-    """Whether each call needs all responses to a prompt, one after another."""
+    """True if each call needs all responses to a prompt, one after another."""
 
 
 @dataclass(frozen=True)
 class Convention:
-    """How functions of one kind are called."""
+    """A calling convention for functions."""
 
     text: str
     """Its name and the parameters that it fills, for messages."""
     matches: Callable[[Parameters], bool]
-    """Whether a function with these parameters is of this kind."""
+    """True if a function with these parameters is of this kind."""
     inputs: Callable[[Parameters], set[str]]
     """The names of the parameters that a caller fills; the others are options."""
     adapt: Callable[[Callable[..., object], Options], Loaded]
@@ -137,7 +137,7 @@ def code_of(function: Callable[..., object]) -> CodeType | None:
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Whether a function, or the `__call__` of an object, is a coroutine function."""
+    """True if a function, or the `__call__` of an object, is a coroutine function."""
     call = getattr(function, "__call__", None)  # noqa: B004 - for objects whose `__call__` is async
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

@@ -18,7 +18,7 @@ _THINK = re.compile(r"</?think>")
 
 
 def speaks(vocabulary: Container[str]) -> bool:
-    """Whether a tokenizer with these tokens has the format's markers."""
+    """True if a tokenizer with these tokens has the format's markers."""
     return all(marker in vocabulary for marker in MARKERS)
 
 

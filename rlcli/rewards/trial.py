@@ -65,7 +65,7 @@ def first_answers(rows: Iterable[Prompt]) -> Answers:
 
 @cache
 def asks_server(verifier: str) -> bool:
-    """Whether one of the expression's verifiers sends responses to a server."""
+    """True if one of the expression's verifiers sends responses to a server."""
     return any("url" in term.options for term in parse(verifier).terms)
 
 
@@ -202,5 +202,5 @@ def _check_empty(term: Term, row: str, verdict: Verdict) -> None:
 
 
 def _rejects(verdict: Verdict) -> bool:
-    """Whether the row's answer, written as a response, is wrong. A penalty, at most 0, never rejects."""
+    """True if the row's answer, written as a response, is wrong. A penalty, at most 0, never rejects."""
     return verdict.detail.startswith(STATED) and verdict.outcome is not Outcome.OK and not verdict.score > 0

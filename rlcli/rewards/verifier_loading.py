@@ -62,7 +62,7 @@ class Scorer:
     at_once: int
     """Maximum number of requests in one call."""
     needs_sandbox: bool
-    """Whether one of its verifiers runs programs."""
+    """True if one of its verifiers runs programs."""
     patience_s: float
     """Total time that its verifiers wait, by their option `timeout_s`, in seconds."""
     own_limits: tuple[tuple[float, float], ...] = ()
@@ -72,9 +72,9 @@ class Scorer:
     answer_kind: str = ""
     """`ANSWER_KIND` of the first term's module; empty if it sets none."""
     has_gold: bool = False
-    """Whether the first term's module has a function `gold`."""
+    """True if the first term's module has a function `gold`."""
     groups: bool = False
-    """Whether one of its verifiers needs all responses to a prompt in one call."""
+    """True if one of its verifiers needs all responses to a prompt in one call."""
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:

@@ -207,7 +207,7 @@ class _Failure(NamedTuple):
 
     @property
     def refuses(self) -> bool:
-        """Whether the endpoint refuses the request's fields."""
+        """True if the endpoint refuses the request's fields."""
         return self.status in (400, 422)
 
 

@@ -98,7 +98,7 @@ class Span(NamedTuple):
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two answers, without surrounding text, are equal. The ground truth goes first: it sets the form.
+    """True if two answers, without surrounding text, are equal. The ground truth goes first: it sets the form.
 
     Bare lists and sets have no order, points do. `x = 5` may stand for `5`, an inequality for an interval. Decimals are
     exact, unless the ground truth is rounded (`ROUNDED_PLACES`). One percent sign may be left out or added (42\\%

@@ -83,7 +83,7 @@ _SUBSCRIPT = re.compile(r"(?<![0-9\s])_\s*(?:\{\s*\w{1,8}\s*\}|\w)")
 
 @lru_cache(maxsize=8192)
 def same(gold: str, answer: str) -> bool:
-    """Whether two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read.
+    """True if two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read.
 
     Unknowns are real. Where one of the two has a root or a logarithm of them, they are positive, unless a sign is lost
     in it: `\\sqrt{x^2}` is not `x`, and `\\ln(x^2)` is not `2\\ln x` (but is right for it, where that is defined).

@@ -206,7 +206,7 @@ def _trainings(calls: Sequence[shell_run.Call], path: Path) -> list[Launch]:
 
 
 def _uses_trl(launch: Launch, path: Path) -> bool:
-    """Whether a script of the project that names no method imports TRL."""
+    """True if a script of the project that names no method imports TRL."""
     file = None if launch.is_module else _located(launch.program, Path(launch.folder), path)
     return file is not None and re.search(r"^\s*(?:from|import) trl\b", _text(file), re.MULTILINE) is not None
 

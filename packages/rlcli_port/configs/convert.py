@@ -50,7 +50,7 @@ class Imported:
     rewards: str
     """The source of a file with the script's own reward functions; empty if it has none."""
     rewards_file: Path
-    """Where that file goes, which the recipe names."""
+    """The path of that file, which the recipe names."""
 
 
 def import_file(
@@ -187,7 +187,7 @@ def _note_trackers(read: Reading) -> None:
 
 
 def _not_installed(trackers: Sequence[str]) -> list[str]:
-    """Those that a run would refuse, since their package is missing."""
+    """The trackers that a run would refuse, since their package is missing."""
     return [name for name in trackers if missing(name)]
 
 

@@ -1,4 +1,4 @@
-"""Keys of ours by the names that verl and TRL give to the same, for suggestions when such a name is given."""
+"""Our keys by the names of their counterparts in verl and TRL, for suggestions in error messages."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def _keys() -> dict[str, tuple[str, ...]]:
 
 
 def _common_ending(parts: list[str], others: list[str]) -> int:
-    """How many last parts are the same."""
+    """Number of equal parts at the end."""
     pairs = zip(reversed(parts), reversed(others), strict=False)
     return next((count for count, (part, other) in enumerate(pairs) if part != other), min(len(parts), len(others)))

@@ -16,9 +16,9 @@ class RewardFunction:
     file: Path | None
     """The file that defines it; None if that is a package that is not beside the script."""
     line: int = 0
-    """Where its definition begins in that file."""
+    """Line of its definition in that file."""
     in_script: bool = False
-    """Whether the script itself defines it: to import it would start the training."""
+    """True if the script itself defines it: to import it would start the training."""
     bound: str = ""
     """The arguments that functools.partial gives it, as written in Python; empty if none."""
 

@@ -63,7 +63,7 @@ invented = False
 
 
 def unknown_value(usual: "T", other: "T") -> "T":
-    """What stands for a value that is not known here."""
+    """A stand-in for a value that is not known here."""
     global invented
     invented = True
     return other if VARIED else usual

@@ -65,12 +65,12 @@ class Reading:
         return self.defaults.get(source) if value is None or isinstance(value, Unresolved) else value
 
     def gives(self, source: str) -> bool:
-        """Whether the file itself sets the key to a known value."""
+        """True if the file itself sets the key to a known value."""
         self.looked_up.add(source)
         return source in self.foreign and not isinstance(self.foreign[source], Unresolved | None)
 
     def is_unresolved(self, source: str) -> bool:
-        """Whether the file sets the key to a value that is not in the file."""
+        """True if the file sets the key to a value that is not in the file."""
         return isinstance(self.foreign.get(source), Unresolved)
 
     def number(self, source: str) -> float | None:
@@ -88,7 +88,7 @@ class Reading:
         return max(int(value), 1)
 
     def flag(self, source: str) -> bool:
-        """Whether the value is true."""
+        """True if the value is true."""
         value = self(source)
         return value.strip().lower() == "true" if isinstance(value, str) else bool(value)
 

@@ -31,7 +31,7 @@ class Launch:
     program: str
     """A module (`verl.trainer.main_ppo`), a script (`src/open_r1/grpo.py`), or a subcommand of trl (`grpo`)."""
     is_module: bool
-    """Whether `program` is a module or a subcommand, not a script."""
+    """True if `program` is a module or a subcommand, not a script."""
     words: tuple[str, ...]
     """The program's arguments."""
     folder: str
@@ -45,7 +45,7 @@ class Launch:
 
     @property
     def is_verl(self) -> bool:
-        """Whether it takes Hydra's overrides, as verl does."""
+        """True if it takes Hydra's overrides, as verl does."""
         is_verl_program = re.match(r"(?:verl|recipe)[./]", self.program) is not None
         overrides = [match for word in self.words if (match := re.match(r"\+{0,2}([a-z_]+)\.[\w.]+=", word))]
         of_verl = any(match[1] in VERL_PARTS for match in overrides)
@@ -61,7 +61,7 @@ class Launch:
 
 
 def is_other_work(program: str) -> bool:
-    """Whether a program prepares, generates, converts or serves, as its name says.
+    """True if a program prepares, generates, converts or serves, as its name says.
 
     >>> is_other_work("verl.trainer.main_generation"), is_other_work("scripts/preprocess_all.py"), is_other_work("a.py")
     (True, True, False)

@@ -184,8 +184,8 @@ def _needed(function: Function, statements: Sequence[_Statement]) -> tuple[list[
 
 
 def _shadowed(copied: Sequence[ast.stmt], around: Sequence[_Statement], statements: Sequence[_Statement]) -> str:
-    """Why these statements cannot stand in one module: some are of a function around, and bind a name that a statement
-    of the module binds or reads, too. Empty if they can."""
+    """The reason why these statements cannot share a module: some are of an enclosing function, and bind a name that a
+    statement of the module binds or reads too. Empty if they can."""
     inner = {id(statement.node): statement.binds for statement in around}
     of_statements = {id(statement.node) for statement in statements}
     outer = [node for node in copied if id(node) not in inner and id(node) in of_statements]
@@ -198,8 +198,8 @@ def _shadowed(copied: Sequence[ast.stmt], around: Sequence[_Statement], statemen
 
 
 def _changed(needed: Sequence[ast.stmt], function: Function, tree: ast.Module) -> str:
-    """Why a copy would differ: a call that is a statement of its own changes a value that the function needs, as
-    `WORDS.append("x")`, or the value is that of a command line. Empty if neither."""
+    """The reason why a copy would differ: a separate statement changes a value that the function needs, as
+    `WORDS.append("x")`, or the value comes from the command line. Empty if neither."""
     names = {
         name for node in needed if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) for name in _bound(node)
     }

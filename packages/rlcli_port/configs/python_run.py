@@ -130,8 +130,8 @@ def _is_not_rl(call: Mapping[str, Any]) -> bool:
 def _printed(
     sandbox: Sandbox, path: Path, text: str, arguments: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a run of the script records; and notes about it. Values that differ in a second run, in which stubs have
-    other numbers and texts, are not known."""
+    """Run the script; returns its record, and notes about it. Values that differ in a second run, in which stubs have
+    other numbers and texts, are marked as unknown."""
     order: dict[str, Any] = {"name": path.name, "text": text, "arguments": list(arguments), "files": files_beside(path)}
     order |= {"variables": dict(variables), "varied": False}
     printed = recorded(run_confined(sandbox, text_of("inside_python.py"), order, path), path)
@@ -174,7 +174,7 @@ def _agreed(value: Any, other: Any) -> Any:
 
 
 def recorded(printed: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What the run has printed, if it has the form that `inside_python.py` describes: a script can forge it.
+    """Validate the record that a run has printed, in the form that `inside_python.py` describes: a script can forge it.
 
     Raises `ConfigError` if it has not.
     """
@@ -283,7 +283,7 @@ def _value(value: Any) -> Any:
 def _add_trainer_arguments(
     configuration: Configuration, trainer: Mapping[str, Any] | None, printed: Mapping[str, Any]
 ) -> None:
-    """Add what the trainer gets beside its configuration: model, LoRA, reward functions and data."""
+    """Add the trainer's arguments other than its configuration: model, LoRA, reward functions and data."""
     values, loads = configuration.values, printed["loads"]
     arguments = _arguments(trainer, configuration.method) if trainer else {}
     for call in printed["calls"]:

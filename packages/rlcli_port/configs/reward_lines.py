@@ -1,4 +1,4 @@
-"""Lines for what a TRL script gives to its trainer beside a configuration: reward functions as `verifier.name`, and
+"""Report lines for a TRL trainer's arguments other than its configuration: reward functions as `verifier.name`, and
 data as a command that prepares it."""
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Functions:
     terms: list[str] = field(default_factory=list)
     """Terms of an expression of verifiers."""
     weights_known: bool = True
-    """Whether the script gives a number for each of them, or no weights."""
+    """True if the script gives a number for each of them, or no weights."""
     notes: list[str] = field(default_factory=list)
-    """What became of functions that are not among them."""
+    """Notes on functions without a term, and on terms that replace a function."""
     columns: list[str] = field(default_factory=list)
     """Columns of the data that they ask for."""
 
@@ -156,6 +156,6 @@ data/gsm8k'
 
 
 def reward_file_name(out: Path | None, source: Path) -> Path:
-    """Where the functions of a script go: beside the recipe."""
+    """The path of the file with a script's functions: in the recipe's folder."""
     stem = re.sub(r"[^\w-]+", "_", source.stem, flags=re.ASCII).strip("_") or "script"
     return (out.parent if out else Path()) / f"{out.stem if out else stem}_rewards.py"

@@ -74,7 +74,7 @@ OTHER_SENTINEL = SENTINEL + 1_000_003
 UNSET_SENTINEL = 4_000_000_000_000_037
 """Stands for a variable that is not set in the second run: a prime number, since it is 0 in the first one."""
 MAX_WORDS = 20_000
-"""Of one call."""
+"""Maximum number of words of one call."""
 LONGEST_WORD = 64 << 10
 """Characters."""
 
@@ -154,7 +154,7 @@ _NAME = re.compile(r"(?<![\w$#])[A-Za-z_]\w*+")
 _USED = re.compile(r"\$\{[#!]?([A-Za-z_]\w*+)(?!:?[-=?+])|\$([A-Za-z_]\w*+)")
 _ARGUMENT = re.compile(r"\$\{?([1-9])(?![\w:=?+-])")
 _COUNTED = re.compile(r"\$\{?[#@*]|\bshift\b|\bgetopts?\b")
-"""What scripts have that work with the number of their arguments: to give more would change their course."""
+"""Constructs of scripts that depend on the number of their arguments, so that further ones would change the result."""
 _SUM = re.compile(r"(?<!\()\(\([^\n]{1,300}?\)\)")
 _ASSIGNED = re.compile(r"(?<!\w)([A-Za-z_]\w*+)(?:\+?=|:=)")
 _SURELY_SET = re.compile(r"(?m)^(?:export |readonly |declare (?:-\w+ )?)?([A-Za-z_]\w*+)=")
@@ -186,7 +186,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Captured:
-    """What a script started."""
+    """The record of one run of a script."""
 
     calls: list[Call]
     """In order; only of programs that may train."""
@@ -202,7 +202,7 @@ class Captured:
     errors: str
     """The end of its standard error."""
     timed_out: bool
-    """Whether it still ran when its time was up."""
+    """True if it still ran when its time was up."""
 
 
 def capture(
@@ -406,7 +406,7 @@ def _calls(record: str, root: str) -> tuple[list[Call], list[str]]:
 
 
 def is_unknown(value: str) -> bool:
-    """Whether a word depends on what only the user's machine knows.
+    """True if a word depends on what only the user's machine knows.
 
     >>> is_unknown("rlcli_unknown_NNODES"), is_unknown("8000000000000002"), is_unknown("100000000000")
     (True, True, False)

@@ -111,7 +111,7 @@ def steps(read: Reading, updates: int) -> None:
 
 
 def _intervals(read: Reading, updates: int, total: int | None) -> None:
-    """How often checkpoints and evaluations are made. total: our steps; None: the data decides."""
+    """Map the intervals of checkpoints and evaluations. total: our steps; None: the data decides."""
     note = f"{updates} updates in a step" if updates > 1 else ""
     for name, key in (("save", "checkpoint.every"), ("eval", "evaluation.every")):
         strategy, every = f"{name}_strategy", f"{name}_steps"

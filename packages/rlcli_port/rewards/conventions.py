@@ -144,14 +144,13 @@ def _of_trl(function: Callable[..., Any], score: Any, log: CallLog, index: int) 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a reward function reads of TRL's `trainer_state`.
-
-    global_step: steps that are complete when the responses are drawn. max_steps: of the training. Both are 0 where no
-    training is: in a trial, an evaluation of a model, `rlcli verifiers run`.
-    """
+    """The fields of TRL's `trainer_state` that reward functions get. Both are 0 outside of training: in a trial, an
+    evaluation of a model, `rlcli verifiers run`."""
 
     global_step: int = 0
+    """Steps that are complete when the responses are sampled."""
     max_steps: int = 0
+    """Steps of the training."""
 
     @classmethod
     def of(cls, requests: Sequence[VerifyRequest]) -> TrainerState:
@@ -164,7 +163,7 @@ class TrainerState:
 
 
 class CallLog:
-    """What a function logs in one call on `count` responses: a text for each response, by column, and numbers."""
+    """The log of a function's call on `count` responses: a text for each response, by column, and numbers."""
 
     def __init__(self, function: Callable[..., Any], count: int) -> None:
         self._function, self._count = function, count
@@ -271,7 +270,7 @@ def _name(function: Any) -> str:
 
 
 def _speaks_of_messages(parameters: Parameters, names: Iterable[str]) -> bool:
-    """Whether an annotation of one of `names` contains dicts or messages."""
+    """True if an annotation of one of `names` contains dicts or messages."""
     annotations = [str(parameters[name].annotation) for name in names if name in parameters]
     return any("dict" in text.lower() or "message" in text.lower() for text in annotations)
 

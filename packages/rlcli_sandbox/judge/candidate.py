@@ -54,7 +54,7 @@ OPERATORS: dict[str, Any] = {
     **{"contains": operator.contains, "getitem": operator.getitem, "setitem": operator.setitem},
     **{"len": len, "str": str, "repr": repr, "list": list, "setattr": setattr},
 }
-"""What tests may do with an object of a class besides calling its methods."""
+"""Operations that tests may apply to an object of a class, besides calling its methods."""
 
 _MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
 

@@ -10,7 +10,7 @@ class Judgement:
     """The result of all tests of one program."""
 
     right: bool
-    """Whether every test passed."""
+    """True if every test passed."""
     share: float
     """Share of the tests that passed, from 0 to 1. Without meaning if `right` is false and the tests stopped at the
     first failure."""

@@ -38,7 +38,7 @@ class Process:
         self._exit = self._child.wait()
 
     def ended(self, timeout_s: float | None = None) -> Exit | None:
-        """How it ended; None if it has not within `timeout_s`."""
+        """Wait for its end; None if it has not ended within `timeout_s`."""
         self._waiter.join(timeout_s)
         return self._exit
 

@@ -15,7 +15,7 @@ from rlcli_sandbox.judge.wire import NotPlain, OutOfProtocol, Remote, TooBig, de
 MAX_TEXT_CHARS = 300
 
 Use = Literal["made", "live", "opaque"]
-"""What tests may do with an object of the program; see `Object`."""
+"""Operations that tests may apply to an object of the program; see `Object`."""
 
 # What a program may raise in the tests: no SystemExit, and no StopIteration, which would end the tests' loops early.
 _ERRORS = {
@@ -45,7 +45,7 @@ class Program:
         self.replies = replies
         self.calls = 0
         self.arguments_are_data = False
-        """Whether the arguments contain nothing that the program returned."""
+        """True if the arguments contain nothing that the program returned."""
         self.gave_objects = False
         self.stopped: Stop | None = None
 
@@ -57,7 +57,7 @@ class Program:
             raise self._stop("wrong", f"{loaded.get('text')}")
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the program's function returns, or raises as a built-in exception. Raises `Stop`.
+        """Call the program's function; its exceptions are raised as built-in ones. Raises `Stop`.
 
         A capitalized name is a class to the tests that call it: its result may be used as an object.
         """

@@ -168,7 +168,7 @@ def _drain(source: FileIO, written: bytearray, max_bytes: int) -> bool:
 
 
 def same_output(expected: str, got: str) -> bool:
-    """Whether an output equals the expected one: line by line, ignoring white space around lines and at both ends.
+    """True if an output equals the expected one: line by line, ignoring white space around lines and at both ends.
 
     Lines that differ are compared by their words: the same text, or the same number; if the expected number has a
     fraction or an exponent, within 1e-6 of it, relative or absolute.

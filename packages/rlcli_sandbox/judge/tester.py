@@ -149,7 +149,7 @@ def _finish(source: str, score: Score, program: Program) -> None:
 
 
 def _can_fail(node: ast.AST) -> bool:
-    """Whether a statement is one that a wrong result can make fail: an `assert`, a `raise`, `self.assertEqual(…)`."""
+    """True if a statement is one that a wrong result can make fail: an `assert`, a `raise`, `self.assertEqual(…)`."""
     if isinstance(node, ast.Assert):
         return not (isinstance(node.test, ast.Constant) and node.test.value)
     if isinstance(node, ast.Call):
@@ -178,7 +178,7 @@ def _run_cases(job: dict[str, Any], program: Program, score: Score) -> None:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Whether a returned value is the expected one, which was sent as JSON.
+    """True if a returned value is the expected one, which was sent as JSON.
 
     Tuples are lists and numeric keys are text, because JSON has no others. If a float is expected, a number within
     1e-6 of it, relative or absolute, is accepted; all else is compared exactly.

@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     at_once: int
     """Maximum number of requests in one call."""
     needs_sandbox: bool
-    """Whether one of its verifiers runs programs."""
+    """True if one of its verifiers runs programs."""
     patience_s: float
     """Total time that its verifiers wait, by their option `timeout_s`, in seconds. It must be less than the deadline
     that kills them, or they cannot report what took too long."""
@@ -52,13 +52,13 @@ class Facts(NamedTuple):
     answer_kind: str = ""
     """`ANSWER_KIND` of the first term's module; empty if it sets none."""
     has_gold: bool = False
-    """Whether the first term's module has a function `gold`."""
+    """True if the first term's module has a function `gold`."""
     groups: bool = False
-    """Whether a call needs all responses to a prompt."""
+    """True if a call needs all responses to a prompt."""
 
 
 class FormerWorker(NamedTuple):
-    """How the previous worker ended."""
+    """The end of the previous worker."""
 
     status: int | None
     """Exit status, negative for a signal; None if its fork server was killed too."""
@@ -85,7 +85,7 @@ class LoadRequest(TypedDict):
     load: str
     """The expression."""
     is_sum: bool
-    """Whether scores are weighted or added."""
+    """True if scores are weighted or added."""
     parts: list[PartFields]
     """The terms, in order."""
 
@@ -261,7 +261,7 @@ class ForkServer:
         return decoded
 
     def _was_killed(self) -> bool:
-        """Whether the process was killed from outside. A process that ends by itself would do so again."""
+        """True if the process was killed from outside. A process that ends by itself would do so again."""
         if self._closed:
             return False
         try:

@@ -103,7 +103,7 @@ class _Attempt:
     verdicts: list[Verdict]
     """One for each request, or one for all if the whole batch failed."""
     per_request: bool = True
-    """Whether there is a verdict for each request."""
+    """True if there is a verdict for each request."""
     final: frozenset[int] = frozenset()
     """Indices of failures reported by a verifier with a `wait_s`, which has retried by itself: not tried again."""
     overran: bool = False
@@ -128,7 +128,7 @@ class _Limit:
     wall_s: float
     """Wall-clock seconds."""
     set_by_verifier: bool = False
-    """Whether the limit comes from an option of the verifier."""
+    """True if the limit comes from an option of the verifier."""
 
 
 class ScoringWorker:

@@ -159,7 +159,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _is_same_file(path: Path, fd: int) -> bool:
-    """Whether an open file is still the one with this name."""
+    """True if an open file is still the one with this name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
