@@ -21,12 +21,14 @@ _INTEGER = re.compile(r"\$?(\d{1,3})(?:\^\{?\\circ\}?)?\$?")
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
     """The problems of one year (`subset`) or of both, all in the test split."""
-    year, whole = options.subset, replace(options, subset=None)
+    year, all_years = options.subset, replace(options, subset=None)
     if options.source:
-        return {"test": _dated(read_all(whole, "", name="aime", join=True), year)}
+        return {"test": _dated(read_all(all_years, "", name="aime", join=True), year)}
     if year and year not in HUB_IDS:
         raise ConfigError(f"--subset = {year}: no such year", f"give {' or '.join(HUB_IDS)}, or a --source that has it")
-    papers = [_dated(read_all(whole, HUB_IDS[one], name="aime"), one) for one in ([year] if year else HUB_IDS)]
+    papers = [
+        _dated(read_all(all_years, HUB_IDS[paper], name="aime"), paper) for paper in ([year] if year else HUB_IDS)
+    ]
     return {"test": chain.from_iterable(papers)}
 
 

@@ -54,8 +54,8 @@ def working(a: int, b: int, digits: int) -> str:
     '8+7+0=15,5+6+1=12#### 125'
     """
     steps, carry = [], 0
-    for place in range(digits):
-        x, y = a // 10**place % 10, b // 10**place % 10
+    for exponent in range(digits):
+        x, y = a // 10**exponent % 10, b // 10**exponent % 10
         steps.append(f"{x}+{y}+{carry}={x + y + carry}")
         carry = (x + y + carry) // 10
     return f"{','.join(steps)}#### {a + b}"
@@ -65,8 +65,8 @@ def _draw(
     rng: random.Random, size: int, train_rows: int, test_rows: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     # At most `test_rows` of the sums drawn after the test split are its mirror images, so enough remain for train.
-    drawn = [divmod(pair, size) for pair in rng.sample(range(size * size), train_rows + 2 * test_rows)]
-    test, rest = drawn[:test_rows], drawn[test_rows:]
+    pairs = [divmod(pair, size) for pair in rng.sample(range(size * size), train_rows + 2 * test_rows)]
+    test, rest = pairs[:test_rows], pairs[test_rows:]
     mirrored = {(b, a) for a, b in test}
     return [pair for pair in rest if pair not in mirrored][:train_rows], test
 

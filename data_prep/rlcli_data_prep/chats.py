@@ -66,7 +66,7 @@ def without_answer(messages: tuple[Message, ...], column: str) -> tuple[tuple[Me
 
 
 def ends_with_answer(value: Any) -> bool:
-    """Whether a column's value is a chat that ends with the assistant's turn."""
+    """True if a column's value is a chat that ends with the assistant's turn."""
     value = _listed(unpacked(value))
     if not isinstance(value, list) or not value or not isinstance(value[-1], Mapping):
         return False
@@ -91,11 +91,11 @@ def _parsed(value: Any, column: str) -> Any:
     """The chat that a JSON text holds; any other value as it is."""
     if not isinstance(value, str):
         return value
-    found = unpacked(value)
-    if isinstance(found, Mapping):
-        return found if any(isinstance(found.get(name), list) for name in HOLDERS) or _is_message(found) else value
-    if isinstance(found, list):
-        return found if found and all(map(_is_message, found)) else value
+    parsed = unpacked(value)
+    if isinstance(parsed, Mapping):
+        return parsed if any(isinstance(parsed.get(name), list) for name in HOLDERS) or _is_message(parsed) else value
+    if isinstance(parsed, list):
+        return parsed if parsed and all(map(_is_message, parsed)) else value
     if _STARTS_AS_CHAT.match(value) and value.rstrip().endswith("]"):
         raise DataError(
             f"'{column}' holds the text of a chat that is not JSON: {value.strip()!r:.80}",

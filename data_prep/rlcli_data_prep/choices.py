@@ -22,29 +22,29 @@ class Choices:
     texts: list[str]
     """Each choice, without its letter."""
     labels: list[str]
-    """How the source calls each: letters, unless it numbers them."""
+    """The source's name of each: letters, unless it numbers them."""
 
 
 def read_choices(value: Any, column: str) -> Choices:
     """The choices in a column: a list of texts (`["Rome", "Paris"]`, `["A) Rome", "B) Paris"]`) or of structs (`label`,
     `text`), a struct of lists (`text`, `label`: ARC), a struct of letters (`A`, `B`: MedQA), or JSON text of these.
     Raises `DataError`."""
-    found = unpacked(value)
+    items = unpacked(value)
     labels: list[Any] = []
-    if isinstance(found, Mapping):
-        found = {str(name): item for name, item in found.items() if item is not None}
-        if isinstance(found.get("text"), list):
-            found, labels = found["text"], found.get("label") or []
+    if isinstance(items, Mapping):
+        items = {str(name): item for name, item in items.items() if item is not None}
+        if isinstance(items.get("text"), list):
+            items, labels = items["text"], items.get("label") or []
         else:
-            labels, found = list(found), list(found.values())
-    elif isinstance(found, list) and found and all(isinstance(item, Mapping) for item in found):
-        labels = [item.get("label") for item in found]
-        found = [item.get("text") for item in found]
-    if not isinstance(found, list) or not 2 <= len(found) <= len(LETTERS):
+            labels, items = list(items), list(items.values())
+    elif isinstance(items, list) and items and all(isinstance(item, Mapping) for item in items):
+        labels = [item.get("label") for item in items]
+        items = [item.get("text") for item in items]
+    if not isinstance(items, list) or not 2 <= len(items) <= len(LETTERS):
         raise DataError(
             f"'{column}' holds no list of 2 to {len(LETTERS)} choices: {value!r:.80}", "give a list of texts"
         )
-    texts = _without_letters([_text(item, column) for item in found])
+    texts = _without_letters([_text(item, column) for item in items])
     names = [_text(label, column) for label in labels] if len(labels) == len(texts) else list(LETTERS[: len(texts)])
     return Choices(texts, names)
 

@@ -34,8 +34,8 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     problem, solution = text(row, "problem").strip(), text(row, "solution")
-    found = _ANSWER.search(solution)
-    if found is None:
+    match = _ANSWER.search(solution)
+    if match is None:
         raise DataError(f"'solution' is no number in <answer>: {solution[:60]!r}", "fix that row of the source")
     images = images_of(row, options, "image", "images")
     return Prompt(
@@ -44,7 +44,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
         data_source=HUB_ID,
         ability="counting",
         verifier="exact",
-        ground_truth=found[1],
+        ground_truth=match[1],
         extra_info={"answer_format": "tag", "question": problem},
         images=images,
     )

@@ -58,7 +58,7 @@ _ASSERT = re.compile(r"^[ \t]*assert\b", re.MULTILINE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SETUPS = {"setup_module", "setup_function", "teardown_module", "teardown_function"}
 _RAISED = {"value", "type", "match"}
-"""What tests may read of the exception that `pytest.raises` has caught."""
+"""Attributes of the exception caught by `pytest.raises` that tests may read."""
 _METHOD = re.compile(r"^[ \t]+def[ \t]+([A-Za-z]\w*)[ \t]*\([ \t]*self\b", re.MULTILINE)
 _PLAIN_PICKLE = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP"}
 _PICKLED_TEXT = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
@@ -105,11 +105,11 @@ def _tests(value: Any, column: str, row: Mapping[str, Any], depth: int) -> dict[
 
 
 def _read(text: str, column: str) -> Any:
-    """What the text holds: JSON, JSON that LiveCodeBench has packed, else the text, which is source."""
+    """Parse JSON, or JSON that LiveCodeBench has packed; any other text is source, and returned as it is."""
     text = text_of(text, column).strip()
-    found = unpacked(text)
-    if found is not text and not isinstance(found, str):
-        return found
+    parsed = unpacked(text)
+    if parsed is not text and not isinstance(parsed, str):
+        return parsed
     if text.startswith("eJ") and not re.search(r"\s", text):
         return unpacked(_unzipped(text, column))
     if text[0] in "[{" and not _ASSERT.search(text):
@@ -184,7 +184,7 @@ def _asserts(lines: Sequence[Any], column: str, row: Mapping[str, Any]) -> dict[
 
 
 def _setup(row: Mapping[str, Any]) -> str:
-    """What MBPP runs before its tests."""
+    """The code that MBPP runs before its tests."""
     parts = [row.get("test_setup_code"), *_items(row.get("test_imports") or [])]
     return "\n".join(part for part in parts if isinstance(part, str) and part.strip())
 
@@ -238,8 +238,8 @@ def _of_columns(inputs: list[Any], outputs: list[Any], fn_name: Any, column: str
     if fn_name:
         return {"inputs": inputs, "outputs": outputs, "fn_name": text_of(fn_name, "fn_name")}
     cases = [
-        {"input": _lines(given, column), "output": _lines(wanted, column)}
-        for given, wanted in zip(inputs, outputs, strict=True)
+        {"input": _lines(stdin, column), "output": _lines(stdout, column)}
+        for stdin, stdout in zip(inputs, outputs, strict=True)
     ]
     return {"kind": "stdio", "cases": cases}
 
@@ -255,9 +255,9 @@ def _of_list(items: list[Any], column: str, row: Mapping[str, Any]) -> dict[str,
         raise DataError(f"'{column}' holds a test that is neither an assert nor an input and output", _FIX)
     kinds = {KINDS.get(str(item.get("testtype") or item.get("type") or "stdin").lower(), "") for item in items}
     if len(kinds) > 1 or "" in kinds:
-        named = sorted({str(item.get("testtype") or item.get("type")) for item in items})
+        kind_names = sorted({str(item.get("testtype") or item.get("type")) for item in items})
         raise DataError(
-            f"'{column}' holds tests of the kinds {', '.join(named)}", "give tests of one kind that is known"
+            f"'{column}' holds tests of the kinds {', '.join(kind_names)}", "give tests of one kind that is known"
         )
     name = _function(items[0], row) if kinds == {CALL} else ""
     if kinds == {CALL} and not name:
@@ -368,7 +368,7 @@ def _check_imports(tree: ast.Module, column: str) -> None:
 
 
 def _check_pytest(tree: ast.Module, column: str) -> bool:
-    """Whether the tests use `with pytest.raises(…)`. Raises `DataError` for any other use of pytest."""
+    """True if the tests use `with pytest.raises(…)`. Raises `DataError` for any other use of pytest."""
     contexts = [item for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items]
     raising = [item for item in contexts if _is_raises(item.context_expr)]
     known = {id(item.context_expr.func) for item in raising if isinstance(item.context_expr, ast.Call)}
@@ -386,7 +386,7 @@ def _check_pytest(tree: ast.Module, column: str) -> bool:
 
 
 def _is_raises(node: ast.expr) -> bool:
-    """Whether this is `pytest.raises(ERROR)`, also with `match`, and without a function to call."""
+    """True if this is `pytest.raises(ERROR)`, also with `match`, and without a function to call."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -399,7 +399,7 @@ def _is_raises(node: ast.expr) -> bool:
 
 
 def _can_fail(node: ast.AST) -> bool:
-    """Whether a wrong result can make this fail: an `assert`, a `raise`, `self.assertEqual(…)`."""
+    """True if a wrong result can make this fail: an `assert`, a `raise`, `self.assertEqual(…)`."""
     if isinstance(node, ast.Assert):
         return not (isinstance(node.test, ast.Constant) and node.test.value)
     if isinstance(node, ast.Call):

@@ -11,7 +11,7 @@ from rlcli.support.reading import parse_json
 
 
 def has_column(row: Mapping[str, Any], name: str) -> bool:
-    """Whether the row has a column, or a field or item within one, of this name."""
+    """True if the row has a column, or a field or item within one, of this name."""
     try:
         column_value(row, name, "prompt")
     except DataError:
@@ -57,7 +57,7 @@ def unpacked(value: Any) -> Any:
 
 
 def is_json(value: Any) -> bool:
-    """Whether JSON can hold the value as it is: not bytes, times, or numbers that are not finite."""
+    """True if JSON can hold the value as it is: not bytes, times, or numbers that are not finite."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -17,7 +17,7 @@ LARGEST_STEP = 9999
 """Largest result of a solution step, so that it can be computed mentally."""
 
 # After this many draws in a row without a new problem, hardly any new ones are left.
-_TIRED = 2000
+_MAX_FAILED_DRAWS = 2000
 
 
 def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
@@ -61,19 +61,19 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 
 def _draw(rng: random.Random, size: int, rows: int, held_out: set[tuple[int, ...]]) -> list[dict[str, Any]]:
     """`rows` problems, no two with the same numbers and target, none with held-out numbers."""
-    found: dict[tuple[tuple[int, ...], int], dict[str, Any]] = {}
-    in_vain = 0
-    while len(found) < rows:
+    problems: dict[tuple[tuple[int, ...], int], dict[str, Any]] = {}
+    failed_draws = 0
+    while len(problems) < rows:
         problem = _problem(rng, size)
         numbers, target = tuple(sorted(problem["numbers"])), problem["target"]
-        in_vain += 1
-        new = (numbers, target) not in found and numbers not in held_out
+        failed_draws += 1
+        new = (numbers, target) not in problems and numbers not in held_out
         if new and target <= LARGEST_TARGET and target not in numbers:
-            found[numbers, target] = problem
-            in_vain = 0
-        if in_vain == _TIRED:
+            problems[numbers, target] = problem
+            failed_draws = 0
+        if failed_draws == _MAX_FAILED_DRAWS:
             raise ConfigError(f"{rows} rows of {size} numbers are more than can be found", "lower --count")
-    return list(found.values())
+    return list(problems.values())
 
 
 def _problem(rng: random.Random, size: int) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def _problem(rng: random.Random, size: int) -> dict[str, Any]:
     numbers = [rng.randint(1, LARGEST_NUMBER) for _ in range(size)]
     terms, steps = [(number, str(number)) for number in numbers], []
     while len(terms) > 1:
-        (x, left), (y, right) = sorted(rng.sample(terms, 2), reverse=True)
-        terms.remove((x, left))
-        terms.remove((y, right))
+        (x, x_text), (y, y_text) = sorted(rng.sample(terms, 2), reverse=True)
+        terms.remove((x, x_text))
+        terms.remove((y, y_text))
         value, sign = rng.choice(_results(x, y))
         steps.append(f"{x} {sign} {y} = {value}")
-        terms.append((value, f"({left} {sign} {right})"))
+        terms.append((value, f"({x_text} {sign} {y_text})"))
     return {"numbers": numbers, "target": terms[0][0], "expression": terms[0][1][1:-1], "steps": steps}
 
 

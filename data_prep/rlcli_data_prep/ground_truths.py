@@ -66,7 +66,7 @@ def ground_truth(value: Any, column: str, kind: str, row: Mapping[str, Any]) -> 
 
 
 def joins_answers(value: Any, column: str, kind: str) -> bool:
-    """Whether the ground truth of this value joins several answers, which a response must give all."""
+    """True if the ground truth of this value joins several answers, which a response must give all."""
     if kind not in FORMULAS:
         return False
     value = _unpacked(value, column)
@@ -78,7 +78,7 @@ def joins_answers(value: Any, column: str, kind: str) -> bool:
 
 
 def is_index(value: Any, column: str) -> bool:
-    """Whether an answer is a whole number, and not text: where a question has choices, it may be an index of them."""
+    """True if an answer is a whole number, and not text: where a question has choices, it may be an index of them."""
     value = _unpacked(value, column)
     if isinstance(value, Mapping):
         return is_index(_part(value, column), column)
@@ -123,7 +123,7 @@ def _answer(value: Any, column: str, kind: str) -> str:
 
 
 def _is_list(text: str) -> bool:
-    """Whether a text has a comma outside of brackets."""
+    """True if a text has a comma outside of brackets."""
     rest, count = text, 1
     while count:
         rest, count = _BRACKETS.subn("", rest)
@@ -141,9 +141,9 @@ def _unpacked(value: Any, column: str) -> Any:
     """The list of texts or the struct that a JSON text holds. A list without quotes may be an interval or a point."""
     if not isinstance(value, str):
         return value
-    found = unpacked(value)
-    if isinstance(found, Mapping) or (isinstance(found, list) and any(isinstance(item, str) for item in found)):
-        return found
+    parsed = unpacked(value)
+    if isinstance(parsed, Mapping) or (isinstance(parsed, list) and any(isinstance(item, str) for item in parsed)):
+        return parsed
     if _PYTHON_LIST.match(value.strip()):
         raise DataError(
             f"'{column}' holds a list as Python prints it: {value.strip()!r:.80}", "store it as a list, or as JSON"

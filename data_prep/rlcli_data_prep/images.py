@@ -24,8 +24,8 @@ def images_of(row: Mapping[str, Any], options: ConvertOptions, *columns: str) ->
     if options.source and source.exists():
         images = pictures(value, source if source.is_dir() else source.parent)
     else:
-        downloads, *more = _downloads()
-        images = pictures(value, downloads, more)
+        downloads, *further_folders = _downloads()
+        images = pictures(value, downloads, further_folders)
     if not images:
         raise DataError(f"no image in column '{column}'", "fix that row, or give a source with that column")
     return images

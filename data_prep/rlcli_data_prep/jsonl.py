@@ -96,7 +96,7 @@ def prompt_of(row: Mapping[str, Any], options: ConvertOptions, source_name: str)
 
 
 def note(row: Mapping[str, Any], options: ConvertOptions) -> str:
-    """What the row's reader has changed that its author may not expect; empty if nothing."""
+    """A description of changes to the row that its author may not expect; empty if there are none."""
     notes = []
     question = options.columns.get("prompt", "") or _question_of(row)
     if has_column(row, question) and ends_with_answer(column_value(row, question, "prompt")):
@@ -131,7 +131,7 @@ def _answer_of(row: Mapping[str, Any]) -> str:
 
 
 def _is_verls(row: Mapping[str, Any]) -> bool:
-    """Whether the row has the columns of verl's files."""
+    """True if the row has the columns of verl's files."""
     reward = row.get("reward_model")
     return isinstance(reward, Mapping) and "ground_truth" in reward
 

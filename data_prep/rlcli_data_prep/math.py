@@ -47,9 +47,9 @@ def boxed_prompt(problem: str, answer: str, data_source: str, solution: str | No
     solution: kept as the worked response if it ends with this answer in a box; other boxes are removed.
     """
     answer = answer.strip()
-    found = boxes(solution) if solution is not None else []
-    if solution is not None and found and found[-1][1] == answer:
-        start = found[-1][0]
+    answers = boxes(solution) if solution is not None else []
+    if solution is not None and answers and answers[-1][1] == answer:
+        start = answers[-1][0]
         extra["response"] = _COMMAND.sub("", solution[:start]) + solution[start:]
     return Prompt(
         id="",
@@ -64,8 +64,8 @@ def boxed_prompt(problem: str, answer: str, data_source: str, solution: str | No
 
 def last_boxed(solution: str) -> str | None:
     """The content of the last box of a solution; None if there is none, or if it is not closed."""
-    found = boxes(solution)
-    return found[-1][1] if found else None
+    answers = boxes(solution)
+    return answers[-1][1] if answers else None
 
 
 def boxes(solution: str) -> list[tuple[int, str | None]]:

@@ -63,8 +63,8 @@ def _dataset(task: str, seed: int, size: int) -> Any:
     except ModuleNotFoundError as error:
         raise SetupError(f"not installed: {error.name}", "uv pip install 'rlcli[reasoning-gym]'") from error
     if task not in DATASETS:
-        said = f"--task = {task}: not a task of reasoning_gym" if task else "--task is not given"
-        raise ConfigError(said, near(task, DATASETS))
+        problem = f"--task = {task}: not a task of reasoning_gym" if task else "--task is not given"
+        raise ConfigError(problem, near(task, DATASETS))
     try:
         dataset = create_dataset(task, seed=seed, size=size)
         entry = dataset[0]
@@ -80,13 +80,13 @@ def _dataset(task: str, seed: int, size: int) -> Any:
 
 
 def _entries(dataset: Any, wanted: int) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for number in range(len(dataset)):
-        if len(found) == wanted:
+        if len(entries) == wanted:
             break
         entry = dataset[number]
-        found.setdefault(entry["question"], entry)
-    return list(found.values())
+        entries.setdefault(entry["question"], entry)
+    return list(entries.values())
 
 
 def _json(task: str, entry: Mapping[str, Any]) -> str:

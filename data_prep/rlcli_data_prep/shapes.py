@@ -24,7 +24,7 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle")
 KINDS = ("count", "compare", "locate")
 TEST_SHARE = 5
-"""One picture in so many belongs to the test split."""
+"""One in this many pictures belongs to the test split."""
 
 Thing = tuple[str, str]
 """Colour and shape."""
@@ -74,21 +74,21 @@ def drawn(scene: Scene, cell: int) -> bytes:
     image = Image.new("RGB", (side * cell, side * cell), "white")
     draw = ImageDraw.Draw(image)
     margin = cell // 7
-    for place, thing in enumerate(scene):
+    for index, thing in enumerate(scene):
         if thing is None:
             continue
-        left, top = place % side * cell + margin, place // side * cell + margin
-        right, bottom = left + cell - 2 * margin - 1, top + cell - 2 * margin - 1
+        x0, y0 = index % side * cell + margin, index // side * cell + margin
+        x1, y1 = x0 + cell - 2 * margin - 1, y0 + cell - 2 * margin - 1
         colour, shape = COLOURS[thing[0]], thing[1]
         if shape == "circle":
-            draw.ellipse((left, top, right, bottom), fill=colour)
+            draw.ellipse((x0, y0, x1, y1), fill=colour)
         elif shape == "square":
-            draw.rectangle((left, top, right, bottom), fill=colour)
+            draw.rectangle((x0, y0, x1, y1), fill=colour)
         else:
-            draw.polygon(((left, bottom), (right, bottom), ((left + right) // 2, top)), fill=colour)
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return out.getvalue()
+            draw.polygon(((x0, y1), (x1, y1), ((x0 + x1) // 2, y0)), fill=colour)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def _rows(seed: int, split: str, rows: int, kinds: list[str], cells: int) -> Iterator[RawRow]:
@@ -110,50 +110,52 @@ def _split_of(scene: Scene) -> str:
     return "train" if int.from_bytes(digest, "little") % TEST_SHARE else "test"
 
 
-def _count(rng: random.Random, turn: int, places: int) -> tuple[Scene, str, str]:
-    """How many things of one colour and shape there are, 0 to 4. The number of all things tells nothing."""
-    most = min(4, places - 1)
-    wanted, answer = (rng.choice(list(COLOURS)), rng.choice(SHAPES)), turn % (most + 1)
+def _count(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]:
+    """Ask for the number of things of one colour and shape, 0 to 4, independent of the number of all things."""
+    max_count = min(4, cells - 1)
+    wanted, answer = (rng.choice(list(COLOURS)), rng.choice(SHAPES)), turn % (max_count + 1)
     others = [thing for thing in _every_thing() if thing != wanted]
-    scene = _scattered(rng, [wanted] * answer, others, rng.randint(most, places), places)
+    scene = _scattered(rng, [wanted] * answer, others, rng.randint(max_count, cells), cells)
     return scene, f"count {wanted[0]} {wanted[1]}", str(answer)
 
 
-def _compare(rng: random.Random, turn: int, places: int) -> tuple[Scene, str, str]:
-    """Whether there are more things of one colour than of another, which are never equally many."""
-    most = min(4, places // 2)
+def _compare(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]:
+    """Ask if there are more things of one colour than of another; they are never equally many."""
+    max_count = min(4, cells // 2)
     first, second = rng.sample(list(COLOURS), 2)
-    less, more = sorted(rng.sample(range(most + 1), 2))
-    numbers = (more, less) if turn % 2 else (less, more)
-    given = [(colour, rng.choice(SHAPES)) for colour, n in zip((first, second), numbers, strict=True) for _ in range(n)]
+    smaller, greater = sorted(rng.sample(range(max_count + 1), 2))
+    numbers = (greater, smaller) if turn % 2 else (smaller, greater)
+    things = [
+        (colour, rng.choice(SHAPES)) for colour, n in zip((first, second), numbers, strict=True) for _ in range(n)
+    ]
     others = [thing for thing in _every_thing() if thing[0] not in (first, second)]
-    scene = _scattered(rng, given, others, rng.randint(len(given), places), places)
+    scene = _scattered(rng, things, others, rng.randint(len(things), cells), cells)
     return scene, f"more {first} than {second}", "yes" if turn % 2 else "no"
 
 
-def _locate(rng: random.Random, turn: int, places: int) -> tuple[Scene, str, str]:
-    """The colour of the thing in one cell."""
-    answer, at, side = list(COLOURS)[turn % len(COLOURS)], rng.randrange(places), round(places**0.5)
-    things = list(_scattered(rng, [], _every_thing(), rng.randint(0, places - 1), places - 1))
+def _locate(rng: random.Random, turn: int, cells: int) -> tuple[Scene, str, str]:
+    """Ask for the colour of the thing in one cell."""
+    answer, at, side = list(COLOURS)[turn % len(COLOURS)], rng.randrange(cells), round(cells**0.5)
+    things = list(_scattered(rng, [], _every_thing(), rng.randint(0, cells - 1), cells - 1))
     things.insert(at, (answer, rng.choice(SHAPES)))
     return tuple(things), f"colour row {at // side + 1} column {at % side + 1}", answer
 
 
-def _scattered(rng: random.Random, given: list[Thing], others: list[Thing], things: int, places: int) -> Scene:
-    """`given` and random ones of `others`, so many in total, at random places."""
-    chosen: list[Thing | None] = [*given, *rng.choices(others, k=things - len(given))]
-    chosen += [None] * (places - things)
-    rng.shuffle(chosen)
-    return tuple(chosen)
+def _scattered(rng: random.Random, required: list[Thing], others: list[Thing], things: int, cells: int) -> Scene:
+    """Place `required` and random ones of `others` in random cells. things: their total number."""
+    scene: list[Thing | None] = [*required, *rng.choices(others, k=things - len(required))]
+    scene += [None] * (cells - things)
+    rng.shuffle(scene)
+    return tuple(scene)
 
 
 def _worked(row: Mapping[str, Any]) -> str:
-    """What each cell holds, row by row, and how many of the things to be counted there were up to then."""
-    words, found = [], 0
+    """The content of each cell, row by row, with the count so far of the things to be counted."""
+    words, count = [], 0
     for thing in row["scene"]:
-        named = "empty" if thing is None else " ".join(thing)
-        found += row["question"] == f"count {named}"
-        words.append(f"{named} {found}" if row["kind"] == "count" else named)
+        description = "empty" if thing is None else " ".join(thing)
+        count += row["question"] == f"count {description}"
+        words.append(f"{description} {count}" if row["kind"] == "count" else description)
     return " ".join(words)
 
 

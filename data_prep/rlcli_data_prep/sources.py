@@ -71,8 +71,8 @@ def read_splits(
                 "give one file as --source, or name the files after their split, e.g. train.jsonl and test.jsonl",
             )
         return {split: chain.from_iterable(rows for _, rows in parts)}
-    chosen = {"train": known["train"], "test": known["test"] or known["validation"]}
-    return {name: chain.from_iterable(rows) for name, rows in chosen.items() if rows}
+    splits = {"train": known["train"], "test": known["test"] or known["validation"]}
+    return {name: chain.from_iterable(rows) for name, rows in splits.items() if rows}
 
 
 def read_all(
@@ -81,8 +81,8 @@ def read_all(
     """Like `read_splits`, but all rows of any split. name: if a folder holds files with this name (`math500.jsonl.gz`
     for "math500"), only these are read."""
     parts = list(_parts(options, hub_id, config, join))
-    named = [rows for part, rows in parts if name in re.sub(r"[^a-z0-9]", "", part.lower())]
-    return chain.from_iterable(named or [rows for _, rows in parts])
+    matching = [rows for part, rows in parts if name in re.sub(r"[^a-z0-9]", "", part.lower())]
+    return chain.from_iterable(matching or [rows for _, rows in parts])
 
 
 def text(row: Mapping[str, Any], *columns: str) -> str:
@@ -167,8 +167,8 @@ def _data_files(source: Path) -> list[Path]:
     if source.is_file() and source.name.endswith(ENDINGS):
         return [source]
     if not source.is_dir():
-        what = "not a file of rows" if source.is_file() else "no such file or folder"
-        raise DataError(f"--source: {what}: {source}", f"give a folder, a hub id, or a file of rows ({_KINDS})")
+        problem = "not a file of rows" if source.is_file() else "no such file or folder"
+        raise DataError(f"--source: {problem}: {source}", f"give a folder, a hub id, or a file of rows ({_KINDS})")
     # Skip hidden folders: `hf download --local-dir` leaves a .cache, git a .git.
     visible = [file for file in sorted(source.rglob("*")) if "/." not in f"/{_inside(file, source)}" and file.is_file()]
     files = _without_records([file for file in visible if file.name.endswith(ENDINGS)])
@@ -214,7 +214,7 @@ def _dataset_rows(hub_id: str, split: str, dataset: Any) -> Iterator[RawRow]:
     features = str(dataset.features)
     # As Arrow, pictures stay encoded, and a float32 can be told from a double.
     as_arrow = "Image(" in features or "float32" in features or "float16" in features
-    rows = (_table_rows(one)[0] for one in dataset.with_format("arrow")) if as_arrow else dataset
+    rows = (_table_rows(table)[0] for table in dataset.with_format("arrow")) if as_arrow else dataset
     for number, values in enumerate(rows):
         yield RawRow(values, f"{hub_id}, split {split}, {_row(number)}", origin)
 
@@ -272,13 +272,13 @@ def _json(file: Path) -> Iterator[tuple[Any, str]]:
         raise ValueError(
             f"it has more than {DATA_BYTES >> 30} GiB of JSON; give JSON Lines (.jsonl), which are streamed"
         )
-    whole = _parsed(content)
-    if isinstance(whole, ValueError):
+    document = _parsed(content)
+    if isinstance(document, ValueError):
         if content.lstrip().startswith(b"["):
-            raise whole
+            raise document
         yield from _lines(file)
         return
-    rows = whole if isinstance(whole, list) else [whole]
+    rows = document if isinstance(document, list) else [document]
     yield from ((row, _row(number)) for number, row in enumerate(rows))
 
 
@@ -288,8 +288,8 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[Any, str]]:
         content = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
         reader = csv.DictReader(_text_lines(content), delimiter=delimiter)
         for row in reader:
-            more = ValueError(f"more fields than the header's {len(row) - 1}")
-            yield (more if None in row else row), f"line {reader.line_num}"
+            extra_fields = ValueError(f"more fields than the header's {len(row) - 1}")
+            yield (extra_fields if None in row else row), f"line {reader.line_num}"
 
 
 def _text_lines(text: io.TextIOWrapper) -> Iterator[str]:

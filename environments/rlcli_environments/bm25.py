@@ -28,11 +28,11 @@ class Bm25:
         self.texts = len(texts)
         self.words: dict[str, int] = {}
         word_of, text_of, count_of, length_of = array("i"), array("i"), array("i"), array("i")
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             counts = Counter(_WORD.findall(text.casefold()))
             length_of.append(counts.total())
             word_of.extend(self.words.setdefault(word, len(self.words)) for word in counts)
-            text_of.extend([place] * len(counts))
+            text_of.extend([index] * len(counts))
             count_of.extend(counts.values())
         word, lengths = np.asarray(word_of), np.asarray(length_of, np.float32)
         order = np.argsort(word, kind="stable")
@@ -45,12 +45,12 @@ class Bm25:
         self.weights = np.repeat(rarity, holding) * count * (k1 + 1) / (count + k1 * (1 - b + b * length))
 
     def best(self, query: str, count: int) -> list[int]:
-        """The places of the `count` best texts, best first, of those that share a word with the query."""
+        """Indices of the `count` best texts, best first, of those that share a word with the query."""
         scores: np.ndarray = np.zeros(self.texts, np.float32)
         for word in dict.fromkeys(_WORD.findall(query.casefold())[:MAX_QUERY_WORDS]):
             if word in self.words:
                 start, end = self.starts[self.words[word] : self.words[word] + 2]
                 scores[self.text_of[start:end]] += self.weights[start:end]
-        found = np.flatnonzero(scores)
-        best = found[np.lexsort((found, -scores[found]))][:count]
-        return [int(place) for place in best]
+        matching = np.flatnonzero(scores)
+        best = matching[np.lexsort((matching, -scores[matching]))][:count]
+        return [int(index) for index in best]

@@ -16,7 +16,7 @@ MAX_BITS = 4096
 MAX_PLACES = 30
 """Longest decimal fraction that is shown in full."""
 SHOWN_DIGITS = 12
-"""Of a result that is not shown in full."""
+"""Significant digits of a result that is not shown in full."""
 
 _NUMBER = re.compile(r"(\d{1,100}(\.\d{0,100})?|\.\d{1,100})", re.ASCII)
 _SIGNS = str.maketrans({"×": "*", "⋅": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**"})
@@ -77,10 +77,10 @@ def power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def bounded(result: Fraction | int) -> Fraction:
-    found = Fraction(result)
-    if max(found.numerator.bit_length(), found.denominator.bit_length()) > MAX_BITS:
+    number = Fraction(result)
+    if max(number.numerator.bit_length(), number.denominator.bit_length()) > MAX_BITS:
         raise ValueError("the result is too large")
-    return found
+    return number
 
 
 def shown(number: Fraction) -> str:
@@ -89,10 +89,10 @@ def shown(number: Fraction) -> str:
     >>> shown(Fraction(84, 2)), shown(Fraction(-1, 8)), shown(Fraction(2, 3))
     ('42', '-0.125', '2/3 (about 0.666666666667)')
     """
-    places = next((n for n in range(MAX_PLACES + 1) if 10**n % number.denominator == 0), None)
-    if places is None:
+    decimals = next((n for n in range(MAX_PLACES + 1) if 10**n % number.denominator == 0), None)
+    if decimals is None:
         about = Context(prec=SHOWN_DIGITS).divide(Decimal(number.numerator), Decimal(number.denominator))
         return f"{number} (about {about})"
-    digits = f"{abs(number.numerator) * 10**places // number.denominator:0{places + 1}d}"
+    digits = f"{abs(number.numerator) * 10**decimals // number.denominator:0{decimals + 1}d}"
     sign = "-" if number < 0 else ""
-    return sign + (f"{digits[:-places]}.{digits[-places:]}" if places else digits)
+    return sign + (f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits)

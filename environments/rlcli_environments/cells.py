@@ -22,14 +22,14 @@ FINISHED = 77
 
 def run(source: str, number: int, names: dict[str, Any]) -> None:
     """Run a cell and print the value of its last expression, as a notebook does, or what it raised."""
-    place = f"<cell {number}>"
-    linecache.cache[place] = len(source), None, source.splitlines(True), place
+    filename = f"<cell {number}>"
+    linecache.cache[filename] = len(source), None, source.splitlines(True), filename
     try:
-        tree = ast.parse(source, place)
+        tree = ast.parse(source, filename)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, place, "exec"), names)
+        exec(compile(tree, filename, "exec"), names)
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), place, "eval"), names)
+            value = eval(compile(ast.Expression(last.value), filename, "eval"), names)
             if value is not None:
                 print(repr(value))
     except BaseException as error:

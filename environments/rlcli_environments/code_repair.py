@@ -66,7 +66,7 @@ def shown_tests(ground_truth: str, extra_info: Mapping[str, Any], prompt: str) -
     if isinstance(truth, Scripts):
         cases = [case for case in truth.cases if all(_holds(lines, case[part]) for part in ("input", "output"))]
         return json.dumps({"kind": "stdio", "cases": cases}) if cases else ""
-    asserts = [one for one in truth.get("asserts", []) if _holds(lines, one)]
+    asserts = [assertion for assertion in truth.get("asserts", []) if _holds(lines, assertion)]
     asserts += _examples(prompt, truth.get("entry_point", ""))
     if not asserts:
         return ""
@@ -84,7 +84,7 @@ def _examples(prompt: str, entry_point: str) -> list[str]:
     >>> _examples(">>> twice(2)\\n4\\n>>> twice(x)\\n6", "twice")
     ['assert twice(2) == 4']
     """
-    found = []
+    assertions = []
     lines = [line.strip() for line in prompt.splitlines()]
     for line, want in pairwise(lines):
         source = line.removeprefix(">>> ")
@@ -96,5 +96,5 @@ def _examples(prompt: str, entry_point: str) -> list[str]:
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         known = all(hasattr(builtins, name) for name in names - {entry_point})
         if source != line and entry_point in names and known and "print" not in names:
-            found.append(f"assert {source} == {want}")
-    return found
+            assertions.append(f"assert {source} == {want}")
+    return assertions

@@ -39,11 +39,11 @@ class Search(ToolEnvironment):
             query: words to look for
             count: how many passages
         """
-        found = self.index.best(query, max(1, min(self.count if count is None else int(count), MOST_PASSAGES)))
-        if not found:
+        documents = self.index.best(query, max(1, min(self.count if count is None else int(count), MOST_PASSAGES)))
+        if not documents:
             return "No passage has any of these words."
         return "\n\n".join(
-            f"[{name}] {text[: self.passage_chars]}" for name, text in map(self.passages.__getitem__, found)
+            f"[{name}] {text[: self.passage_chars]}" for name, text in map(self.passages.__getitem__, documents)
         )
 
 

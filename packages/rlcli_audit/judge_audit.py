@@ -195,7 +195,7 @@ def audit_judge(
     what the pool raises."""
     started, name = time.monotonic(), str(composition)
     cases, rows = _cases(data, name, options.limit or ROWS)
-    points = composition.terms[0].options.get("points", 1)
+    points = cast("int", composition.terms[0].options.get("points", 1))
     probes = list(_probes(_paired(cases) if composition.terms[0].rivals else cases, points))
     labels = {RIGHT: True, WRONG: False, LONG_RIGHT: True, LONG_WRONG: False, **dict.fromkeys(ATTACKS, False)}
     report = JudgeReport(name, str(data), rows, {kind: Kind(kind, expected) for kind, expected in labels.items()})

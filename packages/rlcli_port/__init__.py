@@ -1,1 +1,1 @@
-"""What comes from other frameworks: configurations of verl and TRL, their reward functions and environments."""
+"""Adapters for other frameworks: configurations of verl and TRL, their reward functions and environments."""

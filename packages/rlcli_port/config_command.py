@@ -64,28 +64,28 @@ def import_config(
     variables = _variables(variable or [])
     if out is not None:
         check_new(out)
-    found = import_file(file, processes, out=out, variables=variables, arguments=arguments or [])
+    imported = import_file(file, processes, out=out, variables=variables, arguments=arguments or [])
     if out is not None:
-        if found.rewards and os.path.lexists(found.rewards_file):
-            raise ConfigError(f"{found.rewards_file} exists", "name another file with --out")
-        write_new(out, found.toml)
-        if found.rewards:
-            write_new(found.rewards_file, found.rewards)
+        if imported.rewards and os.path.lexists(imported.rewards_file):
+            raise ConfigError(f"{imported.rewards_file} exists", "name another file with --out")
+        write_new(out, imported.toml)
+        if imported.rewards:
+            write_new(imported.rewards_file, imported.rewards)
     if json:
-        console.emit_json({"file": file, "out": out, **_json(found)})
+        console.emit_json({"file": file, "out": out, **_json(imported)})
         return
-    for warning in found.warnings:
+    for warning in imported.warnings:
         console.note(warning)
     for kind, heading in HEADINGS.items():
-        lines = [line for line in found.lines if line.kind == kind]
+        lines = [line for line in imported.lines if line.kind == kind]
         if lines:
             console.plain(f"{heading}:")
-            console.plain("".join(f"  {_described(line, found)}\n" for line in lines))
+            console.plain("".join(f"  {_described(line, imported)}\n" for line in lines))
     if out is None:
-        console.plain(found.toml.rstrip())
+        console.plain(imported.toml.rstrip())
         return
-    if found.rewards:
-        console.plain(f"wrote {found.rewards_file}: the script's reward functions; read it before you train with it")
+    if imported.rewards:
+        console.plain(f"wrote {imported.rewards_file}: the script's reward functions; read it before you train with it")
     console.plain(f"wrote {out}; try it: rlcli train {out} --dry-run")
 
 
@@ -97,26 +97,33 @@ def _variables(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _json(found: Imported) -> dict[str, object]:
+def _json(imported: Imported) -> dict[str, object]:
     lines = {
         kind: [
-            {"source": line.source, "given": line.given, "note": line.note}
+            {"source": line.source, "given": line.foreign_value, "note": line.note}
             | ({"key": line.key, "value": line.value} if kind == "mapped" else {})
-            for line in found.lines
+            for line in imported.lines
             if line.kind == kind
         ]
         for kind in HEADINGS
     }
-    about = {"framework": found.framework, "version": found.version, "method": found.method, "warnings": found.warnings}
-    made = {"recipe": found.settings, "toml": found.toml, "rewards": found.rewards}
-    return about | lines | made | {"rewards_file": found.rewards_file if found.rewards else None}
+    about = {
+        "framework": imported.framework,
+        "version": imported.version,
+        "method": imported.method,
+        "warnings": imported.warnings,
+    }
+    recipe = {"recipe": imported.settings, "toml": imported.toml, "rewards": imported.rewards}
+    return about | lines | recipe | {"rewards_file": imported.rewards_file if imported.rewards else None}
 
 
-def _described(line: Line, found: Imported) -> str:
+def _described(line: Line, imported: Imported) -> str:
     from rlcli.config.load import to_toml
     from rlcli_port.configs.convert import NAMES
 
-    given = f"{NAMES[found.framework]}'s default" if line.given is None else line.given
-    source = f"{line.source} = {given}" if line.given is not None or line.kind == "mapped" else line.source
+    foreign_value = f"{NAMES[imported.framework]}'s default" if line.foreign_value is None else line.foreign_value
+    source = (
+        f"{line.source} = {foreign_value}" if line.foreign_value is not None or line.kind == "mapped" else line.source
+    )
     note = f" ({line.note})" if line.note else ""
     return f"{line.key} = {to_toml(line.value)}  ← {source}{note}" if line.kind == "mapped" else f"{source}{note}"

@@ -32,7 +32,7 @@ class Bubblewrap(sandbox_base.Sandbox):
     options: tuple[str, ...]
     """bubblewrap's command line without the arguments of a single program."""
     sized_tmpfs: bool
-    """Whether this version can limit the size of a tmpfs; else the working directory is a folder that is monitored."""
+    """True if this version can limit the size of a tmpfs; else the working directory is a folder that is monitored."""
 
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
         folder = None if self.sized_tmpfs else PrivateFolder()

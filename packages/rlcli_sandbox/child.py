@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from rlcli.errors import SetupError
 from rlcli_sandbox import orphans
@@ -37,45 +37,48 @@ _living: set[Child] = set()
 
 @dataclass(frozen=True)
 class Launch:
-    """How a backend starts one program.
-
-    command: `{fd}` in it becomes the number of the socket by which `inside.py` talks to its owner. order: the settings
-    sent there.
-    cwd, environment, pass_fds: of the started process. status: how `Exit` represents that process's status.
-    exceeds_disk: whether the program with this process id has used up the disk. close: frees all resources made for it.
-    leaves_parent: whether a process between the program and this one outlives the started one.
-    members: counts all processes of the program with this process id, for programs that may start others; None: this
-    backend cannot end them.
-    """
+    """A backend's description of how to start one program."""
 
     command: Sequence[str]
-    order: Mapping[str, Any]
+    """Command line; `{fd}` becomes the number of the socket between `inside.py` and its owner."""
+    order: Mapping[str, object]
+    """Settings sent to `inside.py`."""
     environment: Mapping[str, str]
+    """Environment of the started process."""
     cwd: str
+    """Its working directory."""
     pass_fds: Sequence[int]
+    """Descriptors that it inherits."""
     status: Callable[[int], int]
+    """Converts its exit status to `Exit.status`."""
     exceeds_disk: Callable[[int], bool]
+    """True if the program with this process id has used up the disk."""
     close: Callable[[], None]
+    """Frees all resources made for the program."""
     leaves_parent: bool = False
+    """True if a process between the program and this one outlives the started one."""
     members: Callable[[int], Members] | None = None
+    """Counts all processes of the program with this process id, for programs that may start others; None: this backend
+    cannot end them."""
 
 
 class Child:
     """A program in a sandbox, from when it may begin. Its limits hold whether or not any thread waits for it.
-
-    stdin: buffered for writing; flush it, or let `wait` close it. stdout, stderr: unbuffered; `wait` returns their
-    unread data, and a program whose output is not read blocks. pid: the program's id in the owner's namespace.
-    cpu_s: CPU seconds that it has used, as of the last check.
 
     The thread that starts it lives as long as the program does: to the kernel, the parent in "kill me when my parent
     dies" is the *thread*, and the caller's may end early.
     """
 
     pid: int
+    """The program's id in the owner's namespace."""
     stdin: io.BufferedWriter
+    """Buffered for writing; flush it, or let `wait` close it."""
     stdout: io.FileIO
+    """Unbuffered; `wait` returns its unread data, and a program whose output is not read blocks."""
     stderr: io.FileIO
+    """As `stdout`."""
     _failure: Exception | None = None
+    """The reason why it did not start."""
 
     def __init__(self, launch: Launch, limits: Limits) -> None:
         if limits.processes > 1 and launch.members is None:
@@ -92,6 +95,7 @@ class Child:
         self._status = 0
         self._seconds = 0.0
         self.cpu_s = 0.0
+        """CPU seconds used, as of the last check."""
         self._thread = threading.Thread(target=self._live, name="rlcli-sandbox", daemon=True)
         _living.add(self)
         try:
@@ -141,13 +145,13 @@ class Child:
     def _drain(self) -> tuple[bytes, bytes]:
         """Read the two output pipes until they end or the program has, `output_bytes` together at most."""
         pipes = [pipe for pipe in (self.stdout, self.stderr) if not pipe.closed]
-        taken = {pipe.fileno(): bytearray() for pipe in pipes}
+        output = {pipe.fileno(): bytearray() for pipe in pipes}
         room = self._limits.output_bytes
         poll = select.poll()  # not select.select, which supports no descriptor above 1023
-        for fd in taken:
+        for fd in output:
             poll.register(fd, select.POLLIN)
-        left = len(taken)
-        while left:
+        open_pipes = len(output)
+        while open_pipes:
             # A process forked elsewhere in the owner may hold a pipe open: stop when the program has ended, too.
             ended = not self._thread.is_alive()
             ready = poll.poll(0 if ended else TICK_S * 1000)
@@ -155,14 +159,14 @@ class Child:
                 data = os.read(fd, _READ_BYTES)
                 if not data:
                     poll.unregister(fd)
-                    left -= 1
+                    open_pipes -= 1
                 if len(data) > room:
                     self._kill("output")
-                taken[fd] += data[:room]
+                output[fd] += data[:room]
                 room -= min(room, len(data))
             if ended and not ready:
                 break
-        stdout, stderr = (b"" if pipe.closed else bytes(taken[pipe.fileno()]) for pipe in (self.stdout, self.stderr))
+        stdout, stderr = (b"" if pipe.closed else bytes(output[pipe.fileno()]) for pipe in (self.stdout, self.stderr))
         return stdout, stderr
 
     def _kill(self, reason: Excess) -> None:
@@ -251,7 +255,7 @@ class Child:
         ours.sendall(b"!")
 
     def _not_up(self, error: BaseException) -> SetupError:
-        """Why the sandbox did not start: the report of `inside.py`, or its last output. Closes the pipes."""
+        """The reason why the sandbox did not start: the report of `inside.py`, or its last output. Closes the pipes."""
         os.set_blocking(self.stderr.fileno(), False)
         last = (self.stderr.read(_READ_BYTES) or b"").decode(errors="replace").strip().splitlines()[-1:]
         self._close_pipes()
@@ -263,10 +267,10 @@ class Child:
         started, started_cpu = time.monotonic(), cpu_seconds(self.pid)
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
-        look_at_disk = started
+        next_disk_check = started
         while True:
-            left = self._limits.wall_s - (time.monotonic() - started)
-            if poll.poll(max(0.0, min(TICK_S, left)) * 1000):
+            remaining_s = self._limits.wall_s - (time.monotonic() - started)
+            if poll.poll(max(0.0, min(TICK_S, remaining_s)) * 1000):
                 break
             now = time.monotonic()
             self.cpu_s = max(self.cpu_s, cpu_seconds(self.pid) - started_cpu)
@@ -278,11 +282,11 @@ class Child:
                 self._kill("memory")
             elif excess := self._excess_of_members():
                 self._kill(excess)
-            elif now >= look_at_disk:
+            elif now >= next_disk_check:
                 if self._launch.exceeds_disk(self.pid):
                     self._kill("disk")
                 # Checks take at most half of the time, however many files there are.
-                look_at_disk = 2 * time.monotonic() - now
+                next_disk_check = 2 * time.monotonic() - now
             if self._killed:
                 self._end()  # the kill may have been requested before the process existed
                 poll.poll()

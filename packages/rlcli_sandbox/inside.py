@@ -30,23 +30,23 @@ CAPABILITIES_VERSION = 0x20080522
 def take(fd: int, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        more = os.read(fd, size - len(data))
-        if not more:
+        chunk = os.read(fd, size - len(data))
+        if not chunk:
             os._exit(1)  # the owner is dead
-        data += more
+        data += chunk
     return data
 
 
-def call(what: str, result: int) -> None:
+def call(operation: str, result: int) -> None:
     if result != 0:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), f"{operation}: {os.strerror(ctypes.get_errno())}")
 
 
-def limit(what: int, value: int) -> None:
-    hard = resource.getrlimit(what)[1]
+def limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
-    resource.setrlimit(what, (value, value))
+    resource.setrlimit(kind, (value, value))
 
 
 def drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -70,8 +70,8 @@ def lock_in(order: dict[str, Any]) -> None:
         os.close(order["landlock_fd"])
     for name, value in order["limits"].items():
         limit(getattr(resource, name), value)
-    own = struct.pack("<I", os.getpid())
-    rows = order["filter"].replace(struct.pack("<I", order["own_pid"]), own)
+    pid = struct.pack("<I", os.getpid())
+    rows = order["filter"].replace(struct.pack("<I", order["own_pid"]), pid)
     buffer = ctypes.create_string_buffer(rows, len(rows))
     program = struct.pack("HxxxxxxP", len(rows) // 8, ctypes.addressof(buffer))
     address = ctypes.create_string_buffer(program, len(program))

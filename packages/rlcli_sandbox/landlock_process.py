@@ -19,7 +19,7 @@ class Fenced(sandbox_base.Sandbox):
     """One process with its own folder. Only the filter keeps it from other processes and from files' modes."""
 
     fence: bool
-    """Whether Landlock confines it to its folder. If not, it reads and writes all that its user may."""
+    """True if Landlock confines it to its folder. If not, it reads and writes all that its user may."""
 
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
         folder = PrivateFolder()

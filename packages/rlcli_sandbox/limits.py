@@ -42,20 +42,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a program, of which nothing is left.
-
-    status: its exit status, or minus the number of the signal that ended it (bubblewrap, like a shell, does not
-    distinguish `exit(128 + n)` from signal n). killed_for: the limit that it exceeded, "" if it ended by itself or by
-    `Child.kill`. stdout, stderr: unread data of its pipes, `Limits.output_bytes` together at most.
-    seconds: wall-clock time from when `main` might begin to the end. cpu_s: CPU time as of the last check.
-    """
+    """The end of a program, all of whose processes are gone."""
 
     status: int
+    """Exit status, or minus the number of the signal that ended it (bubblewrap, like a shell, does not distinguish
+    `exit(128 + n)` from signal n)."""
     killed_for: Excess
+    """The exceeded limit; empty if it ended by itself or by `Child.kill`."""
     stdout: bytes
+    """Unread standard output; with `stderr` at most `Limits.output_bytes`."""
     stderr: bytes
+    """Unread standard error."""
     seconds: float
+    """Wall-clock time from when `main` might begin to the end."""
     cpu_s: float = 0.0
+    """CPU time as of the last check."""
 
 
 def cpu_seconds(pid: int) -> float:

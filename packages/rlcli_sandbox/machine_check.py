@@ -1,4 +1,4 @@
-"""What `rlcli doctor` finds of the sandbox."""
+"""The check of the sandbox in `rlcli doctor`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlcli_sandbox.backends import open_sandbox
 def check_sandbox() -> Finding:
     """Code can be sandboxed, by bubblewrap or else by Landlock: verifiers that run code need one of them."""
     try:
-        asked = backend_name()
+        backend = backend_name()
     except SetupError as error:
         return Finding("sandbox", Status.FAIL, error.message, error.hint)
-    if asked.startswith(("http://", "https://")):
-        return Finding("sandbox", Status.PASS, f"{asked} (RLCLI_SANDBOX; not tried)")
-    if asked == "unsafe":
+    if backend.startswith(("http://", "https://")):
+        return Finding("sandbox", Status.PASS, f"{backend} (RLCLI_SANDBOX; not tried)")
+    if backend == "unsafe":
         hint = "unset RLCLI_SANDBOX if you do not trust the models"
         return Finding("sandbox", Status.WARN, "unsafe (RLCLI_SANDBOX): code may read and write every file", hint)
     refused = []
-    for name in ("bwrap", "landlock") if asked == "auto" else (asked,):
+    for name in ("bwrap", "landlock") if backend == "auto" else (backend,):
         try:
             sandbox = open_sandbox(name)
         except SetupError as error:

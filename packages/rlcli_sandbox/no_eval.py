@@ -113,10 +113,10 @@ def refusing_eval(name: str) -> Iterator[None]:
 def _arithmetic(node: ast.expr) -> int | float:
     value: Any
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        left, right = _arithmetic(node.left), _arithmetic(node.right)
-        if isinstance(node.op, ast.LShift) and right > MAX_BITS:
+        first, second = _arithmetic(node.left), _arithmetic(node.right)
+        if isinstance(node.op, ast.LShift) and second > MAX_BITS:
             raise Evaluated("a number that is too large")
-        value = _BINARY[type(node.op)](left, right)
+        value = _BINARY[type(node.op)](first, second)
     elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         value = _UNARY[type(node.op)](_arithmetic(node.operand))
     else:
@@ -150,18 +150,18 @@ def _watch() -> None:
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if getattr(_now, "refused", None) is None:
         return
-    what = ""
+    action = ""
     if event == "exec" and not _imports():
-        what = "evaluates a text as Python"
+        action = "evaluates a text as Python"
     elif event in _REFUSED:
-        what = f"calls {event}"
-    if what:
-        _now.refused = what
-        raise Evaluated(what)
+        action = f"calls {event}"
+    if action:
+        _now.refused = action
+        raise Evaluated(action)
 
 
 def _imports() -> bool:
-    """Whether a module is being imported, which runs its code, and `exec` for its dataclasses."""
+    """True if a module is being imported, which runs its code, and `exec` for its dataclasses."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":

@@ -26,7 +26,7 @@ class PrivateFolder:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def exceeds(self, disk_bytes: int, pid: int) -> bool:
-        """Whether it holds more than `disk_bytes`, `MAX_FILES` or `MAX_FOLDERS`.
+        """True if it holds more than `disk_bytes`, `MAX_FILES` or `MAX_FOLDERS`.
 
         Files that `pid` holds open without a name count. A folder that cannot be read (too deep, or closed to its
         owner) exceeds the limit.
@@ -71,7 +71,7 @@ def sweep() -> None:
 
 
 def _abandoned(status: os.stat_result) -> bool:
-    """Whether this may be the folder of a dead owner: a live one's is locked, except in its first moment."""
+    """True if this may be the folder of a dead owner: a live one's is locked, except in its first moment."""
     return status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LOCKED_WITHIN_S
 
 

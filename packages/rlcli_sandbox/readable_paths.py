@@ -22,8 +22,8 @@ def interpreter() -> str:
 @cache
 def packages() -> tuple[str, ...]:
     """Folders of installed packages, as this process has them, with links resolved. Never a checkout."""
-    named = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
-    return tuple(dict.fromkeys(os.path.realpath(path) for path in named if os.path.isdir(path)))
+    site_folders = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    return tuple(dict.fromkeys(os.path.realpath(path) for path in site_folders if os.path.isdir(path)))
 
 
 @cache

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rlcli.errors import SetupError
 from rlcli_sandbox import readable_paths
@@ -26,14 +25,16 @@ _filter = cache(seccomp.program)
 
 @dataclass(frozen=True)
 class Sandbox(ABC):
-    """A backend. name: bwrap, landlock or unsafe. version: of bubblewrap, or of the kernel's Landlock interface."""
+    """A backend."""
 
     name: str
+    """`bwrap`, `landlock` or `unsafe`."""
     version: str
+    """Version of bubblewrap, or of the kernel's Landlock interface."""
 
     @abstractmethod
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
-        """How to start `main`, after everything it needs is created."""
+        """Create all resources that `main` needs, and describe how to start it."""
 
     def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child:
         """Start the Python source `main`, isolated before its first line runs.
@@ -69,7 +70,7 @@ def environment(home: str) -> dict[str, str]:
     return names | one_thread
 
 
-def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landlock_fd: int = -1) -> Mapping[str, Any]:
+def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landlock_fd: int = -1) -> Mapping[str, object]:
     """The settings sent to `inside.py`.
 
     keep_metadata: see `seccomp.program`. bare: no process between the program and its owner kills the program when the

@@ -84,15 +84,15 @@ class FusionJudge:
         deadline = time.monotonic() + limits.wall_s
         passed, detail = 0, ""
         for number, case in enumerate(cases, 1):
-            left = deadline - time.monotonic()
+            remaining_s = deadline - time.monotonic()
             problem = f"ran past {limits.wall_s:g} s"
-            if left > 0:
-                ran = self._run(program, case["input"], left)
+            if remaining_s > 0:
+                ran = self._run(program, case["input"], remaining_s)
                 if ran["status"] != "TimeLimitExceeded":
                     problem = _problem(ran, case["output"])
             passed += not problem
             detail = detail or (problem and f"case {number} of {len(cases)}: {problem}")
-            if detail and (not count_all or left <= 0):
+            if detail and (not count_all or remaining_s <= 0):
                 break
         return Judgement.of(passed, len(cases), detail)
 
@@ -127,7 +127,7 @@ def _problem(ran: Mapping[str, Any], expected: str) -> str:
 @cache
 def _driver() -> str:
     """The source text of a program that runs the tests: it unpacks our modules and runs `remote.main`."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     names = ["limits.py", *(f"judge/{name}.py" for name in _MODULES)]
-    files = {f"rlcli_sandbox/{name}": (here / name).read_text(encoding="utf-8") for name in names}
+    files = {f"rlcli_sandbox/{name}": (folder / name).read_text(encoding="utf-8") for name in names}
     return _DRIVER.format(files=files | dict.fromkeys(_PACKAGES, ""))

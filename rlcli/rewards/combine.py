@@ -18,8 +18,8 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
 
     weights: by the name of each term's part, in order; None if the only term's verdict is the result. The outcome,
     the answer and the detail are those of the first term that accepts the row; terms that skip it are left out. A term
-    that gives no verdict (`UNVERIFIED`) sets the outcome of the whole. Costs (`USAGE`) of all terms are added; what
-    they log (`LOGGED`, `extra`) stays, that of the last term if several log under one name.
+    that gives no verdict (`UNVERIFIED`) sets the outcome of the whole. Costs (`USAGE`) of all terms are added. Logged
+    parts (`LOGGED`) and `extra` are merged; the last term wins for equal names.
 
     >>> right, long = Verdict(1.0, Outcome.OK, answer="42"), Verdict(0.5, Outcome.WRONG)
     >>> both = combine("math - 0.5 * length", {"math": 1.0, "length": -0.5}, [right, long])
@@ -28,29 +28,31 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
     """
     if weights is None and isinstance(verified[0], Verdict):
         return verified[0]
-    failed = next((one for one in verified if isinstance(one, BaseException)), None)
+    failed = next((result for result in verified if isinstance(result, BaseException)), None)
     if failed is not None:
         return failed
-    odd = next((one for one in verified if one is not None and not isinstance(one, Verdict)), None)
-    if odd is not None:
-        return TypeError(f"the verifier returned {odd!r:.200}, not a Verdict or a number")
-    there = [(name, one) for name, one in zip(weights or [""], verified, strict=True) if isinstance(one, Verdict)]
-    if not there:
+    invalid = next((result for result in verified if result is not None and not isinstance(result, Verdict)), None)
+    if invalid is not None:
+        return TypeError(f"the verifier returned {invalid!r:.200}, not a Verdict or a number")
+    verdicts = [
+        (name, result) for name, result in zip(weights or [""], verified, strict=True) if isinstance(result, Verdict)
+    ]
+    if not verdicts:
         return Verdict(0.0, Outcome.NO_ANSWER, detail=f"{SKIPS}{expression} applies to this row")
-    _, first = there[0]
+    _, first = verdicts[0]
     if weights is None:
         return first
-    aside = _aside(one for _, one in there)
-    extra = {name: text for _, one in there for name, text in one.extra.items()}
-    if broken := next((one for _, one in there if one.outcome in UNVERIFIED), None):
-        return Verdict(0.0, broken.outcome, parts=aside, detail=broken.detail)
-    scores = {name: float(one.score) for name, one in there}
+    unrewarded = _unrewarded_parts(result for _, result in verdicts)
+    extra = {name: text for _, result in verdicts for name, text in result.extra.items()}
+    if broken := next((result for _, result in verdicts if result.outcome in UNVERIFIED), None):
+        return Verdict(0.0, broken.outcome, parts=unrewarded, detail=broken.detail)
+    scores = {name: float(result.score) for name, result in verdicts}
     total = math.fsum(weights[name] * score for name, score in scores.items())
-    return Verdict(total, first.outcome, first.answer, {**scores, **aside}, first.detail, extra=extra)
+    return Verdict(total, first.outcome, first.answer, {**scores, **unrewarded}, first.detail, extra=extra)
 
 
-def _aside(verdicts: Iterable[Verdict]) -> dict[str, float]:
-    """The parts that are no part of a reward."""
+def _unrewarded_parts(verdicts: Iterable[Verdict]) -> dict[str, float]:
+    """The parts that do not count towards a reward: costs, added, and logged values."""
     total: dict[str, float] = {}
     for name, value in (part for verdict in verdicts for part in verdict.parts.items()):
         if name.startswith(USAGE):

@@ -13,7 +13,7 @@ from rlcli.rewards.function_calls import BadResult, code_of
 from rlcli.support.redact import redacted
 
 OURS = ("rlcli", "rlcli_port", "rlcli_sandbox", "rlcli_verifiers", "rlcli_environments", "importlib")
-"""Packages whose lines tell a user nothing; the last imports the user's file."""
+"""Packages whose frames are left out of messages; the last imports the user's file."""
 FILE_MODULE = "rlcli_verifier_"
 """Prefix of the module name of a user's file, see `load.find`."""
 ERROR_CHARS, CODE_CHARS, SHOWN_CHARS, TRACEBACK_CHARS = 700, 100, 120, 8000
@@ -32,20 +32,20 @@ def describe(error: BaseException, response: str | None = None) -> str:
     except Exception:
         text = ""
     kind = "" if isinstance(error, BadResult) else f"{type(error).__name__}: "
-    place = place_of(error)
+    location = error_location(error)
     response = getattr(error, _RESPONSE, response)
-    line = " ".join(f"{kind}{text}".splitlines())[:ERROR_CHARS] + (f" ({place})" if place else "")
+    line = " ".join(f"{kind}{text}".splitlines())[:ERROR_CHARS] + (f" ({location})" if location else "")
     return redacted(line + (f"{BEFORE_RESPONSE}{shortened(response)}" if response is not None else ""))
 
 
 def with_response(error: BaseException, response: str) -> BaseException:
-    """The error, which `describe` then describes with this response: one that is not the request's."""
+    """Attach a response to the error, for `describe`: one that is not the request's."""
     setattr(error, _RESPONSE, response)
     return error
 
 
 def without_response(detail: str) -> str:
-    """What `describe` says, without the response.
+    """Strip the response from a text of `describe`.
 
     >>> without_response("ValueError: no number (a.py, line 3, in f); the response: 'abc'")
     'ValueError: no number (a.py, line 3, in f)'
@@ -63,7 +63,7 @@ def shortened(text: str) -> str:
     return repr(text if len(text) <= SHOWN_CHARS else f"{text[:half]}…{text[-half:]}")
 
 
-def place_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """The file, the line and the text of the user's code that raised the error, or the file and the line of the
     function whose result it is about; empty for code of rlcli."""
     if isinstance(error, BadResult):
@@ -71,25 +71,25 @@ def place_of(error: BaseException) -> str:
         ours = getattr(inspect.unwrap(error.function), "__module__", None) or ""
         if code is None or ours.partition(".")[0] in OURS:
             return ""
-        return f"{_shown(code.co_filename)}, line {code.co_firstlineno}, {code.co_name}"
+        return f"{_relative_path(code.co_filename)}, line {code.co_firstlineno}, {code.co_name}"
     frames = [(frame, line) for frame, line in _frames(error) if _root(frame) not in OURS]
-    own = [(frame, line) for frame, line in frames if _beside(frame, frames[0][0])]
-    if not own:
+    user_frames = [(frame, line) for frame, line in frames if _same_package(frame, frames[0][0])]
+    if not user_frames:
         return ""
-    frame, line = own[-1]
+    frame, line = user_frames[-1]
     text = linecache.getline(frame.f_code.co_filename, line).strip()
-    place = f"{_shown(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
-    return f"{place}: {text[:CODE_CHARS]}" if text else place
+    location = f"{_relative_path(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+    return f"{location}: {text[:CODE_CHARS]}" if text else location
 
 
 def user_traceback(error: BaseException) -> str:
     """The traceback without the lines of rlcli, as Python prints it; empty if it has no others."""
     summary = traceback.TracebackException.from_exception(error)
-    kept = [_root(frame) not in OURS for frame, _ in _frames(error)]
-    if not any(kept):
+    from_user = [_root(frame) not in OURS for frame, _ in _frames(error)]
+    if not any(from_user):
         return ""
     summary.stack = traceback.StackSummary.from_list(
-        [line for line, is_users in zip(summary.stack, kept, strict=True) if is_users]
+        [line for line, is_users in zip(summary.stack, from_user, strict=True) if is_users]
     )
     return redacted("".join(summary.format(chain=False)))[-TRACEBACK_CHARS:]
 
@@ -107,15 +107,14 @@ def _root(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _beside(frame: FrameType, first: FrameType) -> bool:
-    """Whether a frame is of the verifier's own code, whose first frame is `first`: its package, or for a file its
-    folder."""
+def _same_package(frame: FrameType, first: FrameType) -> bool:
+    """True if a frame is in the verifier's package, or for a file its folder. first: the verifier's outermost frame."""
     if _root(first).startswith(FILE_MODULE):
         return os.path.dirname(frame.f_code.co_filename) == os.path.dirname(first.f_code.co_filename)
     return _root(frame) == _root(first)
 
 
-def _shown(file: str) -> str:
+def _relative_path(file: str) -> str:
     """A path as a user would write it: relative if it is below the current folder."""
     try:
         relative = os.path.relpath(file)

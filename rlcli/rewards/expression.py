@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from rlcli.config.load import BOOLEANS, to_toml
 from rlcli.config.paths import expanded
@@ -38,11 +37,14 @@ _BARE = re.compile(r"[^\s()\[\]{},=\"']+")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One verifier of an expression: its reference, its options, and the weight of its score."""
+    """One verifier of an expression."""
 
     ref: str
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Its reference: a name, `module:attribute`, `/path/file.py:function` or `auto`."""
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """TOML values by name."""
     weight: float = 1.0
+    """Factor of its score in the sum."""
 
     @property
     def short(self) -> str:
@@ -51,9 +53,9 @@ class Term:
 
     @property
     def rivals(self) -> int:
-        """With how many other responses of its group the verifier compares one."""
-        found = self.options.get("rivals", 0)
-        return found if isinstance(found, int) else 0
+        """Number of other responses of its group with which the verifier compares one."""
+        count = self.options.get("rivals", 0)
+        return count if isinstance(count, int) else 0
 
     @property
     def serves(self) -> ServedModel | None:
@@ -97,7 +99,7 @@ class Composition:
 
     @property
     def is_sum(self) -> bool:
-        """Whether scores are weighted or added, so that each term is a separate part."""
+        """True if scores are weighted or added, so that each term is a separate part."""
         return len(self.terms) > 1 or self.terms[0].weight != 1.0
 
     @property
@@ -107,15 +109,15 @@ class Composition:
 
     @property
     def names_rows_own(self) -> bool:
-        """Whether `auto` is among the terms."""
+        """True if `auto` is among the terms."""
         return any(term.ref == AUTO for term in self.terms)
 
-    def with_rows_own(self, own: Composition) -> Composition:
+    def with_rows_own(self, row_verifiers: Composition) -> Composition:
         """Replace `auto` with what the row names; multiply weights. Raises `ConfigError` for a name given twice."""
         terms: list[Term] = []
         for term in self.terms:
             if term.ref == AUTO:
-                terms += [replace(one, weight=term.weight * one.weight) for one in own.terms]
+                terms += [replace(row_term, weight=term.weight * row_term.weight) for row_term in row_verifiers.terms]
             else:
                 terms.append(term)
         return _checked(Composition(tuple(terms)), str(self))
@@ -134,15 +136,15 @@ def parse(text: str) -> Composition:
     Names and options are not looked up: that requires the verifiers.
     """
     line = re.sub(r"[\t\n\r\f\v]", " ", text)
-    return _checked(Composition(tuple(_Reader(line).expression())), line)
+    return _checked(Composition(tuple(_Parser(line).expression())), line)
 
 
 def is_file(ref: str) -> bool:
-    """Whether a reference names a function in a file: `path/to/file.py:function`."""
+    """True if a reference names a function in a file: `path/to/file.py:function`."""
     return ref.rpartition(":")[0].endswith(".py")
 
 
-class _Reader:
+class _Parser:
     """Parses one expression from left to right."""
 
     def __init__(self, text: str) -> None:
@@ -160,20 +162,20 @@ class _Reader:
                 raise self.error("expected + or - between verifiers, or * before a weight")
 
     def term(self, sign: float) -> Term:
-        weight, found = sign, None
+        weight, verifier = sign, None
         while True:
             number = self.number()
             if number is not None:
                 weight *= number
-            elif found is not None:
+            elif verifier is not None:
                 raise self.error("expected a number: two verifiers cannot be multiplied")
             else:
-                found = (self.reference(), self.options())
+                verifier = (self.reference(), self.options())
             if not self.takes("*"):
                 break
-        if found is None:
+        if verifier is None:
             raise self.error("expected the name of a verifier beside the weight")
-        ref, options = found
+        ref, options = verifier
         if ref == AUTO and options:
             raise self.error("auto takes no options: give them with the verifier that the row names")
         if not isfinite(weight):
@@ -206,8 +208,8 @@ class _Reader:
         self.skip(word.end())
         return word[0]
 
-    def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {}
+    def options(self) -> dict[str, object]:
+        options: dict[str, object] = {}
         if not self.takes("("):
             return options
         while not self.takes(")"):
@@ -222,7 +224,7 @@ class _Reader:
                 raise self.error("expected , or ) after the value")
         return options
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """A TOML value, or a bare word as text."""
         start, depth = self.at, 0
         end = start
@@ -258,15 +260,16 @@ class _Reader:
             to += 1
         self.at = to
 
-    def error(self, what: str) -> ConfigError:
-        found = f"'{self.text[self.at : self.at + 20]}'" if not self.ended() else "the end"
+    def error(self, problem: str) -> ConfigError:
+        remainder = f"'{self.text[self.at : self.at + 20]}'" if not self.ended() else "the end"
+        position = min(self.at, len(self.text)) + 1
         return ConfigError(
-            f"the verifier '{self.text}': {what}, and found {found} at character {min(self.at, len(self.text)) + 1}",
+            f"the verifier '{self.text}': {problem}, and found {remainder} at character {position}",
             "for example: math * 1.0 + format * 0.1",
         )
 
 
-def _toml_value(text: str) -> Any:
+def _toml_value(text: str) -> object:
     """The value of `text`; None if it is not a value. A date is text, as is a value that only a comment would end.
     Booleans may be written as in Python: `False` is not the text."""
     if text.lower() in BOOLEANS:
@@ -280,21 +283,21 @@ def _toml_value(text: str) -> Any:
     return text if _BARE.fullmatch(text) else None
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, list | dict):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return isinstance(value, bool | int | float | str)
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, str) and _BARE.fullmatch(value) and _toml_value(value) == value:
         return value
     return _literal(value)
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{to_toml(name)} = {_literal(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{to_toml(name)} = {_literal(item)}" for name, item in value.items()) + "}"
     return f"[{', '.join(map(_literal, value))}]" if isinstance(value, list) else to_toml(value)
 
 
@@ -322,12 +325,12 @@ def _located(ref: str) -> str:
     return f"{file}:{function}"
 
 
-def _with_model_located(term: Term) -> Mapping[str, Any]:
+def _with_model_located(term: Term) -> Mapping[str, object]:
     served = term.serves
     if served is None or not Path(served.model).expanduser().is_dir():
         return term.options
-    model, given = str(Path(served.model).expanduser().resolve()), term.options["serve"]
-    return {**term.options, "serve": model if isinstance(given, str) else {**given, "model": model}}
+    model, option = str(Path(served.model).expanduser().resolve()), term.options["serve"]
+    return {**term.options, "serve": {**option, "model": model} if isinstance(option, Mapping) else model}
 
 
 def served_by(expression: str) -> list[ServedModel]:
@@ -341,7 +344,7 @@ def served_by(expression: str) -> list[ServedModel]:
 
 @cache
 def rivals_of(expression: str) -> int:
-    """With how many other responses of its group the verifiers of an expression compare one; 0: they do not.
+    """Number of other responses of its group with which the verifiers of an expression compare one; 0: none.
 
     >>> rivals_of('math + 0.2 * judge(url="http://judge", model=m, rivals=3)'), rivals_of("math")
     (3, 0)

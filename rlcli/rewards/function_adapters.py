@@ -22,11 +22,11 @@ from __future__ import annotations
 import dis
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from numbers import Real
 from types import CodeType
-from typing import Any
+from typing import cast
 
 from rlcli.registry import Registry
 from rlcli.rewards.combine import Verified
@@ -36,6 +36,7 @@ from rlcli.rewards.function_calls import (
     Convention,
     Conventions,
     Loaded,
+    Options,
     code_of,
     gathered,
     is_async,
@@ -59,28 +60,30 @@ def _foreign() -> tuple[Conventions, ...]:
     return tuple(FOREIGN.get(name) for name in FOREIGN.names())
 
 
-def adapt(function: Any, options: Mapping[str, Any]) -> Loaded:
+def adapt(function: object, options: Options) -> Loaded:
     """Adapt a function, or an object with rubric functions, to a verifier. Raises TypeError if no convention fits."""
     if not is_rubric(function):
-        return convention_of(function).adapt(function, options)
+        convention = convention_of(function)
+        assert callable(function)  # `convention_of` refuses anything else
+        return convention.adapt(function, options)
     if not (foreign := _foreign()):
         raise TypeError("it is an object with reward functions, and no package that calls those is installed")
     return foreign[0].rubric(function)
 
 
-def is_rubric(value: Any) -> bool:
-    """Whether it is an object with rubric functions."""
+def is_rubric(value: object) -> bool:
+    """True if a value is an object with rubric functions."""
     return not inspect.isclass(value) and (hasattr(value, "funcs") or hasattr(value, "get_reward_funcs"))
 
 
-def convention_of(function: Callable[..., Any]) -> Convention:
-    """The convention that its parameter names match. Raises a TypeError that lists all if none fits."""
+def convention_of(function: object) -> Convention:
+    """The convention that the function's parameter names match. Raises a TypeError that lists all if none fits."""
     if not callable(function) or inspect.isclass(function):
         kind = "a class" if inspect.isclass(function) else f"of type {type(function).__name__}"
         raise TypeError(f"it is {kind}, not a function")
     parameters = inspect.signature(function).parameters
     names = list(parameters)
-    positional = [name for name, one in parameters.items() if one.kind in _POSITIONAL]
+    positional = [name for name, parameter in parameters.items() if parameter.kind in _POSITIONAL]
     foreign = [convention for conventions in _foreign() for convention in conventions.functions]
     for convention in foreign:
         if convention.matches(parameters):
@@ -94,22 +97,25 @@ def convention_of(function: Callable[..., Any]) -> Convention:
     raise TypeError(f"its parameters ({', '.join(names)}) fit no convention of a verifier; they are {texts}")
 
 
-def options_of(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+def options_of(function: object) -> tuple[dict[str, inspect.Parameter], bool]:
     """The options of a verifier by name (those without a default are required), and whether it takes others too."""
     convention = convention_of(function)
+    assert callable(function)  # `convention_of` refuses anything else
     parameters = inspect.signature(function).parameters
     inputs = convention.inputs(parameters)
-    options = {name: one for name, one in parameters.items() if one.kind in NAMED and name not in inputs}
-    return options, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    options = {
+        name: parameter for name, parameter in parameters.items() if parameter.kind in NAMED and name not in inputs
+    }
+    return options, any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-def _native(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
+def _native(function: Callable[..., object], options: Options) -> Loaded:
     if is_async(function):
 
-        async def one(request: VerifyRequest) -> Verified:
-            return _verified(function, await function(request, **options))
+        async def verify_async(request: VerifyRequest) -> Verified:
+            return _verified(function, await cast("Awaitable[object]", function(request, **options)))
 
-        return gathered(one, many=True)
+        return gathered(verify_async, many=True)
 
     def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
         return [_attempt(function, request, options) for request in requests]
@@ -117,18 +123,18 @@ def _native(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     return Loaded(verify, many=False)
 
 
-def _attempt(function: Callable[..., Any], request: VerifyRequest, options: Mapping[str, Any]) -> Verified:
+def _attempt(function: Callable[..., object], request: VerifyRequest, options: Options) -> Verified:
     try:
         return _verified(function, function(request, **options))
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: any exception is a crash
         return error
 
 
-def _verified(function: Callable[..., Any], result: Any) -> Verified:
-    """A number, also numpy's, as a verdict; a verdict and None as they are. Raises `BadResult` for anything else, and
-    for a score that is not finite."""
-    is_numpys = type(result).__module__ == "numpy" and getattr(result, "ndim", 1) == 0
-    if isinstance(result, Real) or is_numpys:
+def _verified(function: Callable[..., object], result: object) -> Verified:
+    """Convert a number or numpy scalar to a verdict; return a verdict or None unchanged. Raises `BadResult` for
+    anything else, and for a score that is not finite."""
+    is_numpy_scalar = type(result).__module__ == "numpy" and getattr(result, "ndim", 1) == 0
+    if isinstance(result, Real) or is_numpy_scalar:
         return verdict_of(function, result)
     if isinstance(result, Verdict):
         _check_finite(function, result)
@@ -139,46 +145,45 @@ def _verified(function: Callable[..., Any], result: Any) -> Verified:
     return result if isinstance(result, Verdict) else None
 
 
-def _returns_values(function: Callable[..., Any]) -> bool:
-    """Whether the code of a function has a `return` with a value other than the literal None; True if that cannot be
-    known."""
+def _returns_values(function: Callable[..., object]) -> bool:
+    """True if a function has a `return` with a value other than the literal None; True if its code is unknown."""
     code = code_of(function)
     return code is None or _has_value(code)
 
 
 @cache
 def _has_value(code: CodeType) -> bool:
-    before: dis.Instruction | None = None
-    for step in dis.get_instructions(code):
-        if step.opname == "RETURN_CONST" and step.argval is not None:
+    previous: dis.Instruction | None = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
             return True
-        if step.opname == "RETURN_VALUE":
+        if instruction.opname == "RETURN_VALUE":
             # A jump to it comes from a conditional expression.
-            is_none = before is not None and (before.opname, before.argval) == ("LOAD_CONST", None)
-            if step.is_jump_target or not is_none:
+            is_none = previous is not None and (previous.opname, previous.argval) == ("LOAD_CONST", None)
+            if instruction.is_jump_target or not is_none:
                 return True
-        before = step
+        previous = instruction
     return False
 
 
-def _check_finite(function: Callable[..., Any], verdict: Verdict) -> None:
-    numbers: dict[str, Any] = {"score": verdict.score, **verdict.parts}
+def _check_finite(function: Callable[..., object], verdict: Verdict) -> None:
+    numbers: dict[str, object] = {"score": verdict.score, **verdict.parts}  # a verifier may put anything there
     for name, number in numbers.items():
         if isinstance(number, Real) and not math.isfinite(number):
             raise BadResult(function, f"returned a Verdict whose {name} is {number}, expected a finite number")
 
 
-def _native_batch(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
+def _native_batch(function: Callable[..., object], options: Options) -> Loaded:
     def verify(requests: Sequence[VerifyRequest]) -> Sequence[Verified]:
         result = function(list(requests), **options)
         results = run(result) if inspect.isawaitable(result) else result
-        return [_each(function, one) for one in one_each(function, results, requests, "verdict or number")]
+        return [_each(function, item) for item in one_each(function, results, requests, "verdict or number")]
 
     return Loaded(verify, many=True)
 
 
-def _each(function: Callable[..., Any], result: Any) -> Verified:
-    """The verdict of one result of a list, or the error about it: the others of the list remain."""
+def _each(function: Callable[..., object], result: object) -> Verified:
+    """The verdict of one result of a list, or its error, which does not affect the other results."""
     try:
         return _verified(function, result)
     except BadResult as error:

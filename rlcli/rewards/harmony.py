@@ -12,13 +12,13 @@ from collections.abc import Container
 
 MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
 REASONING = "analysis"
-"""The channel of what the model thinks."""
+"""The channel of the model's reasoning."""
 _MARKER = re.compile(r"(<\|(?:start|channel|message|end|return|call|constrain|endoftext)\|>)")
 _THINK = re.compile(r"</?think>")
 
 
 def speaks(vocabulary: Container[str]) -> bool:
-    """Whether a tokenizer with these tokens has the format's markers."""
+    """True if a tokenizer with these tokens has the format's markers."""
     return all(marker in vocabulary for marker in MARKERS)
 
 
@@ -34,19 +34,19 @@ def plain(text: str) -> str:
     pieces = _MARKER.split(text)
     if "<|message|>" not in pieces:
         return "" if "<|channel|>" in pieces else _MARKER.sub("", text)
-    found, channel, before = list[str](), "", ""
+    parts, channel, previous = list[str](), "", ""
     is_open = False
     for piece in pieces:
         if _MARKER.fullmatch(piece):
             if piece == "<|message|>":
                 is_open = True
-                found += ["<think>"] if channel == REASONING else []
+                parts += ["<think>"] if channel == REASONING else []
             elif is_open and piece not in ("<|channel|>", "<|constrain|>"):
-                found += ["</think>"] if channel == REASONING else []
+                parts += ["</think>"] if channel == REASONING else []
                 is_open, channel = False, ""
-            before = piece
+            previous = piece
         elif is_open:
-            found.append(_THINK.sub("", piece) if channel == REASONING else piece)
-        elif before == "<|channel|>":
+            parts.append(_THINK.sub("", piece) if channel == REASONING else piece)
+        elif previous == "<|channel|>":
             channel = piece.split(maxsplit=1)[0] if piece.strip() else ""
-    return "".join(found)
+    return "".join(parts)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NoReturn, TypeVar
 
 from rlcli.errors import DataError
 from rlcli.rewards.processes.scoring_pool import ScoringPool, in_order
-from rlcli.rewards.service.shared_rows import OF_A_ROW
+from rlcli.rewards.service.shared_rows import ROW_FIELDS
 from rlcli.support.files import replacing
 from rlcli.support.reading import DATA_LINE_BYTES, ENCODING_BYTES, bounded_lines, check_encoding, not_utf8
 from rlcli.support.redact import printable_json
@@ -31,30 +32,36 @@ STANDARD = "-"
 REQUIRED = {"completion": "the response, as text", "ground_truth": "the right answer, as text"}
 
 OURS = (*REQUIRED, "prompt", "data_source", "extra_info", "finish_reason", "thinking")
-"""Fields of a row with a meaning of their own; a verifier finds the others in `extra_info`, as those of a dataset."""
+"""Fields of a row that are read here; a verifier finds the others in `extra_info`, as those of a dataset."""
 
 OnProgress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line: its fields, and the request made from them."""
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     request: VerifyRequest
 
 
 @dataclass
 class Summary:
-    """Totals of many verifications. score: their sum. parts: of each part, its sum and its number of rows.
-    seconds: of each verification. failures: the details of the first without a verdict (`UNVERIFIED`)."""
+    """Totals of many verifications."""
 
     rows: int = 0
+    """Number of verifications."""
     score: float = 0.0
+    """Sum of the scores."""
     outcomes: Counter[str] = field(default_factory=Counter)
+    """Rows by outcome."""
     parts: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Sum and number of rows of each part."""
     seconds: array[float] = field(default_factory=lambda: array("d"))
+    """Latency of each verification."""
     failures: list[str] = field(default_factory=list)
+    """Details of the first three without a verdict (`UNVERIFIED`)."""
 
     @property
     def verified(self) -> int:
@@ -86,7 +93,7 @@ class RowFile:
 
     def __init__(self, path: str, skip_bad: bool = False) -> None:
         self._path, self._skip_bad = path, skip_bad
-        self._standard: BinaryIO | None = None
+        self._standard: BufferedRandom | None = None
         if path == STANDARD:  # it can be read only once
             self._standard = tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as this object
             shutil.copyfileobj(sys.stdin.buffer, self._standard)
@@ -127,7 +134,7 @@ def verify_rows(
     verifier: str,
     rows: Collection[Row] | RowFile,
     pool: ScoringPool,
-    on_progress: OnProgress = lambda what, done, total: None,
+    on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Iterator[tuple[Row, Verdict]]:
     """The verdict on each row, in the order of the rows. A verifier that reads the responses to a prompt together gets
     those in a row that have one prompt and the same other fields."""
@@ -154,13 +161,13 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def _source(row: Row) -> tuple[Any, ...]:
-    return tuple(getattr(row.request, name) for name in OF_A_ROW)
+def _source(row: Row) -> tuple[object, ...]:
+    return tuple(getattr(row.request, name) for name in ROW_FIELDS)
 
 
-def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
+def as_fields(row: Row, verdict: Verdict) -> dict[str, object]:
     """An output row: the input and its verdict."""
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "score": verdict.score,
         "outcome": str(verdict.outcome),
         "extracted": verdict.answer,
@@ -176,7 +183,7 @@ def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
 
 
 @contextmanager
-def writing(path: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def writing(path: str) -> Iterator[Callable[[Mapping[str, object]], None]]:
     """A function that writes one row to `path` (`-`: standard output; .gz: packed). The file is written atomically."""
     if path == STANDARD:
         sys.stdout.flush()
@@ -186,7 +193,7 @@ def writing(path: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as beside, beside.open("wb") as raw:
+        with replacing(target) as temporary, temporary.open("wb") as raw:
             if target.suffix == ".gz":
                 with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
                     yield lambda fields: _write(packed, fields)
@@ -198,11 +205,11 @@ def writing(path: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         ) from error
 
 
-def _write(stream: BinaryIO | gzip.GzipFile, fields: Mapping[str, Any]) -> None:
+def _write(stream: BinaryIO | gzip.GzipFile, fields: Mapping[str, object]) -> None:
     stream.write(printable_json(json.dumps(fields, ensure_ascii=False)).encode() + b"\n")
 
 
-def _lines(path: str, standard: BinaryIO | None) -> Iterator[tuple[int, bytes]]:
+def _lines(path: str, standard: BufferedRandom | None) -> Iterator[tuple[int, bytes]]:
     """The non-empty lines, counted from 1. standard: what was read from standard input, if `path` names it."""
     try:
         with _open(path, standard) as stream:
@@ -216,7 +223,7 @@ def _lines(path: str, standard: BinaryIO | None) -> Iterator[tuple[int, bytes]]:
 
 
 @contextmanager
-def _open(path: str, standard: BinaryIO | None) -> Iterator[Any]:
+def _open(path: str, standard: BufferedRandom | None) -> Iterator[BufferedRandom | BufferedReader | gzip.GzipFile]:
     if standard is not None:
         standard.seek(0)
         yield standard
@@ -226,7 +233,7 @@ def _open(path: str, standard: BinaryIO | None) -> Iterator[Any]:
 
 
 def _row(line: bytes) -> Row:
-    """Raises `ValueError` that describes the error in the line."""
+    """Parse a line. Raises `ValueError` with a description of the error in it."""
     try:
         fields = json.loads(line.decode("utf-8-sig").rstrip(), parse_constant=_refuse)
     except RecursionError as error:
@@ -239,10 +246,10 @@ def _row(line: bytes) -> Row:
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"it is not a JSON object but {_kind(fields)}")
-    for name, what in REQUIRED.items():
+    for name, description in REQUIRED.items():
         if not isinstance(fields.get(name), str):
-            found = f"is {_kind(fields[name])}" if name in fields else "is missing"
-            raise ValueError(f"'{name}', {what}, {found}")
+            problem = f"is {_kind(fields[name])}" if name in fields else "is missing"
+            raise ValueError(f"'{name}', {description}, {problem}")
     columns = {name: value for name, value in fields.items() if name not in OURS}
     source, extra = _optional(fields, "data_source", str, ""), columns | _optional(fields, "extra_info", dict, {})
     reason, thinking = _optional(fields, "finish_reason", str, ""), _optional(fields, "thinking", bool, False)
@@ -258,34 +265,34 @@ def _row(line: bytes) -> Row:
     return Row(fields, request)
 
 
-def _optional(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+def _optional(fields: Mapping[str, object], name: str, kind: type[T], default: T) -> T:
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):
-        wanted = {str: "text", bool: "true or false"}.get(kind, "an object")
+        expected: dict[type, str] = {str: "text", bool: "true or false"}
+        wanted = expected.get(kind, "an object")
         raise ValueError(f"'{name}' is {_kind(value)}, and should be {wanted}")
     return default if value is None else value
 
 
-def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
+def _messages(fields: Mapping[str, object]) -> tuple[Message, ...]:
     prompt = fields.get("prompt")
     if prompt is None:
         return ()
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
-    right = isinstance(prompt, list) and all(
+    if not isinstance(prompt, list) or not all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         for message in prompt
-    )
-    if not right:
+    ):
         raise ValueError("'prompt' must be text or a list of messages with role and content as text")
     return tuple({"role": message["role"], "content": message["content"]} for message in prompt)
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if value is None:
         return "null"
     names: Iterable[tuple[type, str]] = ((bool, "a boolean"), (str, "text"), (dict, "an object"), (list, "a list"))

@@ -1,4 +1,4 @@
-"""What a row may choose of a verifier: whether it may name it, and with which options.
+"""Which verifiers and options a row of a dataset may choose.
 
 Data files come from others, so a row must not choose an address, a key, a model, a path, or limits of memory and time.
 A verifier's module lists the options that its rows may set:
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
-from typing import Any
 
 from rlcli.errors import ConfigError
 
@@ -37,7 +37,7 @@ def row_options(target: str) -> frozenset[str] | None:
     return frozenset(value)
 
 
-def _constant(source: str, name: str, default: Any) -> Any:
+def _constant(source: str, name: str, default: object) -> object:
     """The literal that the module with this source assigns to `name` last; Ellipsis for another expression."""
     try:
         statements = ast.parse(source).body
@@ -56,7 +56,7 @@ def _constant(source: str, name: str, default: Any) -> Any:
     return value
 
 
-def _literal(node: ast.expr | None) -> Any:
+def _literal(node: ast.expr | None) -> object:
     try:
         return ast.literal_eval(node) if node is not None else ...
     except ValueError:
@@ -65,7 +65,7 @@ def _literal(node: ast.expr | None) -> Any:
 
 def _source(module: str) -> str:
     """The source of an installed module, without importing it or its packages; empty if there is none."""
-    path: Any = None
+    path: Sequence[str] | None = None
     spec: ModuleSpec | None = None
     names = module.split(".")
     for count in range(1, len(names) + 1):
@@ -73,14 +73,14 @@ def _source(module: str) -> str:
         if spec is None:
             return ""
         path = spec.submodule_search_locations
-    loader: Any = spec.loader if spec else None
+    loader = spec.loader if spec else None
     try:
-        return (loader.get_source(module) or "") if hasattr(loader, "get_source") else ""
+        return (loader.get_source(module) or "") if loader is not None and hasattr(loader, "get_source") else ""
     except (ImportError, SyntaxError):  # without a source, or not in UTF-8
         return ""
 
 
-def _spec(name: str, path: Any) -> ModuleSpec | None:
+def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     # `importlib.util.find_spec` would import the packages that contain the module.
     for finder in sys.meta_path:
         try:

@@ -44,40 +44,40 @@ class Answers:
     empty: dict[str, tuple[str, Prompt]] = field(default_factory=dict)
     """Verifier → its first row without an answer, with a name for messages."""
 
-    def add(self, prompt: Prompt, place: int, name: Callable[[], str]) -> None:
-        """Add a row at this place of the data, if it is one of those to try. name: gives its name for messages."""
+    def add(self, prompt: Prompt, position: int, name: Callable[[], str]) -> None:
+        """Add a row if it is one of those to try. position: its index in the data. name: its name for messages."""
         if not prompt.ground_truth.strip():
             if prompt.verifier not in self.empty:
                 self.empty[prompt.verifier] = (name(), prompt)
-        elif place < LOOKED_AT and len(rows := self.first.setdefault(prompt.verifier, [])) < ROWS:
+        elif position < LOOKED_AT and len(rows := self.first.setdefault(prompt.verifier, [])) < ROWS:
             rows.append(prompt)
 
 
 def first_answers(rows: Iterable[Prompt]) -> Answers:
-    """The rows to try, of the first `LOOKED_AT` rows alone, but for verifiers that ask a server: each question costs,
-    and their module has asked whether the server is there."""
-    found = Answers()
-    for place, prompt in enumerate(islice(rows, LOOKED_AT)):
+    """The rows to try, among the first `LOOKED_AT`. Verifiers that call a server are left out: each request costs, and
+    their module has checked that the server answers."""
+    answers = Answers()
+    for position, prompt in enumerate(islice(rows, LOOKED_AT)):
         if not asks_server(prompt.verifier):
-            found.add(prompt, place, partial("row {}".format, prompt.id))
-    return found
+            answers.add(prompt, position, partial("row {}".format, prompt.id))
+    return answers
 
 
 @cache
 def asks_server(verifier: str) -> bool:
-    """Whether a verifier of the expression sends responses to a server."""
+    """True if one of the expression's verifiers sends responses to a server."""
     return any("url" in term.options for term in parse(verifier).terms)
 
 
 def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], None], group: int = 1) -> None:
-    """Try each verifier on its rows. group: responses to a prompt; a verifier that reads them together gets so many,
-    of which the others have no answer.
+    """Try each verifier on its rows. group: number of responses to a prompt, for a verifier that reads them together;
+    the others have no answer.
 
     Raises `VerifierError` if one crashes or does not end in time on a row's answer or on a response without one;
     `DataError` if it rejects the answers of all its rows, or needs an answer that is empty. Notes rejected answers
     otherwise, verifiers that apply to none of their rows, and those that cannot be tried. Of a sum, the first verifier
     alone is tried on the answers. If its module has no `gold` that writes an answer as a response, only crashes are
-    found. One that asks a server is not asked about responses without an answer: each question costs.
+    found. One that calls a server does not get responses without an answer: each request costs.
     """
     compositions = {verifier: parse(verifier).located() for verifier in {**answers.first, **answers.empty}}
     terms: dict[str, Term] = {}
@@ -114,12 +114,13 @@ def check_answers(answers: Answers, pool: ScoringPool, on_note: Callable[[str], 
 
 
 def check_responses(
-    items: Sequence[T], named: Callable[[T], str], submit: Callable[[T], tuple[str, Future[Verdict]]]
+    items: Sequence[T], describe: Callable[[T], str], submit: Callable[[T], tuple[str, Future[Verdict]]]
 ) -> None:
-    """Raise `VerifierError` if verifiers crash on all of `RESPONSES` responses that are spread over the first
-    `LOOKED_AT`, before any other is verified. Neighbours often answer one prompt, which may be the only one that a
-    verifier cannot judge. named: gives a response's name for messages. submit: gives its verifier and its
-    verification."""
+    """Raise `VerifierError` if verifiers crash on all of `RESPONSES` responses, before any other is verified.
+
+    They are spread over the first `LOOKED_AT`: neighbours often answer one prompt, which may be the only one that a
+    verifier cannot judge. describe: a response's name for messages. submit: its verifier and its future verdict.
+    """
     first = items[:LOOKED_AT]
     tried = [first[index * len(first) // RESPONSES] for index in range(RESPONSES)] if len(first) > RESPONSES else first
     submitted = [submit(item) for item in tried]
@@ -127,20 +128,20 @@ def check_responses(
     if verdicts and all(verdict.outcome is Outcome.CRASH for verdict in verdicts):
         count = f"each of the {len(verdicts)} responses that were tried" if len(verdicts) > 1 else "the only response"
         raise VerifierError(
-            f"the verifier '{submitted[0][0]}' crashes on {count}; on {named(tried[0])}: {verdicts[0].detail}",
+            f"the verifier '{submitted[0][0]}' crashes on {count}; on {describe(tried[0])}: {verdicts[0].detail}",
             "fix the verifier, or these rows",
         )
 
 
 def _untried(term: Term) -> str:
-    """Why a verifier cannot be tried on one answer before the run; empty if it can."""
+    """The reason why a verifier cannot be tried on one answer before the run; empty if it can."""
     if term.serves is not None:
         return "its model is served when the run starts"
     return "it compares the responses of a group" if term.rivals else ""
 
 
 def _submit_plain(pool: ScoringPool, verifier: str, prompt: Prompt, group: int) -> Future[Verdict]:
-    """The verification of a response without an answer, beside others if the verifier reads them together."""
+    """Verify a response without an answer, with others like it if the verifier reads them together."""
     first, *_ = pool.submit_together(
         verifier, without_answers(prompt.request(), group if verifier in pool.grouped else 1)
     )
@@ -201,5 +202,5 @@ def _check_empty(term: Term, row: str, verdict: Verdict) -> None:
 
 
 def _rejects(verdict: Verdict) -> bool:
-    """Whether the row's own answer, written as a response, is wrong. A penalty, at most 0, never rejects."""
+    """True if the row's answer, written as a response, is wrong. A penalty, at most 0, never rejects."""
     return verdict.detail.startswith(STATED) and verdict.outcome is not Outcome.OK and not verdict.score > 0

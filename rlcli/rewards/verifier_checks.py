@@ -13,9 +13,8 @@ from rlcli.support.sandbox_name import backend_name
 SPARE_S = 0.5
 """Time that a verifier needs beyond its own `timeout_s`, to start a program and to report how it ended."""
 
-
 SANDBOXES: Registry[Callable[[str], str]] = Registry("sandbox", "rlcli.sandboxes")
-"""`local` runs a program in the sandbox of a name and returns the name of its backend; from entry points."""
+"""Entry points; `local` runs a program in the sandbox of a name and returns the name of its backend."""
 
 
 def proven(backend: str) -> str:
@@ -38,14 +37,15 @@ def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, s
     sandbox: the requested backend; empty: from the environment. setting: the user's name for the deadline.
     Raises `ConfigError` for a `timeout_s` that the deadline cuts short, `SetupError` if the sandbox is not available.
     """
-    for expression, one in loaded.items():
-        needed_s = one.patience_s + SPARE_S
-        if one.patience_s and needed_s > (deadline_s if one.needs_sandbox else wall_bound(deadline_s)):
+    for expression, facts in loaded.items():
+        needed_s = facts.patience_s + SPARE_S
+        minimum_s = needed_s if facts.needs_sandbox else needed_s / 10
+        if facts.patience_s and needed_s > (deadline_s if facts.needs_sandbox else wall_bound(deadline_s)):
             raise ConfigError(
-                f"the verifier '{expression}' waits {one.patience_s:g} s (its timeout_s) and would be killed at "
+                f"the verifier '{expression}' waits {facts.patience_s:g} s (its timeout_s) and would be killed at "
                 f"{setting} = {deadline_s:g}, before it can report what took too long",
-                f"raise it to {needed_s if one.needs_sandbox else needed_s / 10:g} or more, or give a lower timeout_s",
+                f"raise it to {minimum_s:g} or more, or give a lower timeout_s",
             )
-    if not any(one.needs_sandbox for one in loaded.values()):
+    if not any(facts.needs_sandbox for facts in loaded.values()):
         return ""
     return proven(backend_name(sandbox))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import cast
 
 from rlcli.registry import near
 from rlcli.rewards.combine import Verified, combine
@@ -40,33 +40,41 @@ class NotLoaded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A term of an expression as sent to scoring processes. name: of its part. target: where it is defined."""
+    """A term of an expression as sent to scoring processes."""
 
     name: str
+    """Name of its part of the reward."""
     target: str
-    options: Mapping[str, Any]
+    """Definition: `module:attribute` or `/path/file.py:attribute`."""
+    options: Mapping[str, object]
+    """JSON values by name."""
     weight: float
+    """Factor of its score in the sum."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A loaded expression. verify: returns the verdict or the exception for each request. at_once: maximum number of
-    requests in one call; `begins` is called with the index of each term before it is verified. needs_sandbox: whether
-    one of its verifiers runs programs. patience_s: how long its verifiers wait in total, by their option `timeout_s`.
-    own_limits: of each term, its options `deadline_s` and `wait_s`, 0 if it has none. keys: environment variables whose
-    values are sent, each with its address: of verifiers with options `url` and `key`. answer_kind: ANSWER_KIND of the
-    first term's module; empty if it sets none. has_gold: whether that module has a function `gold`. groups: whether one
-    of its verifiers has to get all responses to a prompt in one call."""
+    """A loaded expression."""
 
     verify: Callable[..., list[Verified]]
+    """`verify(requests, begins)` returns the verdict or the exception for each request; the optional `begins` is called
+    with the index of each term before it is verified."""
     at_once: int
+    """Maximum number of requests in one call."""
     needs_sandbox: bool
+    """True if one of its verifiers runs programs."""
     patience_s: float
+    """Total time that its verifiers wait, by their option `timeout_s`, in seconds."""
     own_limits: tuple[tuple[float, float], ...] = ()
+    """For each term its options `deadline_s` (CPU) and `wait_s` (wall clock), in seconds; 0 if it has none."""
     keys: tuple[tuple[str, str], ...] = ()
+    """Environment variables whose values are sent, each with its address: of verifiers with options `url`, `key`."""
     answer_kind: str = ""
+    """`ANSWER_KIND` of the first term's module; empty if it sets none."""
     has_gold: bool = False
+    """True if the first term's module has a function `gold`."""
     groups: bool = False
+    """True if one of its verifiers needs all responses to a prompt in one call."""
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
@@ -100,33 +108,33 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
 
     def verify(requests: Sequence[VerifyRequest], begins: Callable[[int], None] = lambda index: None) -> list[Verified]:
         columns = []
-        for index, one in enumerate(loaded):
+        for index, verifier in enumerate(loaded):
             begins(index)
-            columns.append(one.verify(requests))
+            columns.append(verifier.verify(requests))
         return [combine(expression, weights, row) for row in zip(*columns, strict=True)]
 
     return Scorer(
         verify,
-        AT_ONCE if any(one.many for one in loaded) else 1,
+        AT_ONCE if any(verifier.many for verifier in loaded) else 1,
         sandbox,
         patience_s,
         tuple(limits),
         tuple(keys),
         kind,
         has_gold,
-        any(one.groups for one in loaded),
+        any(verifier.groups for verifier in loaded),
     )
 
 
-def _seconds(function: Any, options: Mapping[str, Any], name: str) -> float:
-    """The value that a verifier was given for its option `name`, else its default; 0 if it has no such option."""
+def _seconds(function: object, options: Mapping[str, object], name: str) -> float:
+    """The value of a verifier's option `name`, else its default; 0 if it has no such option."""
     declared = {} if is_rubric(function) else options_of(function)[0]
     value = options.get(name, declared[name].default if name in declared else 0)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _key(function: Any, options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The environment variable of the key that the verifier sends, and the address that it goes to, if it does."""
+def _key(function: object, options: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The environment variable of the key that the verifier sends, and its address; empty if it sends none."""
     declared = {} if is_rubric(function) else options_of(function)[0]
     if not options.get("url") or not {"url", "key"} <= set(declared):
         return []
@@ -134,15 +142,15 @@ def _key(function: Any, options: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(variable, str(options["url"]))] if isinstance(variable, str) and os.environ.get(variable) else []
 
 
-def find(target: str) -> tuple[ModuleType, Any]:
+def find(target: str) -> tuple[ModuleType, object]:
     """The module and the object of `module:attribute` or `/path/to/file.py:attribute`."""
-    place, _, attribute = target.rpartition(":")
-    module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    location, _, attribute = target.rpartition(":")
+    module = _run_file(Path(location)) if location.endswith(".py") else importlib.import_module(location)
     try:
         return module, reduce(getattr, attribute.split("."), module)
     except AttributeError:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise AttributeError(f"{place} has no '{attribute}'; {near(attribute, public)}") from None
+        raise AttributeError(f"{location} has no '{attribute}'; {near(attribute, public)}") from None
 
 
 def _run_file(file: Path) -> ModuleType:
@@ -155,38 +163,40 @@ def _run_file(file: Path) -> ModuleType:
     return run_file(file, name)
 
 
-def _options(function: Any, part: Part) -> dict[str, Any]:
+def _options(function: object, part: Part) -> dict[str, object]:
     """The options of a term, each checked against the function's signature and converted to its annotation."""
-    given = dict(part.options)
+    options = dict(part.options)
     if is_rubric(function):
-        if given:
+        if options:
             raise WrongOption(f"{part.name} takes no options (it is an object of functions)")
         return {}
-    taken, takes_any = options_of(function)
-    for name in given:
-        if name not in taken and not takes_any:
-            raise WrongOption(f"{part.name} takes no option '{name}'; {near(name, taken)}")
+    declared, takes_any = options_of(function)
+    for name in options:
+        if name not in declared and not takes_any:
+            raise WrongOption(f"{part.name} takes no option '{name}'; {near(name, declared)}")
     empty = inspect.Parameter.empty
-    missing = [name for name, one in taken.items() if one.default is empty and name not in given]
+    missing = [name for name, parameter in declared.items() if parameter.default is empty and name not in options]
     if missing:
         raise WrongOption(f"{part.name} must be given its option {missing[0]}: {part.name}({missing[0]}=…)")
     annotations = _annotations(function)
     return {
-        name: _checked(part.name, name, value, annotations.get(name), taken[name].default) if name in taken else value
-        for name, value in given.items()
+        name: _checked(part.name, name, value, annotations.get(name), declared[name].default)
+        if name in declared
+        else value
+        for name, value in options.items()
     }
 
 
-def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+def _annotations(function: object) -> dict[str, object]:
     from typing import get_type_hints
 
     try:
-        return get_type_hints(function, include_extras=True)
+        return dict(get_type_hints(function, include_extras=True))
     except Exception:  # annotations with undefined names: the types are unknown
         return {}
 
 
-def _checked(verifier: str, name: str, value: Any, annotation: Any, default: Any) -> Any:
+def _checked(verifier: str, name: str, value: object, annotation: object, default: object) -> object:
     """`value` converted to the option's annotation, or else to the type of its default."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
@@ -197,7 +207,8 @@ def _checked(verifier: str, name: str, value: Any, annotation: Any, default: Any
         return value
     try:
         # Strict, so that `true` is not 1; as JSON, where a list may be a tuple and an integer a float.
-        return TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
+        converted: object = TypeAdapter(cast("type", annotation)).validate_json(json.dumps(value), strict=True)
+        return converted
     except PydanticUserError:  # a type unknown to pydantic
         return value
     except ValidationError as error:

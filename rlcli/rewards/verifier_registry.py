@@ -38,16 +38,16 @@ def of_row(expression: Composition, style: str) -> Composition:
     """
     if len(style) > MOST_STYLE_CHARS:
         raise ConfigError(f"it has {len(style):,} characters", f"rows may name verifiers in {MOST_STYLE_CHARS}")
-    own = parse(style)
-    for term in own.terms:
+    row_verifiers = parse(style)
+    for term in row_verifiers.terms:
         check_row_may_name(term)
-    return expression.with_rows_own(own)
+    return expression.with_rows_own(row_verifiers)
 
 
 def check_row_may_name(term: Term) -> None:
     """Raise `ConfigError` for a verifier, or an option of one, that a row must not choose.
 
-    Data files come from others. They name installed verifiers that let them (`row_options`), not code in a file or a
+    Data files are untrusted. They may name installed verifiers that allow it (`row_options`), not code in a file or a
     module, nor addresses, keys, models, paths, memory and time. An unknown name passes here.
     """
     hint = f"rows may not choose that; if you trust it, give --verifier {shlex.quote(term.verifier)}"

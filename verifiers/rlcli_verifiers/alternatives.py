@@ -10,7 +10,7 @@ from rlcli_verifiers.values import FORMULA, Value, content, value_at
 
 MAX_ALTERNATIVES = 40
 MAX_GAP_CHARS = 60
-"""Maximum length of what stands between an answer and a word like "or", and between a "maybe" and its number."""
+"""Maximum length of the text between an answer and a word like "or", and between a "maybe" and its number."""
 
 _CLOSED = r"[\s$*\\)\]}_`–—−]*+"  # possessive: long white space costs no more than its length
 _FILLERS = (
@@ -113,37 +113,37 @@ def _letter_at(text: str, at: int) -> Value | None:
     return Value(letter.start(), letter.end(), letter[0], False) if letter else None
 
 
-def last_boxes(text: str, found: list[tuple[int, int, str]]) -> list[str]:
+def last_boxes(text: str, marked: list[tuple[int, int, str]]) -> list[str]:
     r"""The last box, or all boxes at the end that form one list, however joined: `\(\boxed{41}\) or \(\boxed{42}\)`."""
-    answers = [*joined_before(text, found, by_nothing=True), found[-1][2]]
-    answers += offered(_spoken(text[found[-1][1] :], wrappers_only=True), 0)
+    answers = [*joined_before(text, marked, by_nothing=True), marked[-1][2]]
+    answers += offered(_spoken(text[marked[-1][1] :], wrappers_only=True), 0)
     return [last_box(answer) or answer for answer in dict.fromkeys(answers) if answer]
 
 
-def joined_before(text: str, found: list[tuple[int, int, str]], by_nothing: bool = False) -> list[str]:
-    """What the boxes or tags before the last one hold, as far as they form one list with it.
+def joined_before(text: str, marked: list[tuple[int, int, str]], by_nothing: bool = False) -> list[str]:
+    """Contents of the boxes or tags before the last one, as far as they form one list with it.
 
     by_nothing: those that only follow each other are one list too.
     """
     answers: list[str] = []
-    for (_, end, before), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=True):
+    for (_, end, content_before), (start, _, _) in zip(marked[-2::-1], marked[:0:-1], strict=True):
         if not _are_joined(text[end:start], by_nothing):
             break
-        answers.insert(0, before)
+        answers.insert(0, content_before)
     return answers
 
 
-def corrected(after: str) -> str | None:
+def corrected(rest: str) -> str | None:
     """The answer with which a text replaces the one just before it; None if it does not."""
-    said = [match["number"] for match in _CORRECTED.finditer(after)]
-    if not said:
+    numbers = [match["number"] for match in _CORRECTED.finditer(rest)]
+    if not numbers:
         return None
-    formula = FORMULA.fullmatch(said[-1])
-    return content(formula) if formula else said[-1]
+    formula = FORMULA.fullmatch(numbers[-1])
+    return content(formula) if formula else numbers[-1]
 
 
 def _are_joined(between: str, by_nothing: bool) -> bool:
-    """Whether the text between two boxes makes them one list: "and", "or", a comma, or nothing at all."""
+    """True if the text between two boxes makes them one list: "and", "or", a comma, or nothing at all."""
     if len(between) > 400:
         return False
     plain = _spoken(between)

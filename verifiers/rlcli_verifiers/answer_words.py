@@ -1,4 +1,4 @@
-"""The words for "answer" and "or" in other languages: what precedes a stated answer, and what another one."""
+"""The words for "answer" and "or" in other languages, which precede a stated answer and an alternative."""
 
 from __future__ import annotations
 

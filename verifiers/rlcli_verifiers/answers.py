@@ -27,8 +27,11 @@ def no_answer(detail: str = "") -> Verdict:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text is invisible: white space, zero-width and control characters, fillers."""
-    return all(one.isspace() or one in _FILLERS or unicodedata.category(one) in _INVISIBLE for one in text)
+    """True if a text is invisible: white space, zero-width and control characters, fillers."""
+    return all(
+        character.isspace() or character in _FILLERS or unicodedata.category(character) in _INVISIBLE
+        for character in text
+    )
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
@@ -37,7 +40,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     >>> boxes(r"\boxed{\frac{1}{2}} or \boxed{3}")
     [(0, 19, '\\frac{1}{2}'), (23, 32, '3')]
     """
-    found: list[tuple[int, int, str]] = []
+    closed: list[tuple[int, int, str]] = []
     opened: list[tuple[int, int]] = []
     for token in _TOKEN.finditer(text):
         is_box = len(token[0]) > 2
@@ -46,16 +49,16 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
         elif token[0] == "}" and opened:
             start, inside = opened.pop()
             if start >= 0:
-                while found and found[-1][0] > start:  # nested in this one
-                    found.pop()
-                found.append((start, token.end(), text[inside : token.start()].strip()))
-    return found
+                while closed and closed[-1][0] > start:  # nested in this one
+                    closed.pop()
+                closed.append((start, token.end(), text[inside : token.start()].strip()))
+    return closed
 
 
 def last_box(text: str) -> str | None:
     r"""The content of the last closed `\boxed{…}`; None if there is none."""
-    found = boxes(text)
-    return found[-1][2] if found else None
+    closed = boxes(text)
+    return closed[-1][2] if closed else None
 
 
 def tags(text: str) -> list[tuple[int, int, str]]:
@@ -69,8 +72,8 @@ def tags(text: str) -> list[tuple[int, int, str]]:
 
 def last_tag(text: str) -> str | None:
     """The content of the last `<answer>…</answer>`; None if there is none."""
-    found = _TAG.findall(text)
-    return found[-1].strip() if found else None
+    contents = _TAG.findall(text)
+    return contents[-1].strip() if contents else None
 
 
 def last_line(text: str) -> str | None:

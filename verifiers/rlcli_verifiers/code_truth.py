@@ -27,7 +27,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import cast
 
 from rlcli_sandbox.judge import Job
 
@@ -43,7 +43,7 @@ class Scripts:
     cases: Sequence[Mapping[str, str]]
 
 
-def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
+def read_truth(text: str, extra_info: Mapping[str, object]) -> Job | Scripts:
     """The tests in a ground truth. Raises `ValueError` if they cannot be read."""
     try:
         truth = json.loads(text, parse_int=_integer)
@@ -79,11 +79,11 @@ def called_names(truth: Job | Scripts) -> list[str]:
     return [name for name in called if not hasattr(builtins, name)]
 
 
-def _of_livecodebench(tests: list[Any], extra_info: Mapping[str, Any]) -> Job | Scripts:
+def _of_livecodebench(tests: list[object], extra_info: Mapping[str, object]) -> Job | Scripts:
     if not tests:
         raise ValueError("the ground truth holds no tests")
     scripts = [_script(test) for test in tests]
-    if all(test.get("testtype", "stdin") == "stdin" for test in tests):
+    if all(cast("dict[str, object]", test).get("testtype", "stdin") == "stdin" for test in tests):
         return _scripts(scripts)
     name = extra_info.get("func_name") or extra_info.get("entry_point")
     if not isinstance(name, str):
@@ -99,7 +99,7 @@ def _of_code_r1(source: str) -> Job:
     return Job(kind="check", setup="", test=test, entry_point=match["name"])
 
 
-def _of_apps(truth: Mapping[str, Any]) -> Job | Scripts:
+def _of_apps(truth: Mapping[str, object]) -> Job | Scripts:
     inputs, outputs = _list(truth, "inputs"), _list(truth, "outputs")
     if len(inputs) != len(outputs):
         raise ValueError(f"the ground truth has {len(inputs)} inputs and {len(outputs)} outputs")
@@ -115,10 +115,11 @@ def _of_apps(truth: Mapping[str, Any]) -> Job | Scripts:
     return _cases(_text(truth, "fn_name"), [_call(case) for case in cases], wrapped)
 
 
-def _of_assert_case(truth: Mapping[str, Any]) -> Job:
-    beside = [value for key in ("inputs", "outputs") for value in truth.get(key) or [] if str(value).strip()]
-    if beside:
-        raise ValueError(f"the ground truth has inputs or outputs beside 'assert_case': {str(beside[0])[:80]!r}")
+def _of_assert_case(truth: Mapping[str, object]) -> Job:
+    lists = [cast("list[object]", truth.get(key) or []) for key in ("inputs", "outputs")]
+    other_tests = [value for values in lists for value in values if str(value).strip()]
+    if other_tests:
+        raise ValueError(f"the ground truth has inputs or outputs beside 'assert_case': {str(other_tests[0])[:80]!r}")
     return Job(kind="asserts", setup=_text(truth, "setup", ""), asserts=_texts(truth, "assert_case"))
 
 
@@ -128,35 +129,36 @@ def _scripts(cases: list[dict[str, str]]) -> Scripts:
     return Scripts(cases)
 
 
-def _cases(entry_point: str, cases: list[dict[str, Any]], wrapped: bool = False) -> Job:
+def _cases(entry_point: str, cases: list[dict[str, object]], wrapped: bool = False) -> Job:
     if all(case["output"] in (None, [None]) for case in cases):
         raise ValueError("the ground truth has nothing to compare: every expected result is null")
     return Job(kind="cases", entry_point=entry_point, cases=cases, wrapped=wrapped)
 
 
-def _lines(value: Any) -> Any:
+def _lines(value: object) -> object:
     return "\n".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _script(case: Any) -> dict[str, str]:
+def _script(case: object) -> dict[str, str]:
     if not isinstance(case, dict):
         raise ValueError(f"the ground truth has a case that is not an object: {str(case)[:80]!r}")
     return {"input": _text(case, "input"), "output": _text(case, "output")}
 
 
-def _call(case: Any) -> dict[str, Any]:
+def _call(case: object) -> dict[str, object]:
     if not isinstance(case, dict) or not isinstance(case.get("input"), list) or "output" not in case:
         raise ValueError(f"the ground truth has a case without a list of inputs and an output: {str(case)[:80]!r}")
     return {"input": case["input"], "output": case["output"]}
 
 
-def _arguments(text: str) -> list[Any]:
+def _arguments(text: str) -> list[object]:
     return [_json(line) for line in text.split("\n")]
 
 
-def _json(text: Any) -> Any:
+def _json(text: object) -> object:
     try:
-        return json.loads(text, parse_int=_integer) if isinstance(text, str) else text
+        value: object = json.loads(text, parse_int=_integer) if isinstance(text, str) else text
+        return value
     except (ValueError, RecursionError):
         raise ValueError(f"the ground truth has a value that is not JSON: {str(text)[:80]!r}") from None
 
@@ -166,28 +168,28 @@ def _integer(digits: str) -> int:
     return int(digits) if len(digits) <= _INT_DIGITS else int(Decimal(digits))
 
 
-def _texts(truth: Mapping[str, Any], key: str) -> list[str]:
+def _texts(truth: Mapping[str, object], key: str) -> list[str]:
     texts = _list(truth, key)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"the ground truth's {key!r} are not all texts")
-    return texts
+    return cast("list[str]", texts)
 
 
-def _entry(truth: Mapping[str, Any]) -> str:
+def _entry(truth: Mapping[str, object]) -> str:
     name = _text(truth, "entry_point")
     if not name.isidentifier():
         raise ValueError(f"the ground truth's 'entry_point' is not a name: {name[:80]!r}")
     return name
 
 
-def _list(truth: Mapping[str, Any], key: str) -> list[Any]:
+def _list(truth: Mapping[str, object], key: str) -> list[object]:
     value = truth.get(key)
     if not isinstance(value, list) or not value:
         raise ValueError(f"the ground truth's {key!r} is not a list of tests: {str(value)[:80]!r}")
     return value
 
 
-def _text(truth: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def _text(truth: Mapping[str, object], key: str, default: str | None = None) -> str:
     value = truth.get(key, default)
     if not isinstance(value, str):
         raise ValueError(f"the ground truth's {key!r} is not text: {str(value)[:80]!r}")

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, last_tag, no_answer
@@ -39,7 +38,7 @@ _COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\,": "", "$": ""}
 
 
 class _Unreadable(ValueError):
-    pass
+    """An expression that cannot be parsed; the text is the reason."""
 
 
 def verify(request: VerifyRequest, *, use_all: bool = True) -> Verdict:
@@ -54,21 +53,21 @@ def verify(request: VerifyRequest, *, use_all: bool = True) -> Verdict:
     text = request.answer_text()
     if text is None:
         return no_answer(OPEN_THINK)
-    said = last_tag(text) or last_box(text) or last_line(text)
-    if not said:
+    statement = last_tag(text) or last_box(text) or last_line(text)
+    if not statement:
         return no_answer("no expression")
-    expression, _, claimed = _plain(said).partition("=")
+    expression, _, claimed = _plain(statement).partition("=")
     try:
         value, used = _evaluate(expression)
         claim = target if not claimed else _evaluate(claimed)[0]
     except _Unreadable as error:
         return no_answer(str(error))
     except ZeroDivisionError:
-        return judged(False, said[:MAX_CHARS], "it divides by zero")
+        return judged(False, statement[:MAX_CHARS], "it divides by zero")
     missing, extra = Counter(numbers) - Counter(used), Counter(used) - Counter(numbers)
     if extra or (missing and use_all):
-        return judged(False, said[:MAX_CHARS], f"it uses {sorted(used)} of {sorted(numbers)}")
-    return judged(value == target == claim, said[:MAX_CHARS], f"it makes {value}, the target is {target}")
+        return judged(False, statement[:MAX_CHARS], f"it uses {sorted(used)} of {sorted(numbers)}")
+    return judged(value == target == claim, statement[:MAX_CHARS], f"it makes {value}, the target is {target}")
 
 
 def gold(request: VerifyRequest, *, use_all: bool = True) -> str:
@@ -83,8 +82,8 @@ def gold(request: VerifyRequest, *, use_all: bool = True) -> str:
         raise ValueError(f'{len(numbers)} numbers are too many to search: give extra_info "solution"')
     if not solution:
         sizes = [len(numbers)] if use_all else range(len(numbers), 0, -1)
-        chosen = (some for size in sizes for some in combinations(numbers, size))
-        results = (result for some in chosen for result in _search([(Fraction(n), str(n)) for n in some]))
+        subsets = (subset for size in sizes for subset in combinations(numbers, size))
+        results = (result for subset in subsets for result in _search([(Fraction(n), str(n)) for n in subset]))
         solution = next((text for value, text in results if value == target), "")
     if not solution:
         raise ValueError(f"{numbers} cannot make {target}")
@@ -94,7 +93,7 @@ def gold(request: VerifyRequest, *, use_all: bool = True) -> str:
 def _problem(request: VerifyRequest) -> tuple[list[int], Fraction]:
     """The numbers and the target of a row."""
     try:
-        truth: Any = json.loads(request.ground_truth) if request.ground_truth.strip() else {}
+        truth: object = json.loads(request.ground_truth) if request.ground_truth.strip() else {}
         stated = truth if isinstance(truth, dict) else {"target": truth}
         info = {**request.extra_info, **stated}
         target = str(info["target"])
@@ -110,8 +109,8 @@ def _problem(request: VerifyRequest) -> tuple[list[int], Fraction]:
 def _plain(text: str) -> str:
     text = braced(re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", _SIZES.sub("", text[: 4 * MAX_CHARS])))
     for _ in range(MAX_DEPTH):  # from the innermost fraction outwards
-        text, found = _FRACTION.subn(r"((\1)/(\2))", text)
-        if not found:
+        text, count = _FRACTION.subn(r"((\1)/(\2))", text)
+        if not count:
             break
     for command, sign in _COMMANDS.items():
         text = text.replace(command, sign)
@@ -126,14 +125,14 @@ def _evaluate(text: str) -> tuple[Fraction, list[int]]:
     # Otherwise "1 2" would be two numbers without a sign, which no rule allows, and "2 ** 3" would be 2 * * 3.
     if re.sub(r"\s", "", text) != "".join(tokens) or not tokens:
         raise _Unreadable(f"{text.strip()[:60]!r} is not an expression of + - * / and brackets")
-    reader = _Reader(tokens)
+    reader = _Parser(tokens)
     value = reader.sum(0)
     if reader.at < len(tokens):
         raise _Unreadable(f"{text.strip()[:60]!r} cannot be read at {tokens[reader.at]!r}")
     return value, reader.used
 
 
-class _Reader:
+class _Parser:
     """sum := product (± product)* · product := atom (*/ atom)* · atom := number | -atom | (sum)"""
 
     def __init__(self, tokens: list[str]) -> None:
@@ -176,16 +175,16 @@ class _Reader:
 
 
 def _search(values: list[tuple[Fraction, str]]) -> Iterator[tuple[Fraction, str]]:
-    """All results that these values, each used once, can give."""
+    """All results of these values, each used once, with their expressions."""
     if len(values) == 1:
         yield values[0]
         return
-    for i, (left, left_text) in enumerate(values):
-        for j, (right, right_text) in enumerate(values):
+    for i, (first, first_text) in enumerate(values):
+        for j, (second, second_text) in enumerate(values):
             if i == j:
                 continue
             others = [value for k, value in enumerate(values) if k not in (i, j)]
-            made = [(left - right, "-")] + ([(left / right, "/")] if right else [])
-            made += [(left + right, "+"), (left * right, "*")] if i < j else []
-            for value, sign in made:
-                yield from _search([*others, (value, f"({left_text} {sign} {right_text})")])
+            results = [(first - second, "-")] + ([(first / second, "/")] if second else [])
+            results += [(first + second, "+"), (first * second, "*")] if i < j else []
+            for value, sign in results:
+                yield from _search([*others, (value, f"({first_text} {sign} {second_text})")])

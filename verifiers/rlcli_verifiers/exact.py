@@ -10,7 +10,7 @@ from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, las
 ANSWER_KIND = "text"
 ROW_OPTIONS = ("extract", "strip", "ignore_case")
 
-_PLACES: dict[str, Callable[[str], str | None]] = {"all": str, "tag": last_tag, "line": last_line, "box": last_box}
+_EXTRACTORS: dict[str, Callable[[str], str | None]] = {"all": str, "tag": last_tag, "line": last_line, "box": last_box}
 
 
 def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ignore_case: bool = False) -> Verdict:
@@ -20,11 +20,11 @@ def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ign
     the row's extra_info answer_format, else "all". strip: ignore the white space around both. ignore_case: Straße
     equals STRASSE. Raises `ValueError` for an unknown `extract` and for an empty ground truth.
     """
-    place = extract or str(request.extra_info.get("answer_format") or "all")
-    if place not in _PLACES:
-        raise ValueError(f"extract={place!r} is none of {', '.join(_PLACES)}")
+    source = extract or str(request.extra_info.get("answer_format") or "all")
+    if source not in _EXTRACTORS:
+        raise ValueError(f"extract={source!r} is none of {', '.join(_EXTRACTORS)}")
     text = request.answer_text()
-    truth, answer = request.ground_truth, None if text is None else _PLACES[place](text)
+    truth, answer = request.ground_truth, None if text is None else _EXTRACTORS[source](text)
     if strip:
         truth, answer = truth.strip(), answer and answer.strip()
     if not truth:
@@ -32,7 +32,7 @@ def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ign
     if text is None:
         return no_answer(OPEN_THINK)
     if not answer:
-        return no_answer(f"the place that is read is empty ({place})")
+        return no_answer(f"the place that is read is empty ({source})")
     if ignore_case:
         return judged(answer.casefold() == truth.casefold(), answer)
     return judged(answer == truth, answer)
@@ -40,6 +40,6 @@ def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ign
 
 def gold(request: VerifyRequest, *, extract: str = "") -> str:
     """A response in which `extract`, else the row's answer_format, finds the ground truth."""
-    place = extract or request.extra_info.get("answer_format")
+    source = extract or request.extra_info.get("answer_format")
     truth = request.ground_truth
-    return {"tag": f"<answer>{truth}</answer>", "box": f"\\boxed{{{truth}}}"}.get(str(place), truth)
+    return {"tag": f"<answer>{truth}</answer>", "box": f"\\boxed{{{truth}}}"}.get(str(source), truth)

@@ -44,13 +44,13 @@ def program(text: str, names: Collection[str] = (), reads_input: bool = False) -
     contains a block goes first. If nothing is fenced, it is the whole text if that contains a statement.
     """
     tagged = last_tag(text)
-    found = list(blocks(tagged)) if tagged else []
-    found = found or list(blocks(text))
-    if not found:
-        whole = tagged if tagged and _STATEMENT.search(tagged) else text
-        return whole if _STATEMENT.search(whole) else None
-    named = [block.code for block in found if block.language in _LANGUAGES]
-    candidates = named or [block.code for block in found if not block.language]  # next to a program: its output
+    fenced = list(blocks(tagged)) if tagged else []
+    fenced = fenced or list(blocks(text))
+    if not fenced:
+        unfenced = tagged if tagged and _STATEMENT.search(tagged) else text
+        return unfenced if _STATEMENT.search(unfenced) else None
+    python = [block.code for block in fenced if block.language in _LANGUAGES]
+    candidates = python or [block.code for block in fenced if not block.language]  # next to a program: its output
     if not candidates:
         return None
 
@@ -60,8 +60,8 @@ def program(text: str, names: Collection[str] = (), reads_input: bool = False) -
         )
 
     best = max(map(fits, candidates))
-    chosen = next(code for code in reversed(candidates) if fits(code) == best)
-    return chosen if chosen.strip() else None
+    last_best = next(code for code in reversed(candidates) if fits(code) == best)
+    return last_best if last_best.strip() else None
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -102,7 +102,7 @@ def _last_line_with(quotes: str, lines: list[str]) -> int:
 
 
 def _docstring_after(line: str, docstring: str) -> str:
-    """The quotes of the docstring that is open at the end of a line; `docstring`: at its beginning."""
+    """The quotes of the docstring that is open at the end of a line. docstring: those open at its start."""
     if not any(quotes in line for quotes in _QUOTES):
         return docstring
     position, line = 0, _ESCAPED.sub("  ", line)

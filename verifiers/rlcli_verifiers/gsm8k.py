@@ -65,8 +65,8 @@ def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = 
     if text is None:
         return no_answer(OPEN_THINK)
     text = _plain(text)
-    if mode == "flexible" and (said := boxes(text)) and text.rfind("####") < said[-1][0]:
-        return _boxed(last_boxes(text, said), right)
+    if mode == "flexible" and (marked := boxes(text)) and text.rfind("####") < marked[-1][0]:
+        return _boxed(last_boxes(text, marked), right)
     match = _marked(text) if mode == "strict" else _last(text)
     answer = _value(match, text)
     if match is None or answer is None:
@@ -79,7 +79,7 @@ def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = 
 
 def _boxed(stated: list[str], right: Decimal) -> Verdict:
     """The verdict on the content of boxes: one number, in any form that `math` reads as one."""
-    values = [found for one in stated for found in (_in_box(one),)]
+    values = [_in_box(text) for text in stated]
     if any(value is None for value in values):
         return no_answer("the box holds no number")
     return judged(set(values) == {Fraction(right)}, ", ".join(stated))
@@ -88,8 +88,8 @@ def _boxed(stated: list[str], right: Decimal) -> Verdict:
 def _in_box(text: str) -> Fraction | None:
     if len(text) > MAX_DIGITS:
         return None
-    found = [number(reading) for reading in with_thousands(measured(clean(text)).body)]
-    return found[0][0] if found[0] else None
+    readings = [number(reading) for reading in with_thousands(measured(clean(text)).body)]
+    return readings[0][0] if readings[0] else None
 
 
 def gold(request: VerifyRequest) -> str:
@@ -106,14 +106,14 @@ def _truth(text: str) -> Decimal:
 
 
 def _plain(text: str) -> str:
-    """Without bold type, with one kind of minus; after the last mark, without a box."""
+    """Remove bold type, and boxes after the last mark; replace all minus signs by one kind."""
     text = _BOLD.sub("", text.translate(_MARKUP))
-    before, mark, after = text.rpartition("####")
-    return before + mark + _BOX.sub(r"\1", after) if mark else text
+    head, mark, tail = text.rpartition("####")
+    return head + mark + _BOX.sub(r"\1", tail) if mark else text
 
 
 def _alternative(text: str, match: re.Match[str], mode: str) -> Decimal | None:
-    """A second value that the response offers beside the one in `match`; NaN for one that is no number, `\\pi`."""
+    """A second value that the response offers besides the one in `match`; NaN for one that is no number, `\\pi`."""
     for other in offered(text, match.end()):
         value = _in_box(other)
         return _NOT_A_NUMBER if value is None else Decimal(value.numerator) / Decimal(value.denominator)
@@ -123,9 +123,9 @@ def _alternative(text: str, match: re.Match[str], mode: str) -> Decimal | None:
         if other_number and _BETWEEN.fullmatch(rest[: other_number.start()]):
             return _value(other_number, rest) or _NOT_A_NUMBER
         return None
-    before = list(_ANYWHERE.finditer(text, max(0, match.start() - 200), match.start()))
-    if before and _EITHER.fullmatch(text, before[-1].end(), match.start()):
-        return _value(before[-1], text) or _NOT_A_NUMBER
+    preceding = list(_ANYWHERE.finditer(text, max(0, match.start() - 200), match.start()))
+    if preceding and _EITHER.fullmatch(text, preceding[-1].end(), match.start()):
+        return _value(preceding[-1], text) or _NOT_A_NUMBER
     return None
 
 
@@ -162,12 +162,12 @@ def _scale(rest: str) -> int | None:
     words, scale = _WORDS.match(rest), 1
     if words is None:
         return 1
-    said = words[1].lower().split()
-    while said and said[0].removesuffix("s") in SCALES:
-        scale *= SCALES[said.pop(0).removesuffix("s")]
-    phrase = " ".join(said)
-    if said and said[-1] in ARITHMETIC and re.match(r"[\s(]*-?\d", rest[words.end() :]):
+    following = words[1].lower().split()
+    while following and following[0].removesuffix("s") in SCALES:
+        scale *= SCALES[following.pop(0).removesuffix("s")]
+    phrase = " ".join(following)
+    if following and following[-1] in ARITHMETIC and re.match(r"[\s(]*-?\d", rest[words.end() :]):
         return None  # "42 times 10"
-    if not said or unit(phrase, True) is not None or noun(phrase) is not None:
+    if not following or unit(phrase, True) is not None or noun(phrase) is not None:
         return scale
-    return None if ARITHMETIC & set(said[:3]) or _AND_A_HALF.search(phrase) else scale
+    return None if ARITHMETIC & set(following[:3]) or _AND_A_HALF.search(phrase) else scale

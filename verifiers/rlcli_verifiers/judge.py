@@ -12,7 +12,7 @@ from rlcli.registry import near
 from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.judge_cache import Cache, key_of
-from rlcli_verifiers.judge_client import FIELDS, CallFailed, Endpoint, Spent, ask, check, served_at
+from rlcli_verifiers.judge_client import FIELDS, Address, CallFailed, Endpoint, Spent, ask, check, served_at
 from rlcli_verifiers.judge_compare import Judged, compared
 from rlcli_verifiers.judge_limits import Limits, shared_folder
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
@@ -20,7 +20,7 @@ from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
 ANSWER_KIND = "judged"
 ROW_OPTIONS = None
 
-MOST_POINTS = 100
+MAX_POINTS = 100
 
 
 async def verify(
@@ -78,9 +78,11 @@ async def verify(
     if response is None or not response.strip():
         return no_answer(OPEN_THINK if response is None else "the response is empty")
     limits = Limits(f"{url} {key} {serve}", concurrency, requests_per_minute, tokens_per_minute)
-    place = served_at(serve, _question(request)) if serve else {"url": url, "model": model, "key": key}
+    address: Address = {"url": url, "model": model, "key": key}
+    if serve:
+        address = served_at(serve, _question(request))
     endpoint = Endpoint(
-        **place,
+        **address,
         call_s=call_s,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -97,15 +99,15 @@ async def verify(
     try:
         async with asyncio.timeout(wait_s):
             if rivals:
-                found = await compared(score, request, response, rubric, rivals, reasoning=reasoning)
+                judgement = await compared(score, request, response, rubric, rivals, reasoning=reasoning)
             else:
-                given = await score(messages(request, response, rubric, points), points)
-                found = Judged(given.points / points, str(given.points), given.reason)
+                grade = await score(messages(request, response, rubric, points), points)
+                judgement = Judged(grade.points / points, str(grade.points), grade.reason)
     except (TimeoutError, CallFailed, Unparsed) as failure:
         return _failed(failure, wait_s, spent.trouble, _usage(spent, price_in, price_out))
-    outcome = Outcome.OK if found.share >= passing else Outcome.WRONG
-    parts = _usage(spent, price_in, price_out) | {f"{USAGE}{name}": value for name, value in found.counts.items()}
-    return Verdict(found.share, outcome, answer=found.answer, parts=parts, detail=found.reason)
+    outcome = Outcome.OK if judgement.share >= passing else Outcome.WRONG
+    parts = _usage(spent, price_in, price_out) | {f"{USAGE}{name}": value for name, value in judgement.counts.items()}
+    return Verdict(judgement.share, outcome, answer=judgement.answer, parts=parts, detail=judgement.reason)
 
 
 def _question(request: VerifyRequest) -> str:
@@ -113,45 +115,55 @@ def _question(request: VerifyRequest) -> str:
 
 
 async def _score(
-    endpoint: Endpoint, known: Cache | None, spent: Spent, chat: list[dict[str, str]], points: int
+    endpoint: Endpoint, cache: Cache | None, spent: Spent, chat: list[dict[str, str]], points: int
 ) -> Graded:
-    """What the judge gives of the points: from the cache, or by a call."""
-    one = endpoint
-    sampling = (one.max_tokens, one.temperature, one.top_p, one.seed)
-    request = (one.structured, one.omit, dict(one.rename), one.extra)
-    content = key_of(one.place, one.model, *sampling, *request, points, chat)
-    if known and (kept := known.get(content)):
+    """The judge's grade: from the cache, or by a call."""
+    key = key_of(
+        endpoint.identity,
+        endpoint.model,
+        endpoint.max_tokens,
+        endpoint.temperature,
+        endpoint.top_p,
+        endpoint.seed,
+        endpoint.structured,
+        endpoint.omit,
+        dict(endpoint.rename),
+        endpoint.extra,
+        points,
+        chat,
+    )
+    if cache and (cached := cache.get(key)):
         spent.cached += 1
-        return kept
-    found = graded(await ask(endpoint, chat, points, spent), points)
-    if known:
-        known.put(content, found)
-    return found
+        return cached
+    grade = graded(await ask(endpoint, chat, points, spent), points)
+    if cache:
+        cache.put(key, grade)
+    return grade
 
 
 def preload(**options: Any) -> None:
     """Check the options, and that the endpoint answers, takes the key and serves the model. Raises `RlcliError`."""
-    given: Mapping[str, Any] = {"points": 1, "concurrency": 1, "wait_s": 1.0, "call_s": 1.0, "rivals": 0, **options}
-    if given["rivals"] < 0:
-        raise ConfigError(f"the option rivals is {given['rivals']}", "give how many to compare with; 0: none")
-    if not 1 <= given["points"] <= MOST_POINTS:
-        raise ConfigError(f"the option points is {given['points']}", f"give a number from 1 to {MOST_POINTS}")
+    values: Mapping[str, Any] = {"points": 1, "concurrency": 1, "wait_s": 1.0, "call_s": 1.0, "rivals": 0, **options}
+    if values["rivals"] < 0:
+        raise ConfigError(f"the option rivals is {values['rivals']}", "give how many to compare with; 0: none")
+    if not 1 <= values["points"] <= MAX_POINTS:
+        raise ConfigError(f"the option points is {values['points']}", f"give a number from 1 to {MAX_POINTS}")
     for name in ("concurrency", "wait_s", "call_s"):
-        if given[name] <= 0:
-            raise ConfigError(f"the option {name} is {given[name]:g}", "give a number above 0")
-    _check_fields(given.get("omit", ()), given.get("rename", {}), given.get("extra", {}))
-    url, model = given.get("url", ""), given.get("model", "")
-    if bool(given.get("serve")) == bool(url or model) or bool(url) != bool(model):
+        if values[name] <= 0:
+            raise ConfigError(f"the option {name} is {values[name]:g}", "give a number above 0")
+    _check_fields(values.get("omit", ()), values.get("rename", {}), values.get("extra", {}))
+    url, model = values.get("url", ""), values.get("model", "")
+    if bool(values.get("serve")) == bool(url or model) or bool(url) != bool(model):
         raise ConfigError(
             "a judge is either an endpoint or a model that the run serves",
             'give the options url and model, or serve="Qwen/Qwen3-8B"',
         )
     shared_folder()
-    if not given.get("serve"):
-        check(Endpoint(url, model, **({"key": given["key"]} if "key" in given else {})))
+    if not values.get("serve"):
+        check(Endpoint(url, model, **({"key": values["key"]} if "key" in values else {})))
 
 
-def _check_fields(omit: Sequence[str], rename: Mapping[str, str], extra: Mapping[str, Any]) -> None:
+def _check_fields(omit: Sequence[str], rename: Mapping[str, str], extra: Mapping[str, object]) -> None:
     """Raise `ConfigError` for an option about a field that no request has, and for two fields of one name."""
     for option, names in (("omit", omit), ("rename", rename)):
         if unknown := next((name for name in names if name not in FIELDS), ""):
@@ -179,12 +191,12 @@ def _failed(failure: Exception, wait_s: float, trouble: str, usage: dict[str, fl
 
 
 def _usage(spent: Spent, price_in: float, price_out: float) -> dict[str, float]:
-    found: dict[str, float] = {
+    counts: dict[str, float] = {
         "calls": spent.calls,
         "cached": spent.cached,
         "prompt_tokens": spent.prompt_tokens,
         "completion_tokens": spent.completion_tokens,
     }
     if price_in or price_out:
-        found["cost"] = (spent.prompt_tokens * price_in + spent.completion_tokens * price_out) / 1e6
-    return {f"{USAGE}{name}": float(value) for name, value in found.items()}
+        counts["cost"] = (spent.prompt_tokens * price_in + spent.completion_tokens * price_out) / 1e6
+    return {f"{USAGE}{name}": float(value) for name, value in counts.items()}

@@ -1,4 +1,4 @@
-"""Verdicts of judges by content, on disk, so that what was judged once is neither paid nor waited for again."""
+"""Cache of judges' verdicts by content, on disk, so that no request is paid twice."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import json
 import sqlite3
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from rlcli.support.files import cache_folder, closed_folder
 from rlcli_verifiers.judge_prompt import Graded
 
-MOST = 100_000
+MAX_VERDICTS = 100_000
 """Verdicts that are kept: the newest. About 60 MB."""
 
 REASON_CHARS = 500
@@ -20,16 +19,15 @@ PRUNE_EVERY = 1000
 BUSY_S = 5.0
 
 
-def key_of(*content: Any) -> str:
-    """The key of what a verdict depends on."""
+def key_of(*content: object) -> str:
+    """Hash of the values that a verdict depends on."""
     return sha256(json.dumps(content, sort_keys=True).encode(errors="replace")).hexdigest()
 
 
 class Cache:
-    """Shared by all processes of a user; they may read and write at once. If the file cannot be used (no home, a disk
-    that is full), verdicts are simply not kept.
+    """Verdicts shared by all processes of a user, which may read and write at once.
 
-    file: None: in the user's cache folder.
+    If the file cannot be used (no home, a full disk), verdicts are not cached. file: None: in the user's cache folder.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -45,20 +43,20 @@ class Cache:
             )
 
     def get(self, key: str) -> Graded | None:
-        """The verdict; None if it is not there."""
+        """The cached verdict; None if there is none."""
         row = self._execute("SELECT points, reason FROM verdicts WHERE key = ?", key)
-        found = row.fetchone() if row else None
-        return Graded(int(found[0]), str(found[1])) if found else None
+        columns = row.fetchone() if row else None
+        return Graded(int(columns[0]), str(columns[1])) if columns else None
 
     def put(self, key: str, verdict: Graded) -> None:
-        """Keep a verdict; the oldest go."""
+        """Cache a verdict; the oldest are removed."""
         values = (key, verdict.points, verdict.reason[:REASON_CHARS])
         added = self._execute("INSERT OR IGNORE INTO verdicts (key, points, reason) VALUES (?, ?, ?)", *values)
         if added and added.lastrowid and added.lastrowid % PRUNE_EVERY == 0:
-            self._execute("DELETE FROM verdicts WHERE id <= ?", added.lastrowid - MOST)
+            self._execute("DELETE FROM verdicts WHERE id <= ?", added.lastrowid - MAX_VERDICTS)
 
-    def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor | None:
-        """None if the file cannot be used."""
+    def _execute(self, statement: str, *values: str | int) -> sqlite3.Cursor | None:
+        """Run a statement; None if the file cannot be used."""
         try:
             return self._connection.execute(statement, values) if self._connection else None
         except sqlite3.Error:

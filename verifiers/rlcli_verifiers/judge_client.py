@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, NotRequired, TypedDict, TypeVar
 
 import httpx
 
@@ -30,9 +30,8 @@ CHARS_A_TOKEN = 3
 """For the estimate of a prompt's tokens before the endpoint has counted them; low, so that estimates are high."""
 
 NEUTRAL: Mapping[str, float] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Sampling values that nobody chooses for a judge, each without an effect. They are sent because a server takes values
-that are missing from the defaults of the model's generation config. OpenAI's own protocol does not have them: an
-endpoint that refuses them is asked without."""
+"""Sampling values without an effect. They are sent because a server takes missing values from the model's generation
+config. OpenAI's own protocol does not have them: an endpoint that refuses them gets requests without them."""
 FIELDS = ("model", "messages", "temperature", "top_p", *NEUTRAL, "max_tokens", "seed", "response_format")
 """The fields of a request, which the options omit and rename may name."""
 
@@ -49,55 +48,86 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """key: the environment variable with the API key. seed: None sends none. structured: ask for structured output
-    unless the endpoint has refused it. omit: those of `FIELDS` that are not sent. rename: one of `FIELDS` → its name in
-    requests. extra: further fields of each request. served: the identity of a model that the run serves: its server is
-    started again where it dies, so calls are tried until the caller's time is over."""
+    """An OpenAI-compatible endpoint, and the settings of its requests."""
 
     url: str
+    """Address, with or without the version."""
     model: str
+    """Name of the model."""
     key: str = _DEFAULT_KEY
+    """Environment variable with the API key."""
     call_s: float = 60.0
+    """Maximum time of one call, in seconds."""
     max_tokens: int = 1024
+    """Maximum length of a reply."""
     temperature: float = 0.0
+    """Sampling temperature."""
     top_p: float = 1.0
+    """Nucleus sampling."""
     seed: int | None = None
+    """Sampling seed; None sends none."""
     structured: bool = True
+    """Ask for structured output, unless the endpoint has refused it."""
     omit: tuple[str, ...] = ()
+    """Fields of `FIELDS` that are not sent."""
     rename: Mapping[str, str] = field(default_factory=dict, hash=False)
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Field of `FIELDS` → its name in requests."""
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """Further fields of each request."""
     limits: Limits = field(default_factory=lambda: Limits("", 16))
+    """Limits of concurrency and rate."""
     served: str = ""
+    """Identity of a model that the run serves. Its server is restarted if it dies, so calls are retried until the
+    caller's deadline."""
 
     @property
     def base(self) -> str:
-        """The address up to the version. Raises `EndpointError` for what is no address, or holds a password."""
+        """The address up to the version. Raises `EndpointError` if it is no address, or holds a password."""
         return versioned(self.url)
 
     @property
-    def place(self) -> str:
-        """What it is known by: the address, which changes with each run for a model that the run serves."""
+    def identity(self) -> str:
+        """Identity across runs: the address, or `served` for a model whose address changes with each run."""
         return self.served or self.base
 
     @property
     def headers(self) -> dict[str, str]:
+        """HTTP headers, with the API key if there is one."""
         secret = secret_of(self.key)
         return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
 @dataclass
 class Spent:
-    """What one verdict has cost so far. cached: calls that were not made. trouble: of the last call."""
+    """Cost of one verdict so far."""
 
     calls: int = 0
+    """Calls made."""
     cached: int = 0
+    """Calls saved by the cache."""
     prompt_tokens: int = 0
+    """Tokens of all prompts."""
     completion_tokens: int = 0
+    """Tokens of all replies."""
     trouble: str = ""
+    """Failure of the last call; empty if it succeeded."""
+
+
+class Address(TypedDict):
+    """The fields of an `Endpoint` that name its server."""
+
+    url: str
+    """As `Endpoint.url`."""
+    model: str
+    """As `Endpoint.model`."""
+    key: str
+    """As `Endpoint.key`."""
+    served: NotRequired[str]
+    """As `Endpoint.served`."""
 
 
 def versioned(url: str) -> str:
-    """`http://host:8000` as `http://host:8000/v1`. Raises `EndpointError`."""
+    """Add the version: `http://host:8000` becomes `http://host:8000/v1`. Raises `EndpointError`."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
@@ -109,9 +139,9 @@ def versioned(url: str) -> str:
     return url.rstrip("/") if parsed.path.rstrip("/") else f"{url.rstrip('/')}/v1"
 
 
-def served_at(serve: str | Mapping[str, Any], about: str) -> dict[str, Any]:
-    """The fields of the `Endpoint` of a model that the run serves (option `serve`). about: what requests to one server
-    share. Raises `VerifierError` if nobody serves it."""
+def served_at(serve: str | Mapping[str, object], about: str) -> Address:
+    """The address of a model that the run serves (option `serve`). about: text that requests to one server share, such
+    as a prompt. Raises `VerifierError` if the model is not served."""
     model = served_model(serve).model
     return {"url": address_of(model, about), "model": model, "key": KEY, "served": identity(model)}
 
@@ -119,8 +149,8 @@ def served_at(serve: str | Mapping[str, Any], about: str) -> dict[str, Any]:
 def secret_of(name: str) -> str:
     """The API key in the environment variable `name`; empty only for the default's, if it is not set.
 
-    Raises `EndpointError` for a name that is not one of a secret: those are removed from logs by their name, and a key
-    written in place of the name would be in the configuration.
+    Raises `EndpointError` for a name that does not look like one of a secret: secrets are removed from logs by their
+    name, and a key written in place of the name would be in the configuration.
     """
     if not _KEY_NAME.fullmatch(name):
         raise EndpointError(
@@ -136,8 +166,8 @@ def secret_of(name: str) -> str:
 
 
 def check(endpoint: Endpoint) -> None:
-    """Ask the endpoint for its models. Raises `EndpointError` if it cannot be reached, refuses the key, does not serve
-    the model or is no such endpoint; one that has no list of models is asked nothing more."""
+    """Check that the endpoint lists the model. Raises `EndpointError` if it cannot be reached, refuses the key, does
+    not serve the model or is no such endpoint; one without a list of models passes."""
     where = f"the endpoint {endpoint.base}"
     try:
         answer = httpx.get(f"{endpoint.base}/models", headers=endpoint.headers, timeout=LISTING_S)
@@ -163,52 +193,55 @@ def check(endpoint: Endpoint) -> None:
         raise EndpointError(f"{where} serves no model '{endpoint.model}'", near(endpoint.model, names))
 
 
-class _Trouble(NamedTuple):
-    """Why a call brought no reply. status: 0 if there was no answer. asked_s: by the header Retry-After. refused:
-    fields of the request that the answer names."""
+class _Failure(NamedTuple):
+    """A call without a reply."""
 
     text: str
+    """The reason, for messages."""
     status: int = 0
-    asked_s: float = 0.0
+    """HTTP status; 0 if there was no answer."""
+    retry_after_s: float = 0.0
+    """Seconds of the header Retry-After."""
     refused: tuple[str, ...] = ()
+    """Fields of the request that the answer names."""
 
     @property
     def refuses(self) -> bool:
-        """Whether the endpoint does not take the request as it is."""
+        """True if the endpoint refuses the request's fields."""
         return self.status in (400, 422)
 
 
 async def ask(endpoint: Endpoint, messages: list[dict[str, str]], points: int, spent: Spent) -> str:
-    """The judge's reply. Raises `CallFailed`, and `Unparsed` for one that was cut off; the caller limits the time. What
-    the calls have cost is added to `spent`."""
-    structured = endpoint.structured and endpoint.place not in _unstructured
-    neutral = endpoint.place not in _without_neutral
+    """The judge's reply. Raises `CallFailed`, and `Unparsed` for one that was cut off; the caller limits the time. The
+    calls' cost is added to `spent`."""
+    structured = endpoint.structured and endpoint.identity not in _unstructured
+    neutral = endpoint.identity not in _without_neutral
 
-    async def attempt() -> str | _Trouble:
+    async def attempt() -> str | _Failure:
         body = _body(endpoint, messages, points if structured else None, neutral=neutral)
-        estimate = sum(len(one["content"]) for one in messages) // CHARS_A_TOKEN + endpoint.max_tokens
+        estimate = sum(len(message["content"]) for message in messages) // CHARS_A_TOKEN + endpoint.max_tokens
         answer = await _call(endpoint, f"{endpoint.base}/chat/completions", body, estimate, spent)
         return (
-            answer if isinstance(answer, _Trouble) else _or_trouble(_reply(endpoint, answer, spent, estimate), answer)
+            answer if isinstance(answer, _Failure) else _or_failure(_reply(endpoint, answer, spent, estimate), answer)
         )
 
-    async def reply() -> str | _Trouble:
+    async def reply() -> str | _Failure:
         nonlocal structured, neutral
-        found = await attempt()
+        result = await attempt()
         # It may not support one of these; if it does, the next answer is the same.
-        while isinstance(found, _Trouble) and found.refuses and (structured or neutral):
-            if neutral and (not structured or set(found.refused) & set(NEUTRAL)):
+        while isinstance(result, _Failure) and result.refuses and (structured or neutral):
+            if neutral and (not structured or set(result.refused) & set(NEUTRAL)):
                 neutral = False
             else:
                 structured = False
-            found = await attempt()
-        return found
+            result = await attempt()
+        return result
 
     text = await _retried(endpoint, spent, reply)
     if endpoint.structured and not structured:
-        _unstructured.add(endpoint.place)
+        _unstructured.add(endpoint.identity)
     if not neutral:
-        _without_neutral.add(endpoint.place)
+        _without_neutral.add(endpoint.identity)
     return text
 
 
@@ -217,36 +250,37 @@ async def classify(endpoint: Endpoint, ids: Sequence[int], spent: Spent) -> floa
     url = f"{endpoint.base.removesuffix('/v1')}/classify"
     body = {"model": endpoint.model, "input": [list(ids)], "use_activation": False}
 
-    async def logit() -> float | _Trouble:
+    async def logit() -> float | _Failure:
         answer = await _call(endpoint, url, body, len(ids), spent)
-        return answer if isinstance(answer, _Trouble) else _or_trouble(_logit(answer, spent), answer)
+        return answer if isinstance(answer, _Failure) else _or_failure(_logit(answer, spent), answer)
 
     return await _retried(endpoint, spent, logit)
 
 
-async def _retried(endpoint: Endpoint, spent: Spent, attempt: Callable[[], Awaitable[T | _Trouble]]) -> T:
-    """What an attempt brings. Raises `CallFailed` when the endpoint refuses, or keeps failing."""
+async def _retried(endpoint: Endpoint, spent: Spent, attempt: Callable[[], Awaitable[T | _Failure]]) -> T:
+    """The result of an attempt, repeated after failures. Raises `CallFailed` when the endpoint refuses, or keeps
+    failing."""
     tries, waits = 0, 0
-    while isinstance(found := await attempt(), _Trouble):
-        spent.trouble = f"the endpoint {found.text}"
-        if 400 <= found.status < 500 and found.status not in (408, 429):
-            raise CallFailed(spent.trouble + _advice(found.refused))
-        tries, waits = tries + (found.status != 429), waits + (found.status == 429)
+    while isinstance(result := await attempt(), _Failure):
+        spent.trouble = f"the endpoint {result.text}"
+        if 400 <= result.status < 500 and result.status not in (408, 429):
+            raise CallFailed(spent.trouble + _advice(result.refused))
+        tries, waits = tries + (result.status != 429), waits + (result.status == 429)
         if tries >= TRIES and not endpoint.served:
             raise CallFailed(f"{spent.trouble} ({tries} tries)")
         backoff_s = min(BACKOFF_S * 2.0 ** min(tries + waits - 1, TRIES), LONGEST_WAIT_S)
-        await asyncio.sleep(max(found.asked_s, backoff_s) * random.uniform(1.0, 1.25))
+        await asyncio.sleep(max(result.retry_after_s, backoff_s) * random.uniform(1.0, 1.25))
     spent.trouble = ""
-    return found
+    return result
 
 
-def _or_trouble(found: T | None, answer: httpx.Response) -> T | _Trouble:
-    return _Trouble(f"answers out of protocol: {_line(answer.text) or '(nothing)'}") if found is None else found
+def _or_failure(result: T | None, answer: httpx.Response) -> T | _Failure:
+    return _Failure(f"answers out of protocol: {_line(answer.text) or '(nothing)'}") if result is None else result
 
 
 async def _call(
-    endpoint: Endpoint, url: str, body: Mapping[str, Any], estimate: int, spent: Spent
-) -> httpx.Response | _Trouble:
+    endpoint: Endpoint, url: str, body: Mapping[str, object], estimate: int, spent: Spent
+) -> httpx.Response | _Failure:
     """One call, within the limits of the endpoint. estimate: its tokens."""
     await endpoint.limits.pace(estimate)
     async with endpoint.limits.slot():
@@ -256,14 +290,16 @@ async def _call(
                 client = _http(direct=bool(endpoint.served))
                 answer = await client.post(url, json=body, headers=endpoint.headers)
         except TimeoutError:
-            return _Trouble(f"gave no answer in {endpoint.call_s:g} s")
+            return _Failure(f"gave no answer in {endpoint.call_s:g} s")
         except httpx.RequestError as error:
-            return _Trouble(f"cannot be reached ({_line(str(error) or type(error).__name__)})")
+            return _Failure(f"cannot be reached ({_line(str(error) or type(error).__name__)})")
     if answer.status_code != 200:
-        asked_s = _retry_after(answer.headers.get("retry-after", ""))
+        retry_after_s = _retry_after(answer.headers.get("retry-after", ""))
         fields = [endpoint.rename.get(name, name) for name in FIELDS if name not in ("model", "messages")]
         refused = tuple(name for name in fields if name in body and _has_word(answer.text, name))
-        return _Trouble(f"answers {answer.status_code}: {_line(answer.text)}", answer.status_code, asked_s, refused)
+        return _Failure(
+            f"answers {answer.status_code}: {_line(answer.text)}", answer.status_code, retry_after_s, refused
+        )
     return answer
 
 
@@ -272,7 +308,7 @@ def _has_word(text: str, word: str) -> bool:
 
 
 def _advice(refused: Sequence[str]) -> str:
-    """How to make a request without the fields that an answer names, to follow the answer; empty if it names none."""
+    """A hint that follows an answer: the options that omit or rename the fields it names; empty if it names none."""
     if not refused:
         return ""
     listed = ", ".join(f'"{name}"' for name in refused)
@@ -281,8 +317,8 @@ def _advice(refused: Sequence[str]) -> str:
 
 def _body(
     endpoint: Endpoint, messages: list[dict[str, str]], points: int | None, *, neutral: bool = True
-) -> dict[str, Any]:
-    """The fields of a request. points: ask for JSON with so many; None: for text. neutral: send the values of
+) -> dict[str, object]:
+    """The fields of a request. points: maximum of the JSON's score; None: ask for text. neutral: send the values of
     `NEUTRAL`."""
     fields = {
         "model": endpoint.model,
@@ -294,16 +330,16 @@ def _body(
         **({} if endpoint.seed is None else {"seed": endpoint.seed}),
         **({"response_format": response_format(points)} if points is not None else {}),
     }
-    named = {endpoint.rename.get(name, name): value for name, value in fields.items() if name not in endpoint.omit}
-    return {**named, **endpoint.extra}
+    renamed = {endpoint.rename.get(name, name): value for name, value in fields.items() if name not in endpoint.omit}
+    return {**renamed, **endpoint.extra}
 
 
 def _reply(endpoint: Endpoint, answer: httpx.Response, spent: Spent, estimate: int) -> str | None:
     """The reply's text; None if the answer is out of protocol."""
     try:
-        found = answer.json()
-        choice = found["choices"][0]
-        text, usage = choice["message"].get("content") or "", found.get("usage") or {}
+        document = answer.json()
+        choice = document["choices"][0]
+        text, usage = choice["message"].get("content") or "", document.get("usage") or {}
         used = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         if not isinstance(text, str):
             return None
@@ -320,9 +356,9 @@ def _reply(endpoint: Endpoint, answer: httpx.Response, spent: Spent, estimate: i
 def _logit(answer: httpx.Response, spent: Spent) -> float | None:
     """The logit; None if the answer is out of protocol."""
     try:
-        found = answer.json()
-        (logit,) = found["data"][0]["probs"]
-        spent.prompt_tokens += int((found.get("usage") or {}).get("prompt_tokens") or 0)
+        document = answer.json()
+        (logit,) = document["data"][0]["probs"]
+        spent.prompt_tokens += int((document.get("usage") or {}).get("prompt_tokens") or 0)
         return float(logit)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
@@ -340,19 +376,19 @@ def _retry_after(value: str) -> float:
 
 def _line(text: str) -> str:
     """Text from the server as one short printable line."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     return line if len(line) <= 200 else line[:199] + "…"
 
 
 _unstructured: set[str] = set()
-"""Places of endpoints that have refused structured output."""
+"""Identities of endpoints that have refused structured output."""
 _without_neutral: set[str] = set()
-"""Places of endpoints that have refused a request with the values of `NEUTRAL` and taken it without them."""
+"""Identities of endpoints that have refused a request with the values of `NEUTRAL` and accepted it without them."""
 
 
 @cache
 def _http(direct: bool) -> httpx.AsyncClient:
-    """One of each a process: a scoring process has one event loop. direct: past the environment's proxies."""
+    """The process's HTTP client; a scoring process has one event loop. direct: ignore the environment's proxies."""
     return httpx.AsyncClient(
         timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None), trust_env=not direct
     )

@@ -11,16 +11,20 @@ from rlcli_verifiers.judge_client import CallFailed
 from rlcli_verifiers.judge_prompt import COMPARED, Graded, comparison
 
 Score = Callable[[list[dict[str, str]], int], Awaitable[Graded]]
-"""Asks the judge: a chat and its points → what it gave."""
+"""Asks the judge: a chat and its maximum points → the grade."""
 
 
 class Judged(NamedTuple):
-    """share: of the points, or of the comparisons won. answer: what was given, as text. counts: for the metrics."""
+    """The result for one response."""
 
     share: float
+    """Share of the points, or of the comparisons won, from 0 to 1."""
     answer: str
+    """Points or wins, as text."""
     reason: str
+    """The judge's explanation."""
     counts: Mapping[str, float] = {}
+    """Metrics of the comparisons, by name."""
 
 
 async def compared(
@@ -37,15 +41,15 @@ async def compared(
         raise CallFailed("there is no other response to compare this one with")
     real = [other for other in others if other.strip()]
     chats = [chat for other in real for chat in _orders(request, response, other, rubric)]
-    found = await asyncio.gather(*(score(chat, COMPARED) for chat in chats), return_exceptions=True)
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-    games = [one for one in found if isinstance(one, Graded)]
-    as_first = [1 - one.points / COMPARED for one in games[0::2]]
-    as_second = [one.points / COMPARED for one in games[1::2]]
+    results = await asyncio.gather(*(score(chat, COMPARED) for chat in chats), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    games = [result for result in results if isinstance(result, Graded)]
+    as_first = [1 - result.points / COMPARED for result in games[0::2]]
+    as_second = [result.points / COMPARED for result in games[1::2]]
     wins = sum(as_first) + sum(as_second) + 2 * (len(others) - len(real))
-    flips = sum(one != other for one, other in zip(as_first, as_second, strict=True))
+    flips = sum(result != other for result, other in zip(as_first, as_second, strict=True))
     counts = {"pairs": float(len(real)), "flips": float(flips)}
     reason = games[0].reason if games else "no other response has an answer"
     return Judged(wins / (2 * len(others)), f"{wins:g} of {2 * len(others)}", reason, counts)
@@ -56,6 +60,6 @@ def _orders(request: VerifyRequest, response: str, other: str, rubric: str) -> l
 
 
 def _answer(text: str, request: VerifyRequest, reasoning: bool) -> str:
-    """What the judge sees of a rival; empty if it has no answer."""
-    whole = VerifyRequest(text, "", thinking=request.thinking)
-    return (text if reasoning else whole.answer_text()) or ""
+    """The part of a rival that the judge sees; empty if it has no answer."""
+    rival = VerifyRequest(text, "", thinking=request.thinking)
+    return (text if reasoning else rival.answer_text()) or ""

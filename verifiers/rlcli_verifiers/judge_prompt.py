@@ -1,11 +1,11 @@
-"""What a judge is asked, and how its reply is read: strictly, so that nothing that it quotes can be its verdict."""
+"""The prompt of a judge, and the parser of its reply: strict, so that nothing that it quotes can be its verdict."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlcli.types import VerifyRequest
 from rlcli_verifiers.quoting import fenced
@@ -64,10 +64,12 @@ class Unparsed(ValueError):
 
 
 class Graded(NamedTuple):
-    """points: those that the judge gave."""
+    """A judge's verdict."""
 
     points: int
+    """Score, from 0 to the maximum of the rubric."""
     reason: str
+    """The judge's explanation."""
 
 
 def messages(request: VerifyRequest, response: str, rubric: str, points: int) -> list[dict[str, str]]:
@@ -75,8 +77,8 @@ def messages(request: VerifyRequest, response: str, rubric: str, points: int) ->
 
     The row's `extra_info["rubric"]` takes precedence over `rubric`; if
     neither is given, the response is compared with the ground truth, which is shown if there is one."""
-    talk = [f"{one.get('role')}: {one.get('content') or json.dumps(one)}" for one in request.conversation]
-    texts = {"conversation": "\n\n".join(talk)[-RESPONSE_CHARS:], "response": _end(response)}
+    turns = [f"{turn.get('role')}: {turn.get('content') or json.dumps(turn)}" for turn in request.conversation]
+    texts = {"conversation": "\n\n".join(turns)[-RESPONSE_CHARS:], "response": _end(response)}
     data, word = _quoted(request, texts)
     return [
         {"role": "system", "content": _SYSTEM.format(rubric=_rubric(request, rubric), points=points, word=word)},
@@ -110,8 +112,8 @@ def _rubric(request: VerifyRequest, rubric: str) -> str:
     return str(request.extra_info.get("rubric") or rubric or REFERENCE_RUBRIC)
 
 
-def response_format(points: int) -> dict[str, Any]:
-    """The request's field for structured output."""
+def response_format(points: int) -> dict[str, object]:
+    """The request's field `response_format` for structured output."""
     fields = {"reason": {"type": "string"}, "score": {"type": "integer", "enum": list(range(points + 1))}}
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
@@ -130,20 +132,24 @@ def graded(reply: str, points: int) -> Graded:
         text = block[1]
     try:
         # Not strict: models, and some grammars of structured output, write line feeds into the reason unescaped.
-        found = json.loads(text, object_pairs_hook=_once, strict=False)
+        verdict = json.loads(text, object_pairs_hook=_unique_keys, strict=False)
     except (ValueError, RecursionError) as error:
         raise Unparsed(f"the judge's reply is not one JSON object: {text[:200]!r}") from error
-    if not isinstance(found, Mapping) or set(found) != {"reason", "score"} or not isinstance(found["reason"], str):
+    if (
+        not isinstance(verdict, Mapping)
+        or set(verdict) != {"reason", "score"}
+        or not isinstance(verdict["reason"], str)
+    ):
         raise Unparsed(f"the judge's reply must have a reason and a score, and nothing else: {text[:200]!r}")
-    score = found["score"]
+    score = verdict["score"]
     if type(score) is not int or not 0 <= score <= points:
         raise Unparsed(f"the judge's score is {score!r:.80} and must be a whole number from 0 to {points}")
-    return Graded(score, found["reason"])
+    return Graded(score, verdict["reason"])
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: of two scores, none can be chosen."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object without repeated keys: two scores would be ambiguous."""
+    document = dict(pairs)
+    if len(document) != len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return document

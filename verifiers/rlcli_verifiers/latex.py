@@ -29,7 +29,7 @@ MAX_ITEMS = 40
 """Maximum length of a list; a longer one is compared as text only."""
 
 ROUNDED_PLACES = 4
-"""A ground truth with so many decimals, or with `\\approx`, is rounded: an exact answer that rounds to it is right."""
+"""A ground truth with this many decimals, or `\\approx`, is rounded: an exact answer that rounds to it is right."""
 
 _NAME = re.compile(
     r"(?!\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))[A-Za-z\\][A-Za-z\\_{}'0-9 ]*(?:\([A-Za-z0-9, ]*\))?"
@@ -85,16 +85,20 @@ _UNKNOWN = re.compile(r"\\(?:frac|cdot|times|sqrt|left|right)(?![A-Za-z])|[^A-Za
 
 
 class Span(NamedTuple):
-    """A point, vector or interval: its brackets and parts. name: the unknown, if an inequality gave it."""
+    """A point, vector or interval."""
 
     opening: str
+    """Left bracket, `(` or `[`."""
     parts: tuple[str, ...]
+    """Coordinates or bounds, as text."""
     closing: str
+    """Right bracket."""
     name: str = ""
+    """The unknown of an inequality; empty for others."""
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two answers, without surrounding text, are equal. The ground truth goes first: it sets the form.
+    """True if two answers, without surrounding text, are equal. The ground truth goes first: it sets the form.
 
     Bare lists and sets have no order, points do. `x = 5` may stand for `5`, an inequality for an interval. Decimals are
     exact, unless the ground truth is rounded (`ROUNDED_PLACES`). One percent sign may be left out or added (42\\%
@@ -119,9 +123,10 @@ def _readings(text: str) -> list[str]:
         return with_thousands(text)
     value, shown = symbolic.decimal(split(sides[0], _EQUALS)[-1]), number(measured(sides[1]).body)
     if value is not None and shown is not None:
-        rounded, places = shown
-        right = abs(value - rounded) * 2 * 10**places <= 1
-        return [reading for side in sides[: 1 + bool(places)] for reading in with_thousands(side)] if right else [text]
+        rounded, decimals = shown
+        if abs(value - rounded) * 2 * 10**decimals > 1:
+            return [text]
+        return [reading for side in sides[: 1 + bool(decimals)] for reading in with_thousands(side)]
     return with_thousands(sides[1]) if _NAME.fullmatch(sides[0]) else [text]
 
 
@@ -134,15 +139,15 @@ def _same(gold: str, answer: str) -> bool:
     if _confuse_and_with_or(gold, answer):
         return False
     if len(ours) == 1:
-        return _same_one(ours[0], theirs[0])
+        return _same_item(ours[0], theirs[0])
     names = {squeezed(split(item, _EQUALS)[0]) for item in ours if len(split(item, _EQUALS)) > 1}
     if len(names) > 1 and all(len(split(item, _EQUALS)) == 1 for item in theirs):
-        return all(map(_same_one, ours, theirs))  # AB = 9, CD = 4: without names, the order identifies them
+        return all(map(_same_item, ours, theirs))  # AB = 9, CD = 4: without names, the order identifies them
     return _same_in_any_order(ours, theirs)
 
 
 def _confuse_and_with_or(gold: str, answer: str) -> bool:
-    """Whether inequalities are joined by "or" in one text and by "and" in the other; a comma may mean either."""
+    """True if inequalities are joined by "or" in one text and by "and" in the other; a comma may mean either."""
     if not any(_INEQUALITY.search(mask(text)) for text in (gold, answer)):
         return False
     joiners = [(bool(_EITHER.search(mask(text))), bool(_BOTH.search(mask(text)))) for text in (gold, answer)]
@@ -150,13 +155,13 @@ def _confuse_and_with_or(gold: str, answer: str) -> bool:
 
 
 def _same_in_any_order(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    left = list(theirs)
+    unmatched = list(theirs)
     for item in ours:
-        found = next((other for other in left if squeezed(other) == squeezed(item)), None)
-        found = found if found is not None else next((other for other in left if _same_one(item, other)), None)
-        if found is None:
+        match = next((other for other in unmatched if squeezed(other) == squeezed(item)), None)
+        match = match if match is not None else next((other for other in unmatched if _same_item(item, other)), None)
+        if match is None:
             return False
-        left.remove(found)
+        unmatched.remove(match)
     return True
 
 
@@ -193,15 +198,15 @@ def _items(text: str) -> list[str]:
     return items or [text]
 
 
-def _same_one(gold: str, answer: str) -> bool:
+def _same_item(gold: str, answer: str) -> bool:
     if squeezed(gold) == squeezed(answer):
         return True
     is_same_choice = _same_choice(gold, answer)
     if is_same_choice is not None:
         return is_same_choice
-    said = words(gold)
-    if said is not None:  # math-verify would read a word as a product of letters, equal to its anagrams
-        return said == words(answer)
+    phrase = words(gold)
+    if phrase is not None:  # math-verify would read a word as a product of letters, equal to its anagrams
+        return phrase == words(answer)
     sides, others = split(gold, _EQUALS), split(answer, _EQUALS)
     if max(len(sides), len(others)) > 1:
         return _same_equation(sides, others)
@@ -216,7 +221,7 @@ def _same_one(gold: str, answer: str) -> bool:
 
 
 def _same_choice(gold: str, answer: str) -> bool | None:
-    """Whether two choices are equal, of which each may have its value; None if neither is a choice."""
+    """Compare two lettered choices, of which each may have its value; None if neither is a choice."""
     ours, theirs = _choice(gold), _choice(answer)
     if ours and theirs:
         return ours[0] == theirs[0] or (ours[1] and theirs[1] and ours[0].lower() == theirs[0].lower())
@@ -263,7 +268,7 @@ def _labelled(text: str) -> tuple[str, str] | None:
 
 
 def _same_label(gold: tuple[str | None, str], answer: tuple[str | None, str]) -> bool:
-    """Whether a letter with its value is equal to another, or to a letter or a value alone."""
+    """Compare a letter with its value to another, or to a letter or a value alone."""
     (letter, value), (other_letter, other_value) = gold, answer
     if letter and other_letter:
         return letter == other_letter and _same(value, other_value)
@@ -274,8 +279,8 @@ def _same_label(gold: tuple[str | None, str], answer: tuple[str | None, str]) ->
 
 
 def _same_equation(ours: list[str], theirs: list[str]) -> bool:
-    """Whether two equations, or an equation and a value, are equal; in a chain, the last side counts."""
-    ours, theirs = _turned(ours), _turned(theirs)
+    """Compare two equations, or an equation and a value; in a chain, the last side counts."""
+    ours, theirs = _name_first(ours), _name_first(theirs)
     if len(ours) == 1:
         return _is_solved(theirs) and _same(ours[0], theirs[-1])
     if not _names_value(ours):
@@ -288,24 +293,24 @@ def _same_equation(ours: list[str], theirs: list[str]) -> bool:
 
 
 def _names_value(sides: list[str]) -> bool:
-    """Whether the left side of an equation is a name, so that the last side may replace it."""
+    """True if the left side of an equation is a name, so that the last side may replace it."""
     if _NAME.fullmatch(sides[0]) or _NAMED.fullmatch(sides[0]):
         return True
     return bool(_FUNCTION_OF.fullmatch(sides[0])) and _value(measured(sides[-1]).body) is not None
 
 
 def _is_solved(sides: list[str]) -> bool:
-    """Whether a chain of equations may be replaced by its last side: not `6 = 5`, nor `2x = 10`, which is not solved.
+    """True if a chain of equations may be replaced by its last side: not `6 = 5`, nor `2x = 10`, which is not solved.
 
     A number before the last side must be equal to it, to the decimals of the last one.
     """
-    *before, last = sides
-    letters = set(_UNKNOWN.sub("", before[0]))
-    is_named = _NAME.fullmatch(before[0]) or _CALL.search(before[0])
-    if len(letters) == 1 and "\\" not in letters and not (is_named or _NAMED.fullmatch(before[0])):
-        return len(before) == 1 and not _value(last) and symbolic.same(before[0], last)  # an identity
+    *steps, last = sides
+    letters = set(_UNKNOWN.sub("", steps[0]))
+    is_named = _NAME.fullmatch(steps[0]) or _CALL.search(steps[0])
+    if len(letters) == 1 and "\\" not in letters and not (is_named or _NAMED.fullmatch(steps[0])):
+        return len(steps) == 1 and not _value(last) and symbolic.same(steps[0], last)  # an identity
     shown = number(measured(last).body)
-    for side in before:
+    for side in steps:
         body = measured(side).body
         value = _value(body)
         end = shown[0] if shown else _value(measured(last).body)
@@ -323,8 +328,8 @@ def _value(body: str) -> Fraction | None:
     return plain[0] if plain else symbolic.decimal(body)
 
 
-def _turned(sides: list[str]) -> list[str]:
-    """`5 = x` as `x = 5`."""
+def _name_first(sides: list[str]) -> list[str]:
+    """Turn `5 = x` into `x = 5`."""
     if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]) and not words(sides[1]):
         return sides[::-1]
     return sides
@@ -377,10 +382,10 @@ def _interval(text: str) -> Span | None:
 
 
 def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
-    named = [bool(_NAME.fullmatch(side)) and number(side) is None and side not in (r"\pi", "e") for side in sides]
-    if named == [True, False]:
+    is_unknown = [bool(_NAME.fullmatch(side)) and number(side) is None and side not in (r"\pi", "e") for side in sides]
+    if is_unknown == [True, False]:
         name, bound, below = sides[0], sides[1], down
-    elif named == [False, True]:
+    elif is_unknown == [False, True]:
         name, bound, below = sides[1], sides[0], not down
     else:
         return None
@@ -416,15 +421,15 @@ def _same_quantity(gold: Measure, answer: Measure) -> bool:
     return symbolic.same(gold.body, answer.body)
 
 
-def _is_rounded(gold: Measure, places: int) -> bool:
-    return gold.approximate or places >= ROUNDED_PLACES
+def _is_rounded(gold: Measure, decimals: int) -> bool:
+    return gold.approximate or decimals >= ROUNDED_PLACES
 
 
 def _rounds_to(gold: Measure, ours: tuple[Fraction, int], theirs: tuple[Fraction, int]) -> bool:
-    """Whether an answer that is exact, or has more decimals, rounds to a rounded ground truth."""
-    (value, places), (other, shown) = ours, theirs
-    finer = shown > places or (shown == 0 and other.denominator != 1)
-    return _is_rounded(gold, places) and finer and abs(value - other) * 2 * 10**places <= 1
+    """True if an answer that is exact, or has more decimals, rounds to a rounded ground truth."""
+    (value, decimals), (other, shown) = ours, theirs
+    finer = shown > decimals or (shown == 0 and other.denominator != 1)
+    return _is_rounded(gold, decimals) and finer and abs(value - other) * 2 * 10**decimals <= 1
 
 
 def _same_time(gold: str, answer: str) -> bool:

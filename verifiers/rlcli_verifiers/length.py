@@ -26,8 +26,8 @@ def verify(
     shortest and longest of its group (Kimi k1.5) needs the whole group and belongs to the advantage. Raises
     `ValueError` if tokens are requested but unknown, and for a target below 1.
     """
-    own = request.extra_info.get("target_length")  # None if rows of a file have it, but not this one
-    target = target if own is None else int(own)
+    row_target = request.extra_info.get("target_length")  # None if rows of a file have it, but not this one
+    target = target if row_target is None else int(row_target)
     if target < 1 or slack < 0:
         raise ValueError(f"target={target} and slack={slack}: the target is at least 1, the slack at least 0")
     if shape not in ("linear", "cosine"):

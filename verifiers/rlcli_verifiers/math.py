@@ -77,12 +77,12 @@ def extract(text: str) -> list[str]:
 
 
 def _marked(text: str) -> list[str]:
-    """What the last box states, else the last "the answer is"; or what a correction after it does."""
-    found = boxes(text)
-    after = text[found[-1][1] :] if found else statement(text)
-    if after is None:
+    """The answer in the last box, else after the last "the answer is"; or in a correction after it."""
+    marked = boxes(text)
+    rest = text[marked[-1][1] :] if marked else statement(text)
+    if rest is None:
         return []
-    correction = corrected(after)
+    correction = corrected(rest)
     if correction is not None:
         return [correction]
-    return last_boxes(text, found) if found else of_sentence(after)
+    return last_boxes(text, marked) if marked else of_sentence(rest)

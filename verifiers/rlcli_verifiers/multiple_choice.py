@@ -21,7 +21,7 @@ MAX_CHARS = 2000
 """Maximum length of a statement that is read."""
 
 _PHRASE = re.compile(
-    # The first letters of all phrases: an early end of most tries.
+    # The first letters of all phrases: most positions fail early.
     r"\b(?=[acgionsw])(?:answer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
     r"|correct\s+(?:option|choice)\s*(?:is|:)|I\s+(?:choose|pick|select)|go(?:ing)?\s+with"
     r"|actually,?(?:\s+(?:it|that)(?:'s|\s+is))?"
@@ -84,14 +84,14 @@ def verify(
     text = request.answer_text()
     if text is None:
         return no_answer(OPEN_THINK)
-    said = _statements(text)
-    if not said:
+    statements = _statements(text)
+    if not statements:
         return no_answer("no choice is stated")
-    letter = _read(said[-1], choices) or _after_box(text)
+    letter = _read(statements[-1], choices) or _after_box(text)
     if letter is None:
-        return no_answer(f"{said[-1][:80]!r} is not a choice")
-    others = [_read(one, choices) for one in said[:-1]]
-    letter = "".join(dict.fromkeys([*(one for one in others if one and len(one) == 1), *letter]))
+        return no_answer(f"{statements[-1][:80]!r} is not a choice")
+    earlier = [_read(statement, choices) for statement in statements[:-1]]
+    letter = "".join(dict.fromkeys([*(other for other in earlier if other and len(other) == 1), *letter]))
     return judged(letter == right, letter, "several choices" if len(letter) > 1 else "")
 
 
@@ -122,37 +122,37 @@ def _right(ground_truth: str, choices: list[str], letters: str, truth: str) -> s
         raise ValueError(f"truth={truth!r} is none of letter, index0, index1")
     elif (bare := text.strip("(). ").upper()) and len(bare) == 1 and bare in letters:
         return bare
-    elif (found := _by_text(text, choices)) is not None:
-        return found
+    elif (letter := _by_text(text, choices)) is not None:
+        return letter
     raise ValueError(f"the ground truth {ground_truth!r} is none of the choices {', '.join(letters)}")
 
 
 def _statements(text: str) -> list[str]:
-    """The content of the last statement of an answer, else the last line; before it, its neighbour in the same form."""
+    """The last statement of an answer, else the last line, preceded by its neighbour if that has the same form."""
     marked = [(end, start, content) for start, end, content in boxes(text)]
     marked = sorted(marked + [(match.end(), match.start(), match[1]) for match in _TAG.finditer(text)])
-    found = [(end, content) for end, _, content in marked[-1:]]
+    statements = [(end, content) for end, _, content in marked[-1:]]
     heads = sorted([*_PHRASE.finditer(text), *foreign_statements(text)], key=lambda match: match.start())
     for head, following in zip_longest(heads, heads[1:]):
-        said = text[head.end() : following.start() if following else len(text)].partition("\n")[0]
-        if "boxed" not in said and "<answer>" not in said.lower():  # those are read separately
-            found.append((head.end(), said))
-    if not found:
+        statement = text[head.end() : following.start() if following else len(text)].partition("\n")[0]
+        if "boxed" not in statement and "<answer>" not in statement.lower():  # those are read separately
+            statements.append((head.end(), statement))
+    if not statements:
         lines = [line.strip() for line in text.rstrip().splitlines()[-2:]]
-        alike = len({len(line.strip("*(). ")) == 1 for line in lines}) == 1  # both are a letter, or both more
-        return [line for line in (lines if alike else lines[-1:]) if line]
-    at, last = max(found)
+        same_form = len({len(line.strip("*(). ")) == 1 for line in lines}) == 1  # both are a letter, or both more
+        return [line for line in (lines if same_form else lines[-1:]) if line]
+    at, last = max(statements)
     if len(marked) > 1 and at == marked[-1][0]:
-        (before_end, _, before), (_, start, _) = marked[-2:]
-        if before_end <= start and not text[before_end:start].strip(" \n$,;."):
-            return [before, last]
+        (previous_end, _, previous), (_, start, _) = marked[-2:]
+        if previous_end <= start and not text[previous_end:start].strip(" \n$,;."):
+            return [previous, last]
     rest = _MARKUP.sub(" ", text[at : at + MAX_CHARS].partition("\n")[0]) if marked and at == marked[-1][0] else ""
     another = _ANOTHER.match(rest.strip())
     return [last, another[0].strip(" ,/&|;")] if another else [last]
 
 
 def _after_box(text: str) -> str | None:
-    """The letter that the text after the last box names, if that is all it says; one that it rules out is none."""
+    """The letter that the text after the last box names, if it contains nothing else but choices that it rules out."""
     marked = boxes(text)
     rest = text[marked[-1][1] :].strip() if marked else ""
     if not rest or len(rest) > MAX_CHARS:
@@ -162,12 +162,12 @@ def _after_box(text: str) -> str | None:
     return match["letter"] if match else None
 
 
-def _read(said: str, choices: list[str]) -> str | None:
+def _read(statement: str, choices: list[str]) -> str | None:
     """The stated letter; several letters if several are stated; None if there is none."""
-    said = _BRACKETED.sub(r"(\1)", unicodedata.normalize("NFKC", said[:MAX_CHARS]))
-    text = " ".join(_MARKUP.sub(" ", said).split()).replace("( ", "(").replace(" )", ")")
-    if (found := _by_text(text, choices)) is not None:
-        return found
+    statement = _BRACKETED.sub(r"(\1)", unicodedata.normalize("NFKC", statement[:MAX_CHARS]))
+    text = " ".join(_MARKUP.sub(" ", statement).split()).replace("( ", "(").replace(" )", ")")
+    if (letter := _by_text(text, choices)) is not None:
+        return letter
     if _SEVERAL.fullmatch(text):
         return "".join(dict.fromkeys(re.findall("[A-J]", text)))
     if re.fullmatch(r"\(?[a-j]\)?[.:]?", text):
@@ -181,10 +181,10 @@ def _read(said: str, choices: list[str]) -> str | None:
     rest = _FOR_SURE.sub("", match["rest"], count=1) if _FOR_SURE.match(match["rest"]) else match["rest"]
     if another := _ANOTHER.match((match["close"] or "").strip(").:") + rest):
         return match["letter"] + re.sub("[^A-J]", "", another[0])
-    beside = _by_text(rest, choices)
-    if beside is not None and beside != match["letter"]:
-        return match["letter"] + beside  # "B. Paris" if Paris is A
-    if match["close"] or beside is not None or _BECAUSE.match(rest):
+    named_choice = _by_text(rest, choices)
+    if named_choice is not None and named_choice != match["letter"]:
+        return match["letter"] + named_choice  # "B. Paris" if Paris is A
+    if match["close"] or named_choice is not None or _BECAUSE.match(rest):
         return match["letter"]
     return None  # "A dog": an article, not a letter
 

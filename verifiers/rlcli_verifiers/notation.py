@@ -53,7 +53,7 @@ _SIGNS = {
     },
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
 }
-"""What stands for a character that has a spelling in LaTeX."""
+"""Unicode character → its LaTeX spelling."""
 
 _GREEK_NAMES = """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon
     phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon"""
@@ -163,17 +163,21 @@ _APPROXIMATE = re.compile(r"^\s*(?:\\approx|≈|\\text\{\s*(?:about|approximatel
 
 
 class Measure(NamedTuple):
-    """A quantity: its text without the rest, whether in percent, its unit (empty: unknown or none), whether «≈»."""
+    """A quantity, separated into number and unit."""
 
     body: str
+    """The number or formula."""
     percent: bool
+    """Has a percent sign."""
     unit: str
+    """Unit in one spelling, `#noun` for a counted thing; empty: unknown or none."""
     approximate: bool
+    """Has a sign or word for "approximately"."""
 
 
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
-    r"""One spelling: `\dfrac12` and `\tfrac 1 2` as `\frac{1}{2}`, `10{,}000` as `10000`, no sizes, no thin spaces."""
+    r"""Normalise LaTeX: `\dfrac12` and `\tfrac 1 2` to `\frac{1}{2}`, `10{,}000` to `10000`; remove sizes."""
     text = plain_characters(text).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     text = _without_styles(text)
     text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
@@ -182,8 +186,8 @@ def clean(text: str) -> str:
     text = _INVISIBLE.sub(" ", text).replace("\\text{ }", " ")
     text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
-    if whole := _WRAPPED.fullmatch(text):
-        text = whole[1].strip()
+    if wrapped := _WRAPPED.fullmatch(text):
+        text = wrapped[1].strip()
     while text.startswith("{") and text.endswith("}") and _argument(text, 0)[1] == len(text):
         text = text[1:-1].strip()
     text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", _CONDITION.sub(r"\2", text))
@@ -191,7 +195,7 @@ def clean(text: str) -> str:
 
 
 def plain_characters(text: str) -> str:
-    r"""Unicode as LaTeX: `x₁` as `x_{1}`, `10⁻³` as `10^{-3}`, `½` as `\frac{1}{2}`, `π` as `\pi `, `１２` as `12`."""
+    r"""Turn Unicode into LaTeX: `x₁` into `x_{1}`, `10⁻³` into `10^{-3}`, `½` into `\frac{1}{2}`, `１２` into `12`."""
     if text.isascii():
         return text
     text = _OVERLINED.sub(lambda match: rf"\overline{{{match[0].replace(chr(0x305), '')}}}", text)
@@ -217,7 +221,7 @@ def _plain_character(character: str) -> str:
 
 
 def _without_styles(text: str) -> str:
-    r"""Without colours and sizes; `{3 \over 4}` as `\frac{3}{4}`, `{5 \choose 2}` as `\binom{5}{2}`."""
+    r"""Remove colours and sizes; turn `{3 \over 4}` into `\frac{3}{4}`, `{5 \choose 2}` into `\binom{5}{2}`."""
     if "\\" in text:
         for pattern, replacement in _STYLES:
             text = pattern.sub(replacement, text)
@@ -234,7 +238,7 @@ def _without_styles(text: str) -> str:
 
 
 def _group_around(text: str, start: int, end: int) -> tuple[int, int]:
-    """Start and end of what an infix command divides: the content of the brackets around it, or a side."""
+    """Start and end of the operands of an infix command: the content of the brackets around it, or a side."""
     depth = 0
     while start > 0:
         character = text[start - 1]
@@ -252,7 +256,7 @@ def _group_around(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _with_money(text: str) -> str:
-    r"""With `\$`, and any dollar in `\text{}`, as `DOLLAR`: the others only delimit a formula."""
+    r"""Replace `\$`, and any dollar in `\text{}`, by `DOLLAR`: the others only delimit a formula."""
     if "$" not in text:
         return text
     text = _MONEY_TEXT.sub(lambda match: match[0].replace(r"\$", DOLLAR).replace("$", DOLLAR), text)
@@ -260,7 +264,7 @@ def _with_money(text: str) -> str:
 
 
 def _typed(text: str) -> str:
-    r"""Plain-text mathematics, in LaTeX: `2*sqrt(3)`, `x**2`, `exp(2x)`, `x^(1/2)`, `pi`, `inf`."""
+    r"""Turn plain-text mathematics into LaTeX: `2*sqrt(3)`, `x**2`, `exp(2x)`, `x^(1/2)`, `pi`, `inf`."""
     if not _TYPED.search(text):
         return text
     text = _ASCII_NAME.sub(lambda match: f"\\{match[1] or _ASCII_NAMES.get(match[2], match[2])} ", text)
@@ -275,7 +279,7 @@ def _typed(text: str) -> str:
 
 
 def braced(text: str) -> str:
-    r"""Braces around each argument of `\frac` and `\sqrt`: `\frac1{2}`, `\frac 3 8`, `\sqrt3`, `\sqrt(3)`."""
+    r"""Add braces around each argument of `\frac` and `\sqrt`: `\frac1{2}`, `\frac 3 8`, `\sqrt3`, `\sqrt(3)`."""
     parts, start = [], 0
     for match in re.finditer(r"\\(frac|sqrt)(?![A-Za-z])\s*(\[[^\]]*\])?", text):
         if match.start() < start:
@@ -306,20 +310,20 @@ def _argument(text: str, at: int) -> tuple[str, int]:
 
 
 def squeezed(text: str) -> str:
-    """Without white space and its equivalents, except between digits: `4 2` is not 42."""
+    """Remove white space and its equivalents, except between digits: `4 2` is not 42."""
     return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.replace(DOLLAR, "").split())).rstrip(".")
 
 
 def mask(text: str) -> str:
     """The text with brackets and their content masked, at its original length."""
-    kept, depth = [], 0
+    characters, depth = [], 0
     for character in text:
         if character in "([{":
             depth += 1
-        kept.append("\0" if depth > 0 else character)
+        characters.append("\0" if depth > 0 else character)
         if character in ")]}":
             depth = max(0, depth - 1)
-    return "".join(kept)
+    return "".join(characters)
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
@@ -332,7 +336,7 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def with_thousands(text: str) -> list[str]:
-    """`1,234` is a number, and may be a list of two; in brackets it is always a list."""
+    """Both readings of `1,234`, a number or a list of two; in brackets it is always a list."""
     joined = list(text)
     for match in _THOUSANDS.finditer(mask(text)):
         for position in range(*match.span()):
@@ -357,31 +361,31 @@ def words(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def measured(text: str) -> Measure:
-    r"""A quantity taken apart: its number or formula, and `\approx`, `\$`, `\%`, `^\circ`, `\text{ cm}^2`, `apples`.
+    r"""Split a quantity into its number or formula and `\approx`, `\$`, `\%`, `^\circ`, `\text{ cm}^2`, `apples`.
 
-    Only known units and nouns are taken off. `42 million` is 42000000; `5\text{ minus one}` stays as it is.
+    Only known units and nouns are removed. `42 million` is 42000000; `5\text{ minus one}` stays as it is.
     """
     text, approximate = _APPROXIMATE.subn("", text)
     text, unit = _without_money(text.strip())
     percent = False
     for _ in range(3):  # `5\text{ cm}^2.`, `50\%\text{ of it}`
-        before = text
+        previous = text
         text = _ORDINAL.sub("", text)
-        text, found = _without_unit(text)
-        unit = found or unit
+        text, removed_unit = _without_unit(text)
+        unit = removed_unit or unit
         shorter = _PERCENT.sub("", text)
         percent, text = percent or shorter != text, shorter
         if degrees := _DEGREES.search(text):
             scale = re.sub("[^CF]", "", (degrees[1] or "").replace(r"\text", ""))
             unit, text = f"deg{scale}", text[: degrees.start()]
         text = text.strip().rstrip(".")
-        if text == before:
+        if text == previous:
             break
     return Measure(text, percent, unit, bool(approximate))
 
 
 def _without_money(text: str) -> tuple[str, str]:
-    """The text without a currency sign before it, and the currency."""
+    """Remove a leading currency sign; returns the text and the currency."""
     if money := _MONEY.match(text):
         return text[: money.end(1)] + text[money.end() :], known_unit(money[2], True) or ""
     if usd := _USD.match(text):
@@ -390,27 +394,27 @@ def _without_money(text: str) -> tuple[str, str]:
 
 
 def _without_unit(text: str) -> tuple[str, str]:
-    """The text without the unit or noun at its end, and that unit; a scale ("million") is multiplied."""
+    """Remove the unit or noun at the end; returns the text and that unit. A scale ("million") is multiplied."""
     for pattern in (_TEXT_TAIL, _WORD_TAIL):
         tail = pattern.search(text)
         if not tail or tail.start() == 0 or not re.search("[A-Za-z＄€£¥¢]", tail[0]):
             continue
         is_text = pattern is _TEXT_TAIL
-        said, body = re.sub(_GROUP, r" \1 ", tail[0]) if is_text else tail[0], text[: tail.start()].strip()
-        body, said = _scaled(body, said.strip(" ~"))
-        if not said.strip(" .,"):
+        phrase, body = re.sub(_GROUP, r" \1 ", tail[0]) if is_text else tail[0], text[: tail.start()].strip()
+        body, phrase = _scaled(body, phrase.strip(" ~"))
+        if not phrase.strip(" .,"):
             return body, ""
-        found = known_unit(said, is_text)
-        if found is not None:
-            return body, found
-        counted = noun(said) if is_text or tail[0][0].isspace() else None
+        known = known_unit(phrase, is_text)
+        if known is not None:
+            return body, known
+        counted = noun(phrase) if is_text or tail[0][0].isspace() else None
         if counted is not None:
             return body, f"#{counted}"
     return text, ""
 
 
 def without_letters(text: str, unit: str) -> str:
-    """The text without the letters at its end, if they are the abbreviation of this unit: `5 m^{2}` for `m^2`.
+    """Remove the letters at the end if they are the abbreviation of this unit: `5 m^{2}` for `m^2`.
 
     Letters outside of `\\text{}` may be unknowns, so that only a unit that is expected is read in them.
     """
@@ -418,15 +422,15 @@ def without_letters(text: str, unit: str) -> str:
     return text[: tail.start()].strip() if tail and known_unit(tail[0], True) == unit else text
 
 
-def _scaled(body: str, said: str) -> tuple[str, str]:
-    """A plain number times the "million" that follows it, and the remaining text."""
-    while said:
-        word, _, rest = said.partition(" ")
+def _scaled(body: str, phrase: str) -> tuple[str, str]:
+    """Multiply a plain number by the "million" that follows it; returns it and the remaining text."""
+    while phrase:
+        word, _, rest = phrase.partition(" ")
         scale, value = SCALES.get(word.lower().removesuffix("s").rstrip(".")), number(body)
         if scale is None or value is None:
             break
-        body, said = str(value[0] * scale), rest.strip()
-    return body, said
+        body, phrase = str(value[0] * scale), rest.strip()
+    return body, phrase
 
 
 @lru_cache(maxsize=8192)
@@ -444,13 +448,13 @@ def number(text: str) -> tuple[Fraction, int] | None:
         text = text[1:-1]
     if plain := _PLAIN.fullmatch(text):
         under = int(plain["right"] or 1)
-        places = len(plain["left"].partition(".")[2]) if not plain["right"] else 0
-        return (_signed(plain["sign"], Fraction(plain["left"]) / under), places) if under else None
+        decimals = len(plain["left"].partition(".")[2]) if not plain["right"] else 0
+        return (_signed(plain["sign"], Fraction(plain["left"]) / under), decimals) if under else None
     if frac := _FRAC.fullmatch(text):
         return _fraction(frac, 0)
     if match := _SCIENTIFIC.fullmatch(text):
-        left, exponent = match["left"] or match["eleft"] or "1", int(match["exponent"] or match["eexponent"])
-        return _signed(match["sign"] or match["esign"] or "", Fraction(left) * Fraction(10) ** exponent), 0
+        mantissa, exponent = match["left"] or match["eleft"] or "1", int(match["exponent"] or match["eexponent"])
+        return _signed(match["sign"] or match["esign"] or "", Fraction(mantissa) * Fraction(10) ** exponent), 0
     if match := _REPEATING.fullmatch(text):
         period = match["period"] or match["digit"]
         tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(match["fixed"]))
@@ -458,14 +462,14 @@ def number(text: str) -> tuple[Fraction, int] | None:
     return None
 
 
-def _fraction(match: re.Match[str], places: int) -> tuple[Fraction, int] | None:
+def _fraction(match: re.Match[str], decimals: int) -> tuple[Fraction, int] | None:
     under = int(match["under"])
     if not under:
         return None
     part = Fraction(match["over"]) / under
     if match["whole"] and part < 0:
         return None
-    return _signed(match["sign"], int(match["whole"] or 0) + part), places
+    return _signed(match["sign"], int(match["whole"] or 0) + part), decimals
 
 
 def _signed(sign: str, value: Fraction) -> Fraction:

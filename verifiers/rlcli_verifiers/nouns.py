@@ -1,4 +1,4 @@
-"""Words after a number: those that name the counted thing and do not matter, and those that change the number."""
+"""Words after a number: nouns that name the counted thing and do not matter, and words that change the number."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def noun(text: str) -> str | None:
     >>> noun("right triangles"), noun("ways in total"), noun("apples left"), noun("minus one"), noun("million dogs")
     ('triangle', '', 'apple', None, None)
     """
-    said = " " + " ".join(text.lower().split()).rstrip(".,! ")
-    if not said.strip():
+    phrase = " " + " ".join(text.lower().split()).rstrip(".,! ")
+    if not phrase.strip():
         return None
     tails = [""]
-    while tail := _TAIL.search(said):
+    while tail := _TAIL.search(phrase):
         tails.append(tail["of"] or "")
-        said = said[: tail.start()]
-    said = said.strip()
+        phrase = phrase[: tail.start()]
+    phrase = phrase.strip()
     if len(tails) > 3 or not all(map(_is_harmless, filter(None, tails))):
         return None
-    if not said or said == "times":
+    if not phrase or phrase == "times":
         return ""
-    parts = re.split("[ -]+", said)
-    if not _PHRASE.fullmatch(said) or not all(map(_is_harmless, parts)):
+    parts = re.split("[ -]+", phrase)
+    if not _PHRASE.fullmatch(phrase) or not all(map(_is_harmless, parts)):
         return None
     return _counted(parts[-1])
 
@@ -76,12 +76,12 @@ def _is_harmless(word: str) -> bool:
 
 def _counted(word: str) -> str | None:
     """A plural, or a noun known to be one, in the singular."""
-    one = word
+    singular_form = word
     if re.search(r"(?<![suio])s$", word) and len(word) > 3:
-        one = word.removesuffix("s")
+        singular_form = word.removesuffix("s")
         for plural, singular in (("ies", "y"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("sses", "ss")):
             if word.endswith(plural):
-                one = word.removesuffix(plural) + singular
+                singular_form = word.removesuffix(plural) + singular
     elif word not in _SINGULAR:
         return None
-    return "" if one in _GENERIC else one
+    return "" if singular_form in _GENERIC else singular_form

@@ -41,13 +41,15 @@ class Reals(NamedTuple):
     """
 
     ends: frozenset[Fraction]
+    """All bounds and points at which membership may change."""
     contains: Callable[[Fraction], bool]
+    """Membership of a number."""
     unknown: str = ""
     """The letter of an inequality; empty for an interval."""
 
 
 def same(gold: str, answer: str) -> bool:
-    """Whether both are the same set of real numbers, and one of them is written in more than intervals."""
+    """True if both are the same set of real numbers, and one of them is written with more than an interval."""
     if not (_NOTATION.search(gold) or _NOTATION.search(answer)):
         return False
     ours, theirs = read(gold), read(answer)
@@ -61,7 +63,7 @@ def same(gold: str, answer: str) -> bool:
 
 
 def read(text: str) -> Reals | None:
-    """The set that a text describes; None if it is none that is read here."""
+    """The set that a text describes; None if it is in no form that is read here."""
     text = text.strip()
     if member := _MEMBER.match(text):
         inside = read(text[member.end() :])
@@ -95,7 +97,7 @@ _COMBINATIONS: tuple[tuple[re.Pattern[str], Callable[[list[bool]], bool]], ...] 
     (_AND, all),
     (_WITHOUT, lambda inside: inside[0] and not any(inside[1:])),
 )
-"""How the parts between a separator make one set; what is first binds last."""
+"""Separator → combination of the parts' memberships, lowest precedence first."""
 
 
 def _points(text: str) -> Reals | None:
@@ -197,7 +199,7 @@ def _between(low: str, high: str, low_closed: bool, high_closed: bool) -> Reals 
 
 
 def _value(text: str) -> Fraction | None:
-    """A number, to `_DIGITS`; None for a text with unknowns."""
+    """A number, rounded to `_DIGITS`; None for a text with unknowns."""
     text = text.strip()
     plain = number(text)
     value = plain[0] if plain else symbolic.decimal(text) if text else None

@@ -10,7 +10,6 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
 
 from rlcli_sandbox.no_eval import without_eval
 
@@ -24,7 +23,7 @@ ROW_OPTIONS = ()
 MAX_CHARS = 10_000
 """Maximum length of an answer that is passed to the scorer."""
 
-Scorer = Callable[[str, Mapping[str, Any]], float]
+Scorer = Callable[[str, Mapping[str, object]], float]
 
 
 def verify(request: VerifyRequest) -> Verdict:
@@ -72,7 +71,7 @@ def scorer(task: str) -> Scorer:
     return score
 
 
-def _row(request: VerifyRequest) -> tuple[str, Mapping[str, Any]]:
+def _row(request: VerifyRequest) -> tuple[str, Mapping[str, object]]:
     task, entry = request.extra_info.get("task"), request.extra_info.get("entry")
     try:
         entry = json.loads(entry) if isinstance(entry, str) else entry

@@ -35,7 +35,7 @@ def verify(request: VerifyRequest, *, pattern: str = "", match: Literal["full", 
     if answer is None:
         return no_answer(OPEN_THINK)
     text = answer[-MAX_CHARS:].strip()
-    found = compiled.fullmatch(text) if match == "full" else compiled.search(text)
-    if found is None:
+    matched = compiled.fullmatch(text) if match == "full" else compiled.search(text)
+    if matched is None:
         return judged(False, text[-200:], "the pattern does not match")
-    return judged(True, found.groupdict().get("answer") or found[0])
+    return judged(True, matched.groupdict().get("answer") or matched[0])

@@ -33,10 +33,10 @@ def verify(request: VerifyRequest, *, tolerance: float = 0.05) -> Verdict:
     answer = last_tag(text)
     if not answer:
         return no_answer("no <answer>…</answer>")
-    wanted, given = _number(truth), _number(answer)
-    if wanted is None or given is None:
+    target, value = _number(truth), _number(answer)
+    if target is None or value is None:
         return judged(answer.casefold() == truth.casefold(), answer)
-    return judged(abs(given - wanted) <= abs(wanted) * Decimal(str(tolerance)), answer)
+    return judged(abs(value - target) <= abs(target) * Decimal(str(tolerance)), answer)
 
 
 def gold(request: VerifyRequest) -> str:
@@ -45,5 +45,5 @@ def gold(request: VerifyRequest) -> str:
 
 
 def _number(text: str) -> Decimal | None:
-    found = _NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
-    return None if found is None else Decimal(found[1] + found[2].replace(",", ""))
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    return None if match is None else Decimal(match[1] + match[2].replace(",", ""))

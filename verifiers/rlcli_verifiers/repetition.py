@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
@@ -21,7 +20,7 @@ def verify(request: VerifyRequest, *, n: int = 3, max_penalty: float = 1.0) -> V
     """
     if n < 1 or max_penalty < 0:
         raise ValueError(f"n={n} and max_penalty={max_penalty}: n is at least 1, the penalty is given as at least 0")
-    words: Sequence[Any] = request.completion.lower().split()
+    words: Sequence[str] = request.completion.lower().split()
     if len(words) == 1:
         words = words[0]  # Chinese and Japanese, or one character over and over
     total = len(words) - n + 1

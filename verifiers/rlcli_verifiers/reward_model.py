@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rlcli.errors import ModelError
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.quoting import harmless
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 ROW_OPTIONS = None
 
 
 class _Loaded(NamedTuple):
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel
+    """A sequence classifier with one label, in float32."""
+    tokenizer: PreTrainedTokenizerBase
+    """Its tokenizer."""
 
 
 def verify(
@@ -52,7 +57,7 @@ def verdict_of(logit: float, tokens: int, transform: str) -> Verdict:
     return Verdict(score, Outcome.OK if logit > 0 else Outcome.WRONG, detail=f"logit {logit:.6g} of {tokens} tokens")
 
 
-def preload(*, path: str = "", **others: Any) -> None:
+def preload(*, path: str = "", **others: object) -> None:
     """Load the model once, before the scoring processes are forked. Raises `ModelError` for one that is none."""
     if path:
         _loaded(path)
@@ -82,8 +87,8 @@ def _loaded(path: str) -> _Loaded:
 
 
 @cache
-def tokenizer_of(path: str, option: str) -> Any:
-    """The tokenizer of a reward model. Raises `ModelError` for what is no classifier with one label."""
+def tokenizer_of(path: str, option: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a reward model. Raises `ModelError` unless it is a classifier with one label."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -103,8 +108,8 @@ def _not_loaded(path: str, option: str, error: Exception) -> ModelError:
     return ModelError(f"the option {option}: {path} cannot be loaded: {why}", "give a folder or hub id")
 
 
-def ids_of(tokenizer: Any, request: VerifyRequest) -> list[int]:
-    """The whole conversation by the reward model's own template, in which the response is text alone."""
+def ids_of(tokenizer: PreTrainedTokenizerBase, request: VerifyRequest) -> list[int]:
+    """Tokenise the whole conversation by the reward model's template, with control tokens of the response escaped."""
     response = harmless(request.completion)
     if tokenizer.chat_template is None:
         texts = [*(message["content"] for message in request.prompt), response]

@@ -40,7 +40,7 @@ _RELATED_BEFORE = re.compile(
     rf"(?:{_RELATED_WORD}|\b(?:divided|multiplied|increased|decreased|raised)\b)(?:\s+(?:than|of|to|by|the|a|as|many|much|power|factor|root|most|least))*\W*$",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     r"\s*+(?:[-+*/^×÷·⋅=<>≤≥±−–]\s*+[\d(\\$.√]|[²³√!]|[xX]\s*+\d|:\d|\(\s*+-?\d+\s*+\)|\d"
     r"|\\(?:times|cdot|div|pm|frac|sqrt)\b|and\s+(?:a|an|one|two|three)[\s-]+[a-z]*(?:th|ths|half|halves|quarters?|thirds?)\b)",
     re.ASCII,
@@ -57,7 +57,7 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z '-]{1,60}(?=[.,;](?:\s|$))(?!,\s*(?:or|and
 
 _OPEN_WORDS = "is are be of to the a get have and or"
 _IS_OPEN = r"(?<![,:=\0])" + "".join(rf"(?<!\b{word})" for word in _OPEN_WORDS.split())
-"""A line that does not end so, has the end of a sentence."""
+"""Lookbehinds: a line that ends in none of these ends a sentence."""
 
 _SENTENCE_END = re.compile(
     rf"(?<![\s.])[.!?][\"')\]*_]*(?=\s|$)|\n[ \t]*\n(?![ \t]*\0)|{_IS_OPEN}[ \t]*\n(?![ \t]*(?:[a-z]|\0))"
@@ -69,7 +69,7 @@ _CLOSING_WORDS = re.compile(
     r"|q\.?e\.?d|this\s+(?:completes|concludes)|done|as\s+(?:required|desired)|we\s+(?:can\s+)?(?:check|verify)|∎|\$?\\(?:blacksquare|square|qed))[^\d$\\]*",
     re.IGNORECASE,
 )
-"""A sentence after the answer that says nothing about it."""
+"""A closing sentence after the answer."""
 
 _UNSURE = re.compile(
     r"^\W*(?:or|note|notice|recall|observe|remember)\b|\b(?:maybe|perhaps|possibly|probably|guess|unsure|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
@@ -108,7 +108,7 @@ _STATES = re.compile(
     r"|indeed|given|by|the|number|value|now|at)\b(?!\s+(?:least|most)))*+",
     re.IGNORECASE,
 )
-"""What comes before the value of a sentence with several numbers."""
+"""Words before the value of a sentence with several numbers."""
 
 
 _CONDITION = re.compile(
@@ -128,28 +128,28 @@ def statement(text: str) -> str | None:
     """The text after the last "the answer is" or the like; None if there is none."""
     matches = [*_ANSWER.finditer(text), *foreign_statements(text)]
     for match in sorted(matches, key=lambda match: match.start(), reverse=True):
-        after = text[match.end() :]
+        rest = text[match.end() :]
         is_short = match.re is _ANSWER and match["short"]
-        if not (is_short and _CHOICE_B.search(after)) and not _COMMENT.match(after):
-            return _ADVERB.sub("", after, count=1)
+        if not (is_short and _CHOICE_B.search(rest)) and not _COMMENT.match(rest):
+            return _ADVERB.sub("", rest, count=1)
     return None
 
 
-def of_sentence(after: str) -> list[str]:
+def of_sentence(text: str) -> list[str]:
     """The answer in the text after "the answer is": its first formula, or a number and its unit, or the whole line.
 
     If the sentence continues with more numbers or formulas ("5 or 6", "$5$, $6$"), these too.
     """
-    displayed = FORMULA.match(after)  # it may have several lines
+    displayed = FORMULA.match(text)  # it may have several lines
     start = displayed.end() if displayed else 0
-    rest = re.sub(r"\*\*(?!\d)", "", after[start:].partition("\n")[0].rstrip())
-    rest = after[:start] + re.sub(r"\s+", " ", rest)
+    rest = re.sub(r"\*\*(?!\d)", "", text[start:].partition("\n")[0].rstrip())
+    rest = text[:start] + re.sub(r"\s+", " ", rest)
     answer, end = _first_value(rest, bool(displayed))
     return [*([answer] if answer else []), *offered(rest, end, is_list=True)]
 
 
 def _first_value(rest: str, displayed: bool) -> tuple[str, int]:
-    """The value that a text begins with, and where it ends."""
+    """The value at the start of a text, and its end position."""
     formula, plain = FORMULA.search(rest), _NUMBER_AND_UNIT.match(rest)
     typed = None if displayed else value_at(rest, 0)
     if _LABELLED.match(rest):
@@ -193,7 +193,7 @@ def of_last_line(text: str, alone: bool = False) -> list[str]:
 
 
 def of_last_sentence(text: str) -> list[str]:
-    """The only number or formula of the last sentence, else what follows its last "is", "are" or "=".
+    """The only number or formula of the last sentence, else the value after its last "is", "are" or "=".
 
     A sentence with a doubt, a negation or a question states nothing; nor does one that is cut off.
     """
@@ -214,32 +214,32 @@ def of_last_sentence(text: str) -> list[str]:
 
 
 def _condition_start(prose: str, stated: list[Value]) -> int:
-    """Where the condition or reason at the end of a sentence starts, "is $42$ when $x = 1$"; else the sentence's end.
+    """Start of the condition or reason at the end of a sentence, "is $42$ when $x = 1$"; else the sentence's end.
 
     A value precedes it, and no main clause follows: "$5$ for each, so $10$", "the sum for $k = 2$ is $42$".
     """
     verbs = [verb for verb in _STATES.finditer(prose) if _VERB.match(verb[0])]
     followed = [verb for verb in verbs if any(value.start == verb.end() for value in stated)]
     for condition in _CONDITION.finditer(prose):
-        before = [value for value in stated if value.end <= condition.start() and not value.is_name]
-        after = [value for value in stated if value.start >= condition.end()]
-        if not before or not after or _MAIN_CLAUSE.search(prose, condition.end()):
+        earlier = [value for value in stated if value.end <= condition.start() and not value.is_name]
+        later_values = [value for value in stated if value.start >= condition.end()]
+        if not earlier or not later_values or _MAIN_CLAUSE.search(prose, condition.end()):
             continue
         is_stated = any(_is_main(prose, verb) for verb in followed if verb.end() < condition.start())
         has_verb = any(verb.start() >= condition.end() for verb in followed)
-        is_number = not _has_unknown(before[-1].content.split("=")[-1])
-        if (is_stated or (is_number and not has_verb)) and (has_verb or _names_unknowns(after)):
+        is_number = not _has_unknown(earlier[-1].content.split("=")[-1])
+        if (is_stated or (is_number and not has_verb)) and (has_verb or _names_unknowns(later_values)):
             return condition.start()
     return len(prose)
 
 
 def _is_main(prose: str, verb: re.Match[str]) -> bool:
-    """Whether no condition precedes a verb in its clause, as in "when $n$ is $5$"."""
+    """True unless a condition precedes a verb in its clause, as in "when $n$ is $5$"."""
     return not _CONDITION.search(prose, prose.rfind(",", 0, verb.start()) + 1, verb.start())
 
 
 def _names_unknowns(stated: list[Value]) -> bool:
-    """Whether values say what unknowns are, `x = 1`, and none is a computation, `5 + 3 = 8`."""
+    """True if all values define unknowns, `x = 1`, and none is a computation, `5 + 3 = 8`."""
     sides = [value.content.split("=")[0] for value in stated if "=" in value.content]
     is_subject = stated[0].is_name  # "solve $2x = 6$ for $x$, $x = 3$"
     return bool(sides) and not is_subject and all(map(_has_unknown, sides))
@@ -250,7 +250,7 @@ def _has_unknown(formula: str) -> bool:
 
 
 def _only(stated: list[Value]) -> Value | None:
-    """The only value; names like `$x$` do not count beside one."""
+    """The only value; names like `$x$` count only if there is nothing else."""
     candidates = [value for value in stated if not value.is_name] or stated
     return candidates[0] if len(candidates) == 1 else None
 
@@ -284,13 +284,13 @@ def _first_of_list(last: Value | None, prose: str, stated: list[Value]) -> Value
 
 
 def _is_asserted(sentence: str, prose: str, value: Value) -> bool:
-    """Whether a sentence is complete, and states a value without changing or denying it."""
-    before, after = prose[: value.start], prose[value.end :]
+    """True if a sentence is complete, and states a value without changing or denying it."""
+    prefix, suffix = prose[: value.start], prose[value.end :]
     most_words = MAX_WORDS_AFTER[1 if "=" in value.content else 0]
-    is_complete = re.search(r"[.!][\"')\]*_]*$", prose) or len(after.split()) <= most_words
-    is_denied = _NEGATED_BEFORE.search(before) or _NEGATED_AFTER.search(after)
-    is_related = re.search(r"\bor\W*$", before) or _RELATED_BEFORE.search(before)
-    contrast = _CONTRAST.search(after)
+    is_complete = re.search(r"[.!][\"')\]*_]*$", prose) or len(suffix.split()) <= most_words
+    is_denied = _NEGATED_BEFORE.search(prefix) or _NEGATED_AFTER.search(suffix)
+    is_related = re.search(r"\bor\W*$", prefix) or _RELATED_BEFORE.search(prefix)
+    contrast = _CONTRAST.search(suffix)
     is_contrasted = contrast and any(True for _ in values(sentence[value.end + contrast.end() :]))
     return bool(is_complete and not (is_denied or is_related or is_contrasted))
 
@@ -323,20 +323,20 @@ def last_sentence(text: str) -> str:
     return ""
 
 
-def _with_unit(said: str, rest: str, end: int) -> tuple[str, int]:
+def _with_unit(answer: str, rest: str, end: int) -> tuple[str, int]:
     """An answer with following words that change it ("42 million", "5 minus one") or are its unit ("42 km/h")."""
-    after = rest[end:]
-    clause = _CLAUSE.match(after)
+    following = rest[end:]
+    clause = _CLAUSE.match(following)
     words = clause[0] if clause else ""
     word = _NEXT_WORD.match(words)
-    if _GOES_ON.match(after):
+    if _CONTINUES.match(following):
         return rest.strip(' .*`"'), len(rest)
     if not word:
-        return said, end
-    whole = rf"{said}\text{{{words}}}"
+        return answer, end
+    extended = rf"{answer}\text{{{words}}}"
     if word[1].lower().removesuffix("s") in ARITHMETIC or word[1].lower() in ARITHMETIC:
-        return whole, end + len(words)
-    quantity = measured(clean(whole)) if len(whole) <= MAX_CHARS else None
+        return extended, end + len(words)
+    quantity = measured(clean(extended)) if len(extended) <= MAX_CHARS else None
     if quantity and quantity.unit and not quantity.unit.startswith("#"):
-        return whole, end + len(words)
-    return said, end
+        return extended, end + len(words)
+    return answer, end

@@ -47,9 +47,9 @@ async def verify(
         return Verdict(0.0, Outcome.TIMEOUT, detail=f"no logit of the reward model within {wait_s:g} s")
     except CallFailed as failure:
         return Verdict(0.0, Outcome.CRASH, detail=str(failure))
-    found = verdict_of(logit, len(ids), transform)
+    verdict = verdict_of(logit, len(ids), transform)
     usage = {f"{USAGE}calls": float(spent.calls), f"{USAGE}prompt_tokens": float(spent.prompt_tokens)}
-    return Verdict(found.score, found.outcome, parts=usage, detail=found.detail)
+    return Verdict(verdict.score, verdict.outcome, parts=usage, detail=verdict.detail)
 
 
 def preload(*, serve: str | dict[str, Any], **options: Any) -> None:

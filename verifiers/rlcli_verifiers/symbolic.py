@@ -21,7 +21,12 @@ import re
 from fractions import Fraction
 from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
+    from mpmath import MPContext, mpc, mpf
+    from sympy import Basic, Expr, Rational
 
 MAX_CHARS = 300
 MAX_DEPTH = 12
@@ -78,7 +83,7 @@ _SUBSCRIPT = re.compile(r"(?<![0-9\s])_\s*(?:\{\s*\w{1,8}\s*\}|\w)")
 
 @lru_cache(maxsize=8192)
 def same(gold: str, answer: str) -> bool:
-    """Whether two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read.
+    """True if two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read.
 
     Unknowns are real. Where one of the two has a root or a logarithm of them, they are positive, unless a sign is lost
     in it: `\\sqrt{x^2}` is not `x`, and `\\ln(x^2)` is not `2\\ln x` (but is right for it, where that is defined).
@@ -105,8 +110,8 @@ def same(gold: str, answer: str) -> bool:
     return _equal_for_signs(ours, theirs, is_signed)
 
 
-def _equal_for_signs(ours: Any, theirs: Any, every_sign: bool) -> bool:
-    """Whether two formulas are equal for positive unknowns; every_sign: and with any one of them negative."""
+def _equal_for_signs(ours: Basic, theirs: Basic, every_sign: bool) -> bool:
+    """True if two formulas are equal for positive unknowns; every_sign: and with any one of them negative."""
     from sympy import Expr, Symbol
 
     if not (isinstance(ours, Expr) and isinstance(theirs, Expr)):
@@ -117,10 +122,10 @@ def _equal_for_signs(ours: Any, theirs: Any, every_sign: bool) -> bool:
     return bool(unknowns) and all(_is_zero(ours.subs(case), theirs.subs(case)) for case in cases)
 
 
-def _loses_sign(parsed: Any, *, with_logarithms: bool) -> bool:
-    """Whether a formula has a root (or a logarithm) of an even power, `\\sqrt{x^2}`, `\\sqrt{x^2 - 2x + 1}`.
+def _loses_sign(parsed: Basic, *, with_logarithms: bool) -> bool:
+    """True if a formula has a root (or a logarithm) of an even power, `\\sqrt{x^2}`, `\\sqrt{x^2 - 2x + 1}`.
 
-    Beside another unknown, as in `\\sqrt{x^2 y}`, all of them are taken as positive.
+    With another unknown, as in `\\sqrt{x^2 y}`, all unknowns are assumed positive.
     """
     from sympy import factor_list, log, preorder_traversal
     from sympy.polys.polyerrors import PolynomialError
@@ -142,8 +147,8 @@ def _loses_sign(parsed: Any, *, with_logarithms: bool) -> bool:
     return False
 
 
-def _is_zero(ours: Any, theirs: Any) -> bool:
-    """Whether the difference of two formulas is provably zero."""
+def _is_zero(ours: Expr, theirs: Expr) -> bool:
+    """True if the difference of two formulas is provably zero."""
     from sympy import expand_log, simplify
 
     try:
@@ -154,16 +159,16 @@ def _is_zero(ours: Any, theirs: Any) -> bool:
 
 
 def _digits(text: str) -> int:
-    """Digits that tell two values apart which differ by the smallest power in a text, such as `2^{-99}`."""
+    """Digits that distinguish two values which differ by the smallest power in a text, such as `2^{-99}`."""
     exponents = (int(power or 2 * factorial) for power, factorial in _EXPONENT.findall(text))
     return min(VALUE_DIGITS + sum(exponents), MAX_VALUE_DIGITS)
 
 
-def _differ_in_number(ours: Any, theirs: Any, digits: int) -> bool:
-    """Whether two expressions differ in value for certain values of their unknowns: quicker than a proof.
+def _differ_in_number(ours: Basic, theirs: Basic, digits: int) -> bool:
+    """True if two expressions differ in value at certain values of their unknowns: quicker than a proof.
 
     Two equations differ if their sides' differences, without denominators, are not proportional. The test is relative:
-    a distance of 1e-12 is nothing between 1e40 and 1e40, and everything between 1e-12 and 0. math-verify's own test is
+    a distance of 1e-12 is negligible between values of 1e40, and not between 1e-12 and 0. math-verify's own test is
     absolute.
     """
     from sympy import Eq, Expr, MatrixBase, Symbol, Tuple, together
@@ -171,26 +176,29 @@ def _differ_in_number(ours: Any, theirs: Any, digits: int) -> bool:
     if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
         return False
     if isinstance(ours, (Tuple, MatrixBase)) and isinstance(theirs, type(ours)) and len(ours) == len(theirs):
-        return any(_differ_in_number(left, right, digits) for left, right in zip(ours, theirs, strict=True))
+        return any(
+            _differ_in_number(our_value, their_value, digits)
+            for our_value, their_value in zip(ours, theirs, strict=True)
+        )
     try:
         if isinstance(ours, Eq) and isinstance(theirs, Eq):
             pair = tuple(together(equation.lhs - equation.rhs).as_numer_denom()[0] for equation in (ours, theirs))
-            (left, right), (other_left, other_right) = _values(pair, 137, digits), _values(pair, 59, digits)
-            left, right = left * other_right, right * other_left
+            (our_value, their_value), (our_second, their_second) = _values(pair, 137, digits), _values(pair, 59, digits)
+            our_value, their_value = our_value * their_second, their_value * our_second
         elif isinstance(ours, Expr) and isinstance(theirs, Expr):
             rationals = _rational(ours), _rational(theirs)
             if None not in rationals:
                 return bool(rationals[0] != rationals[1])
-            left, right = _values((ours, theirs), 137, digits)
+            our_value, their_value = _values((ours, theirs), 137, digits)
         else:
             return False
-        size, distance = max(abs(left), abs(right)), abs(left - right)
+        size, distance = max(abs(our_value), abs(their_value)), abs(our_value - their_value)
         return bool(size < float("inf") and distance > size * _context(digits).mpf(10) ** (_GUARD_DIGITS - digits))
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return False  # undefined there
 
 
-def _rational(formula: Any) -> Any:
+def _rational(formula: Expr) -> Rational | None:
     """The exact value of a formula without unknowns and roots; None for any other."""
     if formula.free_symbols or not formula.is_rational:
         return None
@@ -198,24 +206,24 @@ def _rational(formula: Any) -> Any:
     return value if value.is_Rational else None
 
 
-def _values(pair: tuple[Any, ...], start: int, digits: int) -> tuple[Any, Any]:
+def _values(pair: tuple[Expr, ...], start: int, digits: int) -> tuple[mpc, mpc]:
     """The values of two expressions if the first of their unknowns is `start` hundredths."""
     from sympy import Rational
 
     unknowns = sorted(pair[0].free_symbols | pair[1].free_symbols, key=str)
     point = {unknown: Rational(start * 100 + 2173 * i, 10_000) for i, unknown in enumerate(unknowns)}
-    left, right = (_number_of(side.evalf(digits, subs=point), digits) for side in pair)
-    return left, right
+    first, second = (_number_of(side.evalf(digits, subs=point), digits) for side in pair)
+    return first, second
 
 
-def _number_of(value: Any, digits: int) -> Any:
-    """A sympy number as mpmath's. Raises `TypeError` for any other, and for one whose digits are not certain."""
+def _number_of(value: Expr, digits: int) -> mpc:
+    """Convert a sympy number to mpmath. Raises `TypeError` for any other value, and if its digits are not certain."""
     real, imaginary = (_certain(part, digits) for part in value.as_real_imag())
     return _context(digits).mpc(real, imaginary)
 
 
-def _certain(part: Any, digits: int) -> Any:
-    """A real sympy number as mpmath's; 0 for one of which no digit is certain, because equal terms cancel."""
+def _certain(part: Expr, digits: int) -> mpf:
+    """Convert a real sympy number to mpmath; 0 if no digit is certain, because equal terms cancel."""
     from sympy import Float
 
     if not (part.is_Float or part.is_Rational):
@@ -228,8 +236,8 @@ def _certain(part: Any, digits: int) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _context(digits: int) -> Any:
-    """mpmath with so many digits."""
+def _context(digits: int) -> MPContext:
+    """An mpmath context with this precision."""
     from mpmath import MPContext
 
     context = MPContext()
@@ -251,7 +259,7 @@ def decimal(formula: str) -> Fraction | None:
 
 
 def is_tame(text: str) -> bool:
-    """Whether a formula may be parsed and evaluated: only known commands, and no very large number or structure."""
+    """True if a formula may be parsed and evaluated: only known commands, and no very large number or structure."""
     if len(text) > MAX_CHARS or not _PLAIN.fullmatch(text) or not set(_COMMAND.findall(text)) <= _COMMANDS:
         return False
     if not all(name.rstrip("*") in ("pmatrix", "bmatrix", "matrix") for name in _ENVIRONMENT.findall(text)):
@@ -267,17 +275,17 @@ def is_tame(text: str) -> bool:
 
 
 def _powers_are_tame(text: str) -> bool:
-    """Whether every power is small: no tower of numbers, no large expansion."""
-    expansion, found = [1], 0
+    """True if every power is small: no tower of numbers, no large expansion."""
+    expansion, powers = [1], 0
     for match in _POWER.finditer(text):
-        found += 1
+        powers += 1
         base, exponent = match["base"], match["exponent"]
         if exponent in ("{", "("):
             exponent = _group(text, match.end() - 1)
-            after = text[match.end() + len(exponent) + 1 :]
+            rest = text[match.end() + len(exponent) + 1 :]
         else:
-            after = text[match.end() :]
-        if after.lstrip()[:1] in ("^", "!"):
+            rest = text[match.end() :]
+        if rest.lstrip()[:1] in ("^", "!"):
             return False  # a tower; and a factorial of a power
         if base.isdigit():
             if not _exponent_fits(base, exponent):
@@ -291,17 +299,17 @@ def _powers_are_tame(text: str) -> bool:
     unknowns = len(set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text))))
     many = unknowns >= len(MAX_EXPANSION) or (unknowns and _TRIGONOMETRIC.search(text))
     bound = MAX_EXPANSION_OF_MANY if many else MAX_EXPANSION[unknowns]
-    return found == text.count("^") and prod(max(1, number) for number in expansion) <= bound
+    return powers == text.count("^") and prod(max(1, number) for number in expansion) <= bound
 
 
 def _tower_fits(exponent: str) -> bool:
-    """Whether the exponent of a letter is small enough: `e^{9999}`, `e^{x^2}`, but no tower of three."""
+    """True if the exponent of a letter is small enough: `e^{9999}`, `e^{x^2}`, but no tower of three."""
     digits = max(map(len, _NUMBER.findall(exponent)), default=0)
     return digits <= 4 if "^" not in exponent else exponent.count("^") == 1 and digits <= 1
 
 
 def _exponent_fits(base: str, exponent: str) -> bool:
-    """Whether a plain number to this power has a limited number of digits."""
+    """True if a plain number to this power has at most `MAX_POWER_DIGITS` digits."""
     numbers = _NUMBER.findall(exponent)
     if "^" in exponent or "!" in exponent or "binom" in exponent or any(len(number) > 5 for number in numbers):
         return False
@@ -330,7 +338,7 @@ def _depth(text: str) -> int:
 
 
 @lru_cache(maxsize=8192)
-def _parse(text: str, is_complex: bool) -> Any:
+def _parse(text: str, is_complex: bool) -> Basic | None:
     """The formula as a sympy object, None if it cannot be read."""
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text).replace("\n", " ")
     if is_complex:
@@ -343,14 +351,14 @@ def _parse(text: str, is_complex: bool) -> Any:
 
 
 @cache
-def _parser() -> Any:
+def _parser() -> tuple[type[_Latex2Sympy], ConversionConfig]:
     """latex2sympy2_extended's parser, with numbers made from their digits, exactly."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that there is no timeout
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
     from sympy import Rational
 
     class Exact(_Latex2Sympy):
-        def parse_number(self, text: str) -> Any:
+        def parse_number(self, text: str) -> Rational:
             value = Fraction(text.replace(",", ""))
             return Rational(value.numerator, value.denominator)
 

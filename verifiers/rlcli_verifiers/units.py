@@ -58,7 +58,7 @@ def unit(text: str, is_text: bool) -> str | None:
     ('', None)
     """
     factors: list[tuple[str, int]] = []
-    sign, ahead, at, text = 1, 1, 0, text.strip().rstrip(".")
+    sign, prefix_power, at, text = 1, 1, 0, text.strip().rstrip(".")
     if (half := _HALF_DAY.fullmatch(text)) and (is_text or "." in text):
         return f"{half[1].lower()}m"
     while at < len(text):
@@ -69,7 +69,7 @@ def unit(text: str, is_text: bool) -> str | None:
         if match["over"]:
             sign = -1
         elif match["ahead"]:
-            ahead = 2 if match["ahead"].startswith("s") else 3
+            prefix_power = 2 if match["ahead"].startswith("s") else 3
         elif match["squared"] or match["power"]:
             if not factors:
                 return None
@@ -79,15 +79,15 @@ def unit(text: str, is_text: bool) -> str | None:
             known = _known(match["name"], is_text or "/" in text)
             if known is None:
                 return None
-            for one in known.split(" "):
-                over = -1 if one.startswith("/") else 1
-                factors.append((one.removeprefix("/"), sign * over * ahead))
-            sign, ahead = 1, 1
-    return _spelled(factors) if factors and sign == ahead == 1 else None
+            for factor in known.split(" "):
+                over = -1 if factor.startswith("/") else 1
+                factors.append((factor.removeprefix("/"), sign * over * prefix_power))
+            sign, prefix_power = 1, 1
+    return _spelled(factors) if factors and sign == prefix_power == 1 else None
 
 
 def agree(gold: str, answer: str) -> bool:
-    """Whether two units may be equal: identical, one not given, or degrees of which one has no scale.
+    """True if two units may be equal: identical, one not given, or degrees of which one has no scale.
 
     `#triangle` is a noun, and `#` one that names nothing in particular.
     """
@@ -103,8 +103,8 @@ def _spelled(factors: list[tuple[str, int]]) -> str:
         powers[name] = powers.get(name, 0) + power
     if "deg" in powers and ({"degC", "degF"} & powers.keys()):  # degrees Celsius
         del powers["deg"]
-    kept = sorted((power < 0, name, power) for name, power in powers.items() if name and power)
-    return " ".join(name if power == 1 else f"{name}^{power}" for _, name, power in kept)
+    ordered = sorted((power < 0, name, power) for name, power in powers.items() if name and power)
+    return " ".join(name if power == 1 else f"{name}^{power}" for _, name, power in ordered)
 
 
 def _known(name: str, is_text: bool) -> str | None:
@@ -113,4 +113,4 @@ def _known(name: str, is_text: bool) -> str | None:
         return _ABBREVIATIONS[name]
     lower = name.lower()
     candidates = (lower, lower.removesuffix("s"), lower.removesuffix("es"))
-    return next((_NAMES[one] for one in candidates if one in _NAMES and len(one) > 2), None)
+    return next((_NAMES[spelling] for spelling in candidates if spelling in _NAMES and len(spelling) > 2), None)

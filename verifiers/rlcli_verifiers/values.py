@@ -45,17 +45,20 @@ _NAME = re.compile(r"(?:\\[A-Za-z]+\s*)?\{?[A-Za-z]{1,4}(?:_\{?\w{1,3}\}?)?\}?'*
 
 
 class Value(NamedTuple):
-    """A number or formula in a text: where it is, and what it is without dollars or brackets around it."""
+    """A number or formula in a text."""
 
     start: int
+    """Position of its first character, a dollar or bracket included."""
     end: int
+    """Position after its last character."""
     content: str
+    """Its text, without dollars or brackets around it."""
     is_formula: bool
-    """It stands between dollars or brackets."""
+    """Delimited by dollars or brackets."""
 
     @property
     def is_name(self) -> bool:
-        """It is a name, like `$x$` or `$f(x)$`, rather than a value."""
+        """True for a name, like `$x$` or `$f(x)$`, rather than a value."""
         return bool(_NAME.fullmatch(self.content))
 
 
@@ -121,7 +124,7 @@ def _formulas(text: str) -> Iterator[Value]:
 
 
 def _is_money(match: re.Match[str]) -> bool:
-    """Whether the dollars of a match are two amounts of money, `$5 and $6`, with prose or an operator between them."""
+    """True if the dollars of a match are two amounts of money, `$5 and $6`, with prose or an operator between them."""
     if match["dollars"] is None:
         return False
     is_before_digit = match.string[match.end() : match.end() + 1].isdigit()

@@ -19,9 +19,9 @@ from rlcli_port.configs.launches import Launch, is_other_work, launch_of, option
 from rlcli_port.configs.methods import METHODS, method_of
 from rlcli_port.configs.python_run import notebook_text, run_python
 
-MOST_BYTES = 1 << 20
-MOST_VALUES = 20_000
-DEEPEST = 40
+MAX_BYTES = 1 << 20
+MAX_VALUES = 20_000
+MAX_DEPTH = 40
 
 REFERENCE = re.compile(
     r"\$\{(?:(?P<plain>[A-Za-z_][\w.]*)|oc\.select:(?P<selected>[A-Za-z_][\w.]*)(?:,(?P<default>[^${}]*))?)\}"
@@ -119,10 +119,10 @@ def _method_of_trl(values: Mapping[str, Any], path: Path) -> str:
         return "dpo"
     if SFT_ALONE & values.keys():
         return "sft"
-    named = [
+    methods = [
         method for name in (path.resolve().parent.name, path.name.partition(".")[0]) if (method := method_of(name))
     ]
-    return named[0] if named else "sft" if "max_length" in values and "beta" not in values else "grpo"
+    return methods[0] if methods else "sft" if "max_length" in values and "beta" not in values else "grpo"
 
 
 def _of_python(path: Path, text: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Configuration:
@@ -176,7 +176,7 @@ def _of_shell(path: Path, text: str, variables: Mapping[str, str], arguments: Se
         )
     configuration = _of_launch(launches[0], path)
     if len(launches) > 1:
-        further = ", ".join(dict.fromkeys(f"{one.program} ({one.method or 'unknown'})" for one in launches[1:6]))
+        further = ", ".join(dict.fromkeys(f"{other.program} ({other.method or 'unknown'})" for other in launches[1:6]))
         configuration.warnings.append(
             f"the script starts {len(launches)} trainings; this is the first. The others: {further}"
         )
@@ -186,9 +186,9 @@ def _of_shell(path: Path, text: str, variables: Mapping[str, str], arguments: Se
         configuration.warnings.append(
             f"not run, so that values which depend on its output are not known: {'; '.join(captured.answers[:3])[:300]}"
         )
-    if captured.asked:
+    if captured.demanded:
         configuration.warnings.append(
-            f"the script asks for {', '.join(captured.asked)}: give --variable NAME=VALUE, or arguments after --"
+            f"the script asks for {', '.join(captured.demanded)}: give --variable NAME=VALUE, or arguments after --"
         )
     if captured.unset:
         configuration.warnings.append(
@@ -206,7 +206,7 @@ def _trainings(calls: Sequence[shell_run.Call], path: Path) -> list[Launch]:
 
 
 def _uses_trl(launch: Launch, path: Path) -> bool:
-    """Whether a script of the project that names no method imports TRL."""
+    """True if a script of the project that names no method imports TRL."""
     file = None if launch.is_module else _located(launch.program, Path(launch.folder), path)
     return file is not None and re.search(r"^\s*(?:from|import) trl\b", _text(file), re.MULTILINE) is not None
 
@@ -232,11 +232,11 @@ def _of_launch(launch: Launch, path: Path) -> Configuration:
         configuration = _of_python(script, _text(script), launch.words, launch.variables)
     else:
         values = options_of(launch.words)
-        named = values.pop("config", None)
-        file = _located(str(named), Path(launch.folder), path) if named else None
-        if named and file is None:
+        config_name = values.pop("config", None)
+        file = _located(str(config_name), Path(launch.folder), path) if config_name else None
+        if config_name and file is None:
             configuration.warnings.append(
-                f"--config {named}: there is no such file in this project; its values are not read"
+                f"--config {config_name}: there is no such file in this project; its values are not read"
             )
         configuration.values = (_table(_text(file), file) if file else {}) | values
     configuration.processes = launch.processes or _processes_of(launch, path)
@@ -304,12 +304,12 @@ def _text(path: Path) -> str:
         if not path.is_file():
             raise ConfigError(f"{path} is not a file", "give a shell script, a YAML, a JSON or a Python file")
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path} cannot be read: {reason}", "give a readable file") from error
-    if len(content) > MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB", "give only the configuration")
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "give only the configuration")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -339,9 +339,9 @@ def _flat(table: Any, path: Path) -> dict[str, Any]:
         nonlocal count
         for name, value in table.items():
             count += 1
-            if count > MOST_VALUES or depth > DEEPEST:
+            if count > MAX_VALUES or depth > MAX_DEPTH:
                 raise ConfigError(
-                    f"{path} holds more than {MOST_VALUES} values, or tables more than {DEEPEST} deep",
+                    f"{path} holds more than {MAX_VALUES} values, or tables more than {MAX_DEPTH} deep",
                     "give only the configuration",
                 )
             if isinstance(value, Mapping) and value:
@@ -369,12 +369,12 @@ def _typed(value: Any) -> Any:
 
 def _referred(value: Any, flat: Mapping[str, Any]) -> Any:
     """The value that an OmegaConf interpolation refers to, if it is a plain value of the same file."""
-    found = REFERENCE.fullmatch(value.text) if isinstance(value, Unresolved) else None
-    if not found or len(value.text) > 300:
+    reference = REFERENCE.fullmatch(value.text) if isinstance(value, Unresolved) else None
+    if not reference or len(value.text) > 300:
         return value
-    target = flat.get(found["plain"] or found["selected"])
-    if target is None and found["default"] is not None:
-        target = scalar(found["default"])
+    target = flat.get(reference["plain"] or reference["selected"])
+    if target is None and reference["default"] is not None:
+        target = scalar(reference["default"])
     return value if target is None else target
 
 

@@ -44,13 +44,13 @@ class Imported:
     toml: str
     """The text of the recipe file."""
     lines: list[Line]
-    """What became of each key."""
+    """One line for each key: how it was converted, or why not."""
     warnings: list[str]
-    """What the reader should know about how the values were obtained."""
+    """Limitations of how the values were obtained."""
     rewards: str
     """The source of a file with the script's own reward functions; empty if it has none."""
     rewards_file: Path
-    """Where that file goes, which the recipe names."""
+    """The path of that file, which the recipe names."""
 
 
 def import_file(
@@ -123,7 +123,11 @@ def shown(line: Line) -> Line:
     """The line with printable texts: bounded in length, without control characters."""
     note = _printable(line.note, LONGEST_NOTE)
     return replace(
-        line, source=_printable(line.source, LONGEST_KEY), given=_safe(line.given), value=_safe(line.value), note=note
+        line,
+        source=_printable(line.source, LONGEST_KEY),
+        foreign_value=_safe(line.foreign_value),
+        value=_safe(line.value),
+        note=note,
     )
 
 
@@ -149,13 +153,14 @@ def _drop_invalid(read: Reading) -> None:
         try:
             RunConfig.model_validate_json(json.dumps(nested), strict=True)
         except ValidationError as error:
-            if not any(one["loc"] for one in error.errors(include_url=False)):
+            if not any(detail["loc"] for detail in error.errors(include_url=False)):
                 continue  # a rule between keys; the other keys are not set here
             known = find(key)
             rule = f"{key} must be {known.rule}" if known else key
             del read.settings[key]
             read.lines = [
-                Line("missing", line.source, line.given, note=rule) if line.key == key else line for line in read.lines
+                Line("missing", line.source, line.foreign_value, note=rule) if line.key == key else line
+                for line in read.lines
             ]
 
 
@@ -182,7 +187,7 @@ def _note_trackers(read: Reading) -> None:
 
 
 def _not_installed(trackers: Sequence[str]) -> list[str]:
-    """Those that a run would refuse, since their package is missing."""
+    """The trackers that a run would refuse, since their package is missing."""
     return [name for name in trackers if missing(name)]
 
 

@@ -1,4 +1,4 @@
-"""Keys of ours by the names that verl and TRL give to the same, for suggestions when such a name is given."""
+"""Our keys by the names of their counterparts in verl and TRL, for suggestions in error messages."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ def counterparts(name: str) -> list[str]:
     []
     """
     parts = name.split(".")
-    alike = {theirs: _common_ending(parts, theirs.split(".")) for theirs in _keys()}
-    most = max(alike.values())
+    matching_parts = {theirs: _common_ending(parts, theirs.split(".")) for theirs in _keys()}
+    best = max(matching_parts.values())
     recognised = len(parts[-1]) >= SHORTEST_NAME and parts[-1] not in COMMON
-    if most == 0 or (most == 1 and not recognised and name not in alike):
+    if best == 0 or (best == 1 and not recognised and name not in matching_parts):
         return []
-    return list(dict.fromkeys(ours for theirs, count in alike.items() if count == most for ours in _keys()[theirs]))
+    return list(
+        dict.fromkeys(ours for theirs, count in matching_parts.items() if count == best for ours in _keys()[theirs])
+    )
 
 
 @cache
 def _keys() -> dict[str, tuple[str, ...]]:
     """Their key → ours."""
-    found: dict[str, tuple[str, ...]] = {}
+    table: dict[str, tuple[str, ...]] = {}
     for tables in (trl_keys, verl_keys):
-        found |= {theirs: (ours,) for theirs, (ours, _) in tables.DIRECT.items()}
-        found |= tables.COMPUTED
-    return found
+        table |= {theirs: (ours,) for theirs, (ours, _) in tables.DIRECT.items()}
+        table |= tables.COMPUTED
+    return table
 
 
 def _common_ending(parts: list[str], others: list[str]) -> int:
-    """How many last parts are the same."""
+    """Number of equal parts at the end."""
     pairs = zip(reversed(parts), reversed(others), strict=False)
-    return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(parts), len(others)))
+    return next((count for count, (part, other) in enumerate(pairs) if part != other), min(len(parts), len(others)))

@@ -1,4 +1,4 @@
-"""A foreign configuration after it was read: its values, and what else the script says about the run."""
+"""A foreign configuration: its values, and further settings of the run that the script makes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RewardFunction:
     file: Path | None
     """The file that defines it; None if that is a package that is not beside the script."""
     line: int = 0
-    """Where its definition begins in that file."""
+    """Line of its definition in that file."""
     in_script: bool = False
-    """Whether the script itself defines it: to import it would start the training."""
+    """True if the script itself defines it: to import it would start the training."""
     bound: str = ""
     """The arguments that functools.partial gives it, as written in Python; empty if none."""
 
@@ -36,7 +36,7 @@ class DataSet:
     split: str = ""
     """Such as `train`, or `train[:1000]`."""
     steps: tuple[str, ...] = ()
-    """What the script does with the rows, as `map(extract, line 12)`."""
+    """Functions that the script applies to the rows, as `map(extract, line 12)`."""
 
 
 @dataclass
@@ -50,9 +50,9 @@ class Configuration:
     values: dict[str, Any]
     """Dotted key → value; `Unresolved` for one that is not known."""
     processes: int | None = None
-    """How many processes the launcher starts; None if it does not say."""
+    """Number of processes that the launcher starts; None if unknown."""
     warnings: list[str] = field(default_factory=list)
-    """What the reader should know about how these values were obtained."""
+    """Limitations of how these values were obtained."""
     rewards: list[RewardFunction] = field(default_factory=list)
     """The reward functions of a TRL script, in their order."""
     data: DataSet | None = None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 LONGEST_TEXT = 200
-MOST_CALLS = 200
+MAX_CALLS = 200
 DEEPEST = 6
 LARGEST = 1e18
 LOADERS = (
@@ -62,8 +62,8 @@ parsed: "list[str] | None" = None
 invented = False
 
 
-def chosen(usual: "T", other: "T") -> "T":
-    """What stands for a value that is not known here."""
+def unknown_value(usual: "T", other: "T") -> "T":
+    """A stand-in for a value that is not known here."""
     global invented
     invented = True
     return other if VARIED else usual
@@ -105,9 +105,9 @@ class Stub(metaclass=StubClass):
         self.__dict__["_load"] = None
 
     def _next(self, text: str, load: "int | None" = None) -> "Stub":
-        made = Stub(text[:LONGEST_TEXT])
-        made.__dict__["_load"] = self._load if load is None else load
-        return made
+        stub = Stub(text[:LONGEST_TEXT])
+        stub.__dict__["_load"] = self._load if load is None else load
+        return stub
 
     def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
         last = self._text.rpartition(".")[2]
@@ -115,7 +115,7 @@ class Stub(metaclass=StubClass):
         if is_decorator and len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type):
             return args[0]
         load = next((value._load for value in args if isinstance(value, Stub)), None)
-        if last in LOADERS and len(loads) < MOST_CALLS:
+        if last in LOADERS and len(loads) < MAX_CALLS:
             load = len(loads)
             about = {"name": self._text, "line": line_of_caller(), "steps": []}
             loads.append(about | {"args": plain(list(args)), "kwargs": plain(kwargs)})
@@ -152,7 +152,7 @@ class Stub(metaclass=StubClass):
         return iter(())
 
     def __len__(self) -> int:
-        return chosen(0, 100_003)
+        return unknown_value(0, 100_003)
 
     def __bool__(self) -> bool:
         return True
@@ -164,7 +164,7 @@ class Stub(metaclass=StubClass):
         pass
 
     def __repr__(self) -> str:
-        return chosen(self._text, f"{self._text}…")
+        return unknown_value(self._text, f"{self._text}…")
 
     __str__ = __repr__
 
@@ -178,7 +178,7 @@ class Stub(metaclass=StubClass):
         return id(self)
 
     def __index__(self) -> int:
-        return chosen(1, 100_004)
+        return unknown_value(1, 100_004)
 
     __int__ = __index__
 
@@ -216,7 +216,7 @@ class Recorded(Stub):
     def __init__(self, *args: "Any", **kwargs: "Any") -> None:
         super().__init__()
         self.__dict__["_call"] = len(calls)
-        if len(calls) < MOST_CALLS:
+        if len(calls) < MAX_CALLS:
             about = {"name": self._kind, "line": line_of_caller()}
             calls.append(about | {"args": plain(list(args)), "kwargs": plain(kwargs)})
         self.__dict__.update(kwargs)
@@ -348,7 +348,7 @@ class Variables(dict):  # type: ignore[type-arg]
     """The environment: a variable that is demanded has a text that says that it is not known."""
 
     def __missing__(self, name: str) -> str:
-        return chosen(f"rlcli_unknown_{name}", f"rlcli_unknown_other_{name}")
+        return unknown_value(f"rlcli_unknown_{name}", f"rlcli_unknown_other_{name}")
 
 
 def lenient_getattr(value: "Any", name: "Any", *default: "Any") -> "Any":

@@ -1,4 +1,4 @@
-"""A foreign configuration during translation, and the report of what became of each key."""
+"""A foreign configuration during translation, and the report of how each key was converted."""
 
 from __future__ import annotations
 
@@ -22,48 +22,56 @@ class Unresolved:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the report.
-
-    kind: `mapped` to `key` = `value`; `same`: rlcli does the same without a key; `unresolved`: the value is not in the
-    file; `missing`: rlcli has no counterpart. source: the foreign key. given: its value; None if the file does not set
-    it (the foreign framework's default applies).
-    """
+    """One line of the report."""
 
     kind: Kind
+    """`mapped` to `key` = `value`; `same`: rlcli does the same without a key; `unresolved`: the value is not in the
+    file; `missing`: rlcli has no counterpart."""
     source: str
-    given: Any
+    """The foreign key."""
+    foreign_value: Any
+    """Its value; None if the file does not set it (the foreign framework's default applies)."""
     key: str = ""
+    """Our key, of a mapped line."""
     value: Any = None
+    """Its value."""
     note: str = ""
+    """Explanation; may be empty."""
 
 
 @dataclass
 class Reading:
-    """A foreign configuration during translation. given: what the file sets; defaults: those of the framework."""
+    """A foreign configuration during translation."""
 
-    given: Mapping[str, Any]
+    foreign: Mapping[str, Any]
+    """Values that the file sets, by foreign key."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The foreign framework's defaults."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Our keys and values so far."""
     lines: list[Line] = field(default_factory=list)
+    """Lines of the report so far."""
     seen: set[str] = field(default_factory=set)
-    asked: set[str] = field(default_factory=set)
+    """Foreign keys that have been handled."""
+    looked_up: set[str] = field(default_factory=set)
+    """Foreign keys whose value has been read."""
     counted: dict[str, str] = field(default_factory=dict)
     """Key that has no line of its own → the key whose line it is part of; empty: none."""
 
     def __call__(self, source: str) -> Any:
         """The value of a foreign key: the file's, else the framework's default; None if there is neither."""
-        self.asked.add(source)
-        value = self.given.get(source)
+        self.looked_up.add(source)
+        value = self.foreign.get(source)
         return self.defaults.get(source) if value is None or isinstance(value, Unresolved) else value
 
     def gives(self, source: str) -> bool:
-        """Whether the file itself sets the key to a known value."""
-        self.asked.add(source)
-        return source in self.given and not isinstance(self.given[source], Unresolved | None)
+        """True if the file itself sets the key to a known value."""
+        self.looked_up.add(source)
+        return source in self.foreign and not isinstance(self.foreign[source], Unresolved | None)
 
     def is_unresolved(self, source: str) -> bool:
-        """Whether the file sets the key to a value that is not in the file."""
-        return isinstance(self.given.get(source), Unresolved)
+        """True if the file sets the key to a value that is not in the file."""
+        return isinstance(self.foreign.get(source), Unresolved)
 
     def number(self, source: str) -> float | None:
         """The value as a number; None if it is not one, which is then reported."""
@@ -80,7 +88,7 @@ class Reading:
         return max(int(value), 1)
 
     def flag(self, source: str) -> bool:
-        """Whether the value is true."""
+        """True if the value is true."""
         value = self(source)
         return value.strip().lower() == "true" if isinstance(value, str) else bool(value)
 
@@ -98,7 +106,7 @@ class Reading:
         self.counted |= dict.fromkeys(also, source)
 
     def same(self, source: str, note: str) -> None:
-        if source in self.given:
+        if source in self.foreign:
             self._once(Line("same", source, self._given(source), note=note))
 
     def missing(self, source: str, note: str) -> None:
@@ -138,8 +146,8 @@ class Reading:
     def finish(self, same: Mapping[str, str], missing: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
         """Report the keys that were not read, by notes → patterns; drop settings that the file does not give and that
         equal our defaults."""
-        for source, value in self.given.items():
-            if isinstance(value, Unresolved) and (source in self.asked or source == "**"):
+        for source, value in self.foreign.items():
+            if isinstance(value, Unresolved) and (source in self.looked_up or source == "**"):
                 self.lines.append(Line("unresolved", source, value.text))
             elif source.endswith("._target_"):
                 continue
@@ -150,20 +158,28 @@ class Reading:
         needless = {
             line.key
             for line in self.lines
-            if line.kind == "mapped" and line.given is None and defaults.get(line.key) == line.value
+            if line.kind == "mapped" and line.foreign_value is None and defaults.get(line.key) == line.value
         }
         self.settings = {key: value for key, value in self.settings.items() if key not in needless}
         self.lines = [line for line in self.lines if line.key not in needless]
         reported = {line.source for line in self.lines}
-        for source in self.given:
+        for source in self.foreign:
             if source not in reported and not source.endswith("._target_"):
-                of = self.counted.get(source)
-                note = f"counted in the line of {of}" if of in reported else "without effect beside the other values"
+                counted_in = self.counted.get(source)
+                note = (
+                    f"counted in the line of {counted_in}"
+                    if counted_in in reported
+                    else "without effect beside the other values"
+                )
                 self.lines.append(Line("same", source, self._given(source), note=note))
 
     def _rest(self, source: str, value: Any, same: Mapping[str, str], missing: Mapping[str, str]) -> None:
         def note(table: Mapping[str, str]) -> str:
-            notes = (note for note, some in table.items() if any(fnmatchcase(source, one) for one in some.split()))
+            notes = (
+                note
+                for note, patterns in table.items()
+                if any(fnmatchcase(source, pattern) for pattern in patterns.split())
+            )
             return next(notes, "")
 
         if known := note(same):
@@ -175,7 +191,7 @@ class Reading:
 
     def _given(self, source: str) -> Any:
         """The value in the file, for the report: None if it is not known."""
-        value = self.given.get(source)
+        value = self.foreign.get(source)
         return None if isinstance(value, Unresolved) else value
 
     def _once(self, line: Line) -> None:
@@ -221,11 +237,11 @@ def scalar(text: str) -> Any:
     return text if number is None else number
 
 
-def divisor_near(whole: int, parts: float) -> int:
-    """The divisor of `whole` nearest to `parts`; of two, the smaller one.
+def divisor_near(number: int, parts: float) -> int:
+    """The divisor of `number` nearest to `parts`; of two, the smaller one.
 
     >>> divisor_near(32, 3), divisor_near(32, 100)
     (2, 32)
     """
-    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
-    return min({*small, *(whole // n for n in small)}, key=lambda n: (abs(n - parts), n))
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return min({*small, *(number // n for n in small)}, key=lambda n: (abs(n - parts), n))

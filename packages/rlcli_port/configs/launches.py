@@ -1,4 +1,4 @@
-"""What a recorded call of python, torchrun, accelerate, deepspeed or trl starts: a module or a script."""
+"""Read the module or script that a recorded call of python, torchrun, accelerate, deepspeed or trl starts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class Launch:
     program: str
     """A module (`verl.trainer.main_ppo`), a script (`src/open_r1/grpo.py`), or a subcommand of trl (`grpo`)."""
     is_module: bool
+    """True if `program` is a module or a subcommand, not a script."""
     words: tuple[str, ...]
     """The program's arguments."""
     folder: str
     """Its working directory."""
     processes: int | None
-    """How many processes the launcher starts; None if it does not say."""
+    """Number of processes that the launcher starts; None if unknown."""
     launcher_config: str
     """The YAML that `accelerate launch --config_file` names; empty if none."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -44,11 +45,11 @@ class Launch:
 
     @property
     def is_verl(self) -> bool:
-        """Whether it takes Hydra's overrides, as verl does."""
-        named = re.match(r"(?:verl|recipe)[./]", self.program) is not None
+        """True if it takes Hydra's overrides, as verl does."""
+        is_verl_program = re.match(r"(?:verl|recipe)[./]", self.program) is not None
         overrides = [match for word in self.words if (match := re.match(r"\+{0,2}([a-z_]+)\.[\w.]+=", word))]
         of_verl = any(match[1] in VERL_PARTS for match in overrides)
-        return not is_other_work(self.program) and (named or (len(overrides) > 2 and of_verl))
+        return not is_other_work(self.program) and (is_verl_program or (len(overrides) > 2 and of_verl))
 
     @property
     def method(self) -> str:
@@ -60,7 +61,7 @@ class Launch:
 
 
 def is_other_work(program: str) -> bool:
-    """Whether a program prepares, generates, converts or serves, as its name says.
+    """True if a program prepares, generates, converts or serves, as its name says.
 
     >>> is_other_work("verl.trainer.main_generation"), is_other_work("scripts/preprocess_all.py"), is_other_work("a.py")
     (True, True, False)
@@ -91,11 +92,25 @@ def _launch_of(call: Call) -> Launch | None:
         words = words[1:]
     for at, word in enumerate(words):
         if word in ("-m", "--module") and at + 1 < len(words):
-            own, module, rest = words[:at], words[at + 1], words[at + 2 :]
-            return Launch(module, True, tuple(rest), call.folder, _processes(own), word_after(own, "--config_file"))
+            launcher_words, module, rest = words[:at], words[at + 1], words[at + 2 :]
+            return Launch(
+                module,
+                True,
+                tuple(rest),
+                call.folder,
+                _processes(launcher_words),
+                word_after(launcher_words, "--config_file"),
+            )
         if word.endswith(".py"):
-            own, rest = words[:at], words[at + 1 :]
-            return Launch(word, False, tuple(rest), call.folder, _processes(own), word_after(own, "--config_file"))
+            launcher_words, rest = words[:at], words[at + 1 :]
+            return Launch(
+                word,
+                False,
+                tuple(rest),
+                call.folder,
+                _processes(launcher_words),
+                word_after(launcher_words, "--config_file"),
+            )
     return None
 
 
@@ -174,8 +189,8 @@ def options_of(words: tuple[str, ...]) -> dict[str, Any]:
                 values[name.removeprefix("no_")] = False
                 del values[name]
         elif name:
-            before = values.pop(name, True)
-            values |= _named(name, word) if before is True else {name: [*_as_list(before), _scalar(word)]}
+            previous = values.pop(name, True)
+            values |= _named(name, word) if previous is True else {name: [*_as_list(previous), _scalar(word)]}
     return values
 
 

@@ -94,8 +94,10 @@ def columns_of(function: Function) -> list[str]:
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[: len(positional) - len(arguments.defaults)]
-    required += [one for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not default]
-    return [one.arg for one in required if one.arg not in filled]
+    required += [
+        argument for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not default
+    ]
+    return [argument.arg for argument in required if argument.arg not in filled]
 
 
 def _scopes(
@@ -142,7 +144,11 @@ def _bound(node: ast.stmt) -> Iterator[str]:
         for target in targets:
             yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
     elif isinstance(node, ast.If | ast.Try):
-        inner = [*node.body, *node.orelse, *(one for handler in getattr(node, "handlers", ()) for one in handler.body)]
+        inner = [
+            *node.body,
+            *node.orelse,
+            *(inner_statement for handler in getattr(node, "handlers", ()) for inner_statement in handler.body),
+        ]
         for statement in inner:
             yield from _bound(statement)
 
@@ -152,14 +158,14 @@ def _needed(function: Function, statements: Sequence[_Statement]) -> tuple[list[
     needed: dict[int, ast.stmt] = {}
     done = {function.name}
     open_names = [*_free(function)]
-    stars = [one.node for one in statements if "*" in one.binds]
+    stars = [statement.node for statement in statements if "*" in statement.binds]
     optional = _annotations(function)
     while open_names:
         name = open_names.pop()
         if name in done:
             continue
         done.add(name)
-        binding = [one.node for one in statements if name in one.binds]
+        binding = [statement.node for statement in statements if name in statement.binds]
         if not binding and name not in _BUILTINS and name not in ("__file__", "__name__"):
             if stars:
                 binding = stars
@@ -178,12 +184,12 @@ def _needed(function: Function, statements: Sequence[_Statement]) -> tuple[list[
 
 
 def _shadowed(copied: Sequence[ast.stmt], around: Sequence[_Statement], statements: Sequence[_Statement]) -> str:
-    """Why these statements cannot stand in one module: some are of a function around, and bind a name that a statement
-    of the module binds or reads, too. Empty if they can."""
-    inner = {id(one.node): one.binds for one in around}
-    of_statements = {id(one.node) for one in statements}
+    """The reason why these statements cannot share a module: some are of an enclosing function, and bind a name that a
+    statement of the module binds or reads too. Empty if they can."""
+    inner = {id(statement.node): statement.binds for statement in around}
+    of_statements = {id(statement.node) for statement in statements}
     outer = [node for node in copied if id(node) not in inner and id(node) in of_statements]
-    of_module = {name for one in statements for name in one.binds}
+    of_module = {name for statement in statements for name in statement.binds}
     used = {name for node in outer for name in (*_bound(node), *_free(node))}
     for node in copied:
         for name in sorted(inner.get(id(node), frozenset()) & of_module & used):
@@ -192,8 +198,8 @@ def _shadowed(copied: Sequence[ast.stmt], around: Sequence[_Statement], statemen
 
 
 def _changed(needed: Sequence[ast.stmt], function: Function, tree: ast.Module) -> str:
-    """Why a copy would differ: a call that is a statement of its own changes a value that the function needs, as
-    `WORDS.append("x")`, or the value is that of a command line. Empty if neither."""
+    """The reason why a copy would differ: a separate statement changes a value that the function needs, as
+    `WORDS.append("x")`, or the value comes from the command line. Empty if neither."""
     names = {
         name for node in needed if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) for name in _bound(node)
     }

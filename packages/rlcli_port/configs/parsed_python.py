@@ -45,16 +45,16 @@ def arguments(text: str, path: Path) -> tuple[dict[str, Any], str]:
     configs = [call for call in calls if _name(call).endswith("Config") and method_of(_name(call))]
     if len(configs) != 1:
         lines = ", ".join(str(call.lineno) for call in configs[:5])
-        what = f"{len(configs)} {_name(configs[0])}(...), in lines {lines}" if configs else "no GRPOConfig(...)"
-        raise ConfigError(f"{path} holds {what}", "give a file with one")
-    found = _keywords(configs[0], constants)
+        problem = f"{len(configs)} {_name(configs[0])}(...), in lines {lines}" if configs else "no GRPOConfig(...)"
+        raise ConfigError(f"{path} holds {problem}", "give a file with one")
+    values = _keywords(configs[0], constants)
     for call in calls:
         if _name(call) in BESIDE:
-            beside = _keywords(call, constants)
-            found |= {ours: beside[theirs] for theirs, ours in BESIDE[_name(call)].items() if theirs in beside}
+            keywords = _keywords(call, constants)
+            values |= {ours: keywords[theirs] for theirs, ours in BESIDE[_name(call)].items() if theirs in keywords}
             if _name(call) == "LoraConfig":
-                found["use_peft"] = True
-    return found, method_of(_name(configs[0]))
+                values["use_peft"] = True
+    return values, method_of(_name(configs[0]))
 
 
 def arithmetic(text: str) -> float | None:
@@ -72,8 +72,8 @@ def arithmetic(text: str) -> float | None:
 
 def _keywords(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        one.arg or "**": _value(one.value, constants) if one.arg else Unresolved(_written(one.value))
-        for one in call.keywords
+        keyword.arg or "**": _value(keyword.value, constants) if keyword.arg else Unresolved(_written(keyword.value))
+        for keyword in call.keywords
     }
 
 
@@ -101,29 +101,31 @@ def _number(node: ast.expr, constants: Mapping[str, Any]) -> Any:
         return None if value is None else -value
     if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS:
         return None
-    left, right = _number(node.left, constants), _number(node.right, constants)
-    if left is None or right is None or (right == 0 and isinstance(node.op, ast.Div | ast.FloorDiv)):
+    first, second = _number(node.left, constants), _number(node.right, constants)
+    if first is None or second is None or (second == 0 and isinstance(node.op, ast.Div | ast.FloorDiv)):
         return None
-    value = OPERATORS[type(node.op)](left, right)
+    value = OPERATORS[type(node.op)](first, second)
     return value if abs(value) <= LARGEST else None
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
     """Names that the module sets exactly once, at its top level, to a plain value."""
-    found: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     twice = {name for name in stored if stored.count(name) > 1} if len(stored) < 2_000 else {*stored}
     for node in tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            value = _value(node.value, found)
+            value = _value(node.value, constants)
             if node.targets[0].id not in twice and not isinstance(value, Unresolved):
-                found[node.targets[0].id] = value
-    return found
+                constants[node.targets[0].id] = value
+    return constants
 
 
 def _name(call: ast.Call) -> str:
-    of = call.func
-    return of.id if isinstance(of, ast.Name) else of.attr if isinstance(of, ast.Attribute) else ""
+    function = call.func
+    return (
+        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    )
 
 
 def _written(node: ast.expr) -> str:

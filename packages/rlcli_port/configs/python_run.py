@@ -106,16 +106,16 @@ def run_python(
         )
     if not method or not (configs or parsed is not None):
         return None
-    chosen = _first(trainers, method)
+    trainer = _first(trainers, method)
     configuration = Configuration("trl", method, {}, script=path, script_text=text, warnings=notes)
     if len(trainers) > 1:
         further = ", ".join(dict.fromkeys(f"{call['name']}, line {call['line']}" for call in trainers[1:6]))
         notes.append(f"the script makes {len(trainers)} trainers; this is {trainers[0]['name']}. The others: {further}")
-    if config := _config_of(chosen, configs, printed["calls"], method, path):
+    if config := _config_of(trainer, configs, printed["calls"], method, path):
         configuration.values |= _values(config["kwargs"])
     if parsed is not None and not configs:
         configuration.values |= options_of(tuple(arguments))
-    _beside(configuration, chosen, printed)
+    _add_trainer_arguments(configuration, trainer, printed)
     if error := printed["error"]:
         configuration.warnings.append(
             f"run with stubs in place of its packages, {path.name} ended with {error}; what comes later is not imported"
@@ -130,8 +130,8 @@ def _is_not_rl(call: Mapping[str, Any]) -> bool:
 def _printed(
     sandbox: Sandbox, path: Path, text: str, arguments: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a run of the script records; and notes about it. Values that differ in a second run, in which stubs have
-    other numbers and texts, are not known."""
+    """Run the script; returns its record, and notes about it. Values that differ in a second run, in which stubs have
+    other numbers and texts, are marked as unknown."""
     order: dict[str, Any] = {"name": path.name, "text": text, "arguments": list(arguments), "files": files_beside(path)}
     order |= {"variables": dict(variables), "varied": False}
     printed = recorded(run_confined(sandbox, text_of("inside_python.py"), order, path), path)
@@ -174,7 +174,7 @@ def _agreed(value: Any, other: Any) -> Any:
 
 
 def recorded(printed: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What the run has printed, if it has the form that `inside_python.py` describes: a script can forge it.
+    """Validate the record that a run has printed, in the form that `inside_python.py` describes: a script can forge it.
 
     Raises `ConfigError` if it has not.
     """
@@ -280,34 +280,38 @@ def _value(value: Any) -> Any:
     return value
 
 
-def _beside(configuration: Configuration, trainer: Mapping[str, Any] | None, printed: Mapping[str, Any]) -> None:
-    """Add what the trainer gets beside its configuration: model, LoRA, reward functions and data."""
+def _add_trainer_arguments(
+    configuration: Configuration, trainer: Mapping[str, Any] | None, printed: Mapping[str, Any]
+) -> None:
+    """Add the trainer's arguments other than its configuration: model, LoRA, reward functions and data."""
     values, loads = configuration.values, printed["loads"]
-    given = _arguments(trainer, configuration.method) if trainer else {}
+    arguments = _arguments(trainer, configuration.method) if trainer else {}
     for call in printed["calls"]:
         if call["name"] == "LoraConfig" or call["name"] == "PeftConfig":
             _add_lora(values, call["kwargs"])
     for load in loads:
         if load["name"].endswith("get_peft_model"):
             _add_lora(values, load["kwargs"])
-    model = _model(given.get("model"), loads)
+    model = _model(arguments.get("model"), loads)
     if model is not None:
         values.setdefault("model_name_or_path", model)
-    if "reward_funcs" in given:
-        listed = given["reward_funcs"] if isinstance(given["reward_funcs"], list) else [given["reward_funcs"]]
+    if "reward_funcs" in arguments:
+        listed = (
+            arguments["reward_funcs"] if isinstance(arguments["reward_funcs"], list) else [arguments["reward_funcs"]]
+        )
         assert configuration.script is not None
         configuration.rewards = [_reward(value, configuration.script) for value in listed]
         values["reward_funcs"] = [reward.name for reward in configuration.rewards]
-    if "train_dataset" in given:
-        configuration.data = _data(given["train_dataset"], loads)
-    for name in given:
+    if "train_dataset" in arguments:
+        configuration.data = _data(arguments["train_dataset"], loads)
+    for name in arguments:
         if name not in NOT_KEYS and name not in HANDED:
             values.setdefault(name, Unresolved("an argument of the trainer"))
 
 
 def _add_lora(values: dict[str, Any], kwargs: Mapping[str, Any]) -> None:
-    given = _values(kwargs)
-    values |= {"use_peft": True} | {LORA[name]: value for name, value in given.items() if name in LORA}
+    lora = _values(kwargs)
+    values |= {"use_peft": True} | {LORA[name]: value for name, value in lora.items() if name in LORA}
 
 
 def _model(value: Any, loads: Sequence[Mapping[str, Any]]) -> Any:
@@ -318,9 +322,9 @@ def _model(value: Any, loads: Sequence[Mapping[str, Any]]) -> Any:
             return Unresolved("the model")
         seen.add(at)
         load = loads[at]
-        named = load["kwargs"].get("table", {})
+        keywords = load["kwargs"].get("table", {})
         value = next(
-            (named[key] for key in ("pretrained_model_name_or_path", "model_name", "model") if key in named), None
+            (keywords[key] for key in ("pretrained_model_name_or_path", "model_name", "model") if key in keywords), None
         )
         value = (load["args"][0] if load["args"] else None) if value is None else value
     return (
@@ -348,11 +352,11 @@ def _data(value: Any, loads: Sequence[Mapping[str, Any]]) -> DataSet | None:
     if not isinstance(at, int) or not 0 <= at < len(loads):
         return None
     load = loads[at]
-    named = load["kwargs"].get("table", {})
+    keywords = load["kwargs"].get("table", {})
     words = [word for word in load["args"] if isinstance(word, str)]
 
     def text(*keys: str) -> str:
-        return next((named[key] for key in keys if isinstance(named.get(key), str)), "")
+        return next((keywords[key] for key in keys if isinstance(keywords.get(key), str)), "")
 
     loader = str(load["name"]).rpartition(".")[2]
     files = text("data_files")

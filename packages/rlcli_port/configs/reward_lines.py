@@ -1,4 +1,4 @@
-"""Lines for what a TRL script gives to its trainer beside a configuration: reward functions as `verifier.name`, and
+"""Report lines for a TRL trainer's arguments other than its configuration: reward functions as `verifier.name`, and
 data as a command that prepares it."""
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Functions:
     terms: list[str] = field(default_factory=list)
     """Terms of an expression of verifiers."""
     weights_known: bool = True
-    """Whether the script gives a number for each of them, or no weights."""
+    """True if the script gives a number for each of them, or no weights."""
     notes: list[str] = field(default_factory=list)
-    """What became of functions that are not among them."""
+    """Notes on functions without a term, and on terms that replace a function."""
     columns: list[str] = field(default_factory=list)
     """Columns of the data that they ask for."""
 
@@ -43,9 +43,13 @@ class Functions:
 def functions_of(configuration: Configuration, file: Path) -> Functions:
     """The reward functions of a configuration. file: where the script's own functions will be written."""
     functions = Functions()
-    own = [one for one in configuration.rewards if one.in_script and not one.bound]
+    in_script = [function for function in configuration.rewards if function.in_script and not function.bound]
     script = configuration.script
-    lifted = lift(configuration.script_text, [(one.name, one.line) for one in own], script.name if script else "")
+    lifted = lift(
+        configuration.script_text,
+        [(function.name, function.line) for function in in_script],
+        script.name if script else "",
+    )
     functions.text = lifted.text
     weights = configuration.values.get("reward_weights")
     is_known = weights is None or (
@@ -97,18 +101,18 @@ def add_rewards(read: Reading, functions: Functions, is_written: bool) -> None:
     functions will be there; else the line says what to give."""
     note = "; ".join(functions.notes)
     if not functions.weights_known:
-        given = read.given.get("reward_weights")
-        shown = given.text if isinstance(given, Unresolved) else given
-        wanted = "the terms of verifier.name have the weight 1 where none is known: put a number before each"
-        read.lines.append(Line("unresolved", "reward_weights", shown, note=wanted))
+        weights = read.foreign.get("reward_weights")
+        shown = weights.text if isinstance(weights, Unresolved) else weights
+        note_text = "the terms of verifier.name have the weight 1 where none is known: put a number before each"
+        read.lines.append(Line("unresolved", "reward_weights", shown, note=note_text))
         read.skip("reward_weights")
     also = ["reward_weights"] if functions.weights_known else []
     expression = " + ".join(functions.terms)
     if expression and (is_written or not functions.text):
         read.map("reward_funcs", VERIFIER, expression, note, also)
     elif expression:
-        wanted = f"--out FILE.toml also writes the script's functions into a file, for: --verifier '{expression}'"
-        read.lines.append(Line("unresolved", "reward_funcs", None, note="; ".join([wanted, *functions.notes])))
+        note_text = f"--out FILE.toml also writes the script's functions into a file, for: --verifier '{expression}'"
+        read.lines.append(Line("unresolved", "reward_funcs", None, note="; ".join([note_text, *functions.notes])))
         read.skip("reward_funcs", "reward_weights")
     else:
         read.lines.append(Line("missing", "reward_funcs", None, note=note))
@@ -122,11 +126,11 @@ def add_data(read: Reading, data: DataSet | None, columns: list[str]) -> None:
         shown = f"{data.loader}({', '.join(word for word in (data.source, data.subset, data.split) if word)})"
         read.lines.append(Line("unresolved", "train_dataset", shown, note=prep_command(data, columns) + steps))
         return
-    source = read.given.get("dataset_name")
+    source = read.foreign.get("dataset_name")
     if isinstance(source, str) and source:
-        subset = read.given.get("dataset_config")
-        named = DataSet(source, "load_dataset", subset if isinstance(subset, str) else "")
-        read.lines.append(Line("unresolved", "dataset_name", source, note=prep_command(named, columns)))
+        subset = read.foreign.get("dataset_config")
+        data_set = DataSet(source, "load_dataset", subset if isinstance(subset, str) else "")
+        read.lines.append(Line("unresolved", "dataset_name", source, note=prep_command(data_set, columns)))
         read.skip("dataset_name", "dataset_config")
 
 
@@ -152,6 +156,6 @@ data/gsm8k'
 
 
 def reward_file_name(out: Path | None, source: Path) -> Path:
-    """Where the functions of a script go: beside the recipe."""
+    """The path of the file with a script's functions: in the recipe's folder."""
     stem = re.sub(r"[^\w-]+", "_", source.stem, flags=re.ASCII).strip("_") or "script"
     return (out.parent if out else Path()) / f"{out.stem if out else stem}_rewards.py"

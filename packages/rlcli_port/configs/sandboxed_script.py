@@ -1,4 +1,4 @@
-"""Runs a script of others in the sandbox, and gathers the files beside it that it may read there."""
+"""Runs an untrusted script in the sandbox, with the small files of its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCESSES = 32
 OUTPUT_BYTES = 8 << 20
 
 BESIDE = (".sh", ".bash", ".slurm", ".sbatch", ".py", ".yaml", ".yml", ".json", ".jinja", ".txt", ".md", ".toml")
-"""Kinds of files beside a script that it finds in the sandbox, too."""
+"""Endings of files in a script's folder that are copied into the sandbox."""
 MOST_FILES = 200
 LARGEST_FILE = 256 << 10
 LARGEST_SUM = 4 << 20
@@ -42,7 +42,8 @@ class Ended(ConfigError):
 def run_confined(
     sandbox: Sandbox, main: str, order: Mapping[str, Any], path: Path, *, processes: int = 1
 ) -> dict[str, Any]:
-    """What `main` prints as JSON, given `order` as JSON. path: the script, for messages.
+    """Run `main` with `order` as JSON on its standard input; returns the JSON that it prints. path: the script, for
+    messages.
 
     Raises `Ended` if it broke a limit, `ConfigError` if it printed something else, `SetupError` if the sandbox does not
     start.

@@ -67,9 +67,9 @@ VERL_DIRECT: dict[str, tuple[str, type]] = {
 }
 
 
-def translate_trl(given: dict[str, Any], processes: int, ours: dict[str, Any]) -> Reading:
+def translate_trl(foreign: dict[str, Any], processes: int, ours: dict[str, Any]) -> Reading:
     """ours: defaults of the recipe `sft`, by key. processes: the number that TRL is started with."""
-    read = Reading(given, TRL_DEFAULTS)
+    read = Reading(foreign, TRL_DEFAULTS)
     read.direct({name: TRL_DIRECT[name] for name in OF_TRL})
     each, accumulated = "per_device_train_batch_size", "gradient_accumulation_steps"
     rows = read.whole(each) * processes * read.whole(accumulated)
@@ -86,16 +86,16 @@ def translate_trl(given: dict[str, Any], processes: int, ours: dict[str, Any]) -
     return read
 
 
-def translate_verl(given: dict[str, Any], processes: int | None, ours: dict[str, Any]) -> Reading:
+def translate_verl(foreign: dict[str, Any], processes: int | None, ours: dict[str, Any]) -> Reading:
     """ours: defaults of the recipe `sft`, by key. processes: the number that torchrun starts."""
-    read = Reading(given, VERL_DEFAULTS)
+    read = Reading(foreign, VERL_DEFAULTS)
     read.direct(VERL_DIRECT)
     verl.data_files(read)
     read.map("data.train_batch_size", "rollout.prompts_per_step", read.whole("data.train_batch_size"))
     if processes:
         read.settings["cluster.workers"] = processes
     else:
-        nodes, each = (read.given.get(f"trainer.{name}") for name in ("nnodes", "n_gpus_per_node"))
+        nodes, each = (read.foreign.get(f"trainer.{name}") for name in ("nnodes", "n_gpus_per_node"))
         if number_of(each):
             workers = int((number_of(nodes) or 1) * (number_of(each) or 1))
             read.map("trainer.n_gpus_per_node", "cluster.workers", workers, also=["trainer.nnodes"])

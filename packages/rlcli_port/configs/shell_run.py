@@ -73,8 +73,8 @@ OTHER_SENTINEL = SENTINEL + 1_000_003
 """Stands for the same values in a second run. The difference is a prime number, so that remainders differ, too."""
 UNSET_SENTINEL = 4_000_000_000_000_037
 """Stands for a variable that is not set in the second run: a prime number, since it is 0 in the first one."""
-MOST_WORDS = 20_000
-"""Of one call."""
+MAX_WORDS = 20_000
+"""Maximum number of words of one call."""
 LONGEST_WORD = 64 << 10
 """Characters."""
 
@@ -147,14 +147,14 @@ _FROM_COMMAND = re.compile(r"<\s*<\((?P<command>(?:[^()]|\([^()]*\))*)\)")
 """Process substitution needs /proc, which the sandbox does not have."""
 _UNSET = re.compile(r"(?m)line \d+: \$?(?P<name>[A-Za-z_]\w*|\d+): (?:unbound variable|parameter null or not set|.*)$")
 _NOT_UNSET = ("command not found", "No such file or directory", "Permission denied", "syntax error")
-MOST_RUNS = 12
-MOST_UNSET = 200
+MAX_RUNS = 12
+MAX_UNSET = 200
 """Variables that are looked at: each is one more of the second run's environment."""
 _NAME = re.compile(r"(?<![\w$#])[A-Za-z_]\w*+")
 _USED = re.compile(r"\$\{[#!]?([A-Za-z_]\w*+)(?!:?[-=?+])|\$([A-Za-z_]\w*+)")
 _ARGUMENT = re.compile(r"\$\{?([1-9])(?![\w:=?+-])")
 _COUNTED = re.compile(r"\$\{?[#@*]|\bshift\b|\bgetopts?\b")
-"""What scripts have that work with the number of their arguments: to give more would change their course."""
+"""Constructs of scripts that depend on the number of their arguments, so that further ones would change the result."""
 _SUM = re.compile(r"(?<!\()\(\([^\n]{1,300}?\)\)")
 _ASSIGNED = re.compile(r"(?<!\w)([A-Za-z_]\w*+)(?:\+?=|:=)")
 _SURELY_SET = re.compile(r"(?m)^(?:export |readonly |declare (?:-\w+ )?)?([A-Za-z_]\w*+)=")
@@ -186,14 +186,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Captured:
-    """What a script started."""
+    """The record of one run of a script."""
 
     calls: list[Call]
     """In order; only of programs that may train."""
     answers: list[str]
     """Commands whose output the script may use, and which did not run."""
-    asked: list[str]
-    """Variables and arguments that the script demands and that were not given: $NAME, $1."""
+    demanded: list[str]
+    """Variables and arguments that the script demands and that are missing: $NAME, $1."""
     unset: list[str]
     """Variables and arguments that the script uses, that are not set, and on which words of its calls depend: $NAME,
     $1."""
@@ -202,7 +202,7 @@ class Captured:
     errors: str
     """The end of its standard error."""
     timed_out: bool
-    """Whether it still ran when its time was up."""
+    """True if it still ran when its time was up."""
 
 
 def capture(
@@ -220,7 +220,7 @@ def capture(
     """
     variables, arguments = dict(variables or {}), list(arguments)
     marked: list[str] = []
-    for _ in range(MOST_RUNS):
+    for _ in range(MAX_RUNS):
         captured = _run(sandbox, path, text, variables, arguments)
         if captured.status == 0 or captured.timed_out or is_reached(captured.calls):
             break
@@ -238,7 +238,7 @@ def capture(
             arguments.append(str(GPUS) if not arguments else f"{UNKNOWN}argument_{len(arguments) + 1}")
         else:
             break
-    captured = replace(captured, asked=marked)
+    captured = replace(captured, demanded=marked)
     unset = [name for name in _unset_names(path, text) if name not in variables]
     absent = [] if arguments or _COUNTED.search(text) else sorted({*_ARGUMENT.findall(text)})
     if captured.timed_out or not (marked or unset or absent or captured.answers) or not is_reached(captured.calls):
@@ -274,7 +274,7 @@ def _unset_names(path: Path, text: str) -> list[str]:
     assigned, defaults = _names(_ASSIGNED, joined), _names(_WITH_DEFAULT, joined)
     excluded = _BY_BASH | _names(_TESTED, joined) | _names(_ARRAY, joined) | (defaults & assigned)
     return [name for name, at in reversed(used.items()) if name not in excluded and surely.get(name, at + 1) > at][
-        :MOST_UNSET
+        :MAX_UNSET
     ]
 
 
@@ -394,9 +394,9 @@ def _calls(record: str, root: str) -> tuple[list[Call], list[str]]:
             if key not in _BY_BASH and not key.startswith(UNKNOWN):
                 variables[key] = value
         if words[:1] == ["CALL"] and words[-1].startswith("CWD=") and len(words) > 2:
-            if len(words) > MOST_WORDS or max(map(len, words)) > LONGEST_WORD:
+            if len(words) > MAX_WORDS or max(map(len, words)) > LONGEST_WORD:
                 raise ValueError(
-                    f"a call has more than {MOST_WORDS} words, or one of more than {LONGEST_WORD} characters"
+                    f"a call has more than {MAX_WORDS} words, or one of more than {LONGEST_WORD} characters"
                 )
             calls.append(Call(tuple(words[1:-1]), words[-1].removeprefix("CWD=") or "/", variables))
         elif words[:1] == ["ANSWER"]:
@@ -406,7 +406,7 @@ def _calls(record: str, root: str) -> tuple[list[Call], list[str]]:
 
 
 def is_unknown(value: str) -> bool:
-    """Whether a word depends on what only the user's machine knows.
+    """True if a word depends on what only the user's machine knows.
 
     >>> is_unknown("rlcli_unknown_NNODES"), is_unknown("8000000000000002"), is_unknown("100000000000")
     (True, True, False)

@@ -28,33 +28,33 @@ LONGEST_VALUE = 10_000
 def overrides(text: str, path: Path) -> dict[str, Any]:
     """Dotted key → value (the last one wins); `Unresolved` if a variable remains that the script does not set."""
     variables = {"HOME": os.path.expanduser("~")}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for words in _commands(text, path):
-        for place, word in enumerate(words):
+        for index, word in enumerate(words):
             override = OVERRIDE.fullmatch(word)
             assigned = ASSIGNMENT.fullmatch(word)
             if override:
                 value = _filled(override["value"], variables)
-                found[override["key"]] = Unresolved(override["value"]) if _open(value) else scalar(value)
-            elif assigned and (place == 0 or words[0] in ("export", "declare", "local", "readonly")):
+                values[override["key"]] = Unresolved(override["value"]) if _open(value) else scalar(value)
+            elif assigned and (index == 0 or words[0] in ("export", "declare", "local", "readonly")):
                 variables[assigned["name"]] = _filled(assigned["value"], variables)
-    return found
+    return values
 
 
 def _commands(text: str, path: Path) -> Iterator[list[str]]:
     """The words of each command: a line that ends in a backslash, or in an open quote, continues in the next one."""
-    text = SUM.sub(lambda found: "".join(found[0].split()), text.replace("\r\n", "\n"))
+    text = SUM.sub(lambda match: "".join(match[0].split()), text.replace("\r\n", "\n"))
     lines = text.replace("\\\n", " ").split("\n")
     at = skipped = 0
     while at < len(lines):
-        words, after = _command(lines, at)
+        words, next_line = _command(lines, at)
         if words is not None:
             yield words
         elif "verl." in lines[at] or any(map(OVERRIDE.fullmatch, lines[at].split())) or skipped >= MOST_SKIPPED:
             raise ConfigError(f"{path}: a quote is not closed: {lines[at].strip()[:80]}", "close it")
         else:  # an apostrophe in the text of a here-document
             skipped += 1
-        at = after
+        at = next_line
 
 
 def _command(lines: list[str], at: int) -> tuple[list[str] | None, int]:
@@ -74,13 +74,13 @@ def _filled(value: str, variables: Mapping[str, str]) -> str:
     """The value with the script's own variables and arithmetic expanded. `${NAME:-text}` is the text, unless the script
     sets NAME."""
 
-    def fill(found: re.Match[str]) -> str:
-        return variables.get(found["braced"] or found["plain"], found["default"] or found[0])
+    def fill(match: re.Match[str]) -> str:
+        return variables.get(match["braced"] or match["plain"], match["default"] or match[0])
 
-    def add(found: re.Match[str]) -> str:
-        terms = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), found[1])
+    def add(match: re.Match[str]) -> str:
+        terms = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), match[1])
         total = arithmetic(terms)
-        return found[0] if total is None else str(int(total))
+        return match[0] if total is None else str(int(total))
 
     filled = SUM.sub(add, VARIABLE.sub(fill, value)) if len(value) <= LONGEST_VALUE else "$too_long"
     return filled if len(filled) <= LONGEST_VALUE else "$too_long"

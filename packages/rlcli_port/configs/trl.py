@@ -14,10 +14,10 @@ VERSION = "1.16.0"
 SCHEDULE = "lr_scheduler_kwargs"
 
 
-def translate(given: dict[str, Any], processes: int, method: str = "grpo") -> Reading:
+def translate(foreign: dict[str, Any], processes: int, method: str = "grpo") -> Reading:
     """The reading, which still has to be finished. processes: the number that TRL is started with; its batch sizes are
     per process. method: grpo or rloo."""
-    read = Reading(given, RLOO_DEFAULTS if method == "rloo" else DEFAULTS)
+    read = Reading(foreign, RLOO_DEFAULTS if method == "rloo" else DEFAULTS)
     read.direct({source: to for source, to in DIRECT.items() if to[1] is not bool or read.gives(source)})
     updates = _sizes(read, processes)
     steps(read, updates)
@@ -69,8 +69,8 @@ def _sizes(read: Reading, processes: int) -> int:
     minibatches = divisor_near(prompts, max(generated / update, 1))
     count = f"{read.whole(each)} × {processes} processes × {read.whole(accumulated)} = {update} responses an update"
     read.map("num_generations", "rollout.samples_per_prompt", samples)
-    of = batch if read.gives(batch) else window if read.gives(window) else each
-    read.map(of, "rollout.prompts_per_step", prompts, f"{max(generated, update)} responses / {samples}", [each])
+    source = batch if read.gives(batch) else window if read.gives(window) else each
+    read.map(source, "rollout.prompts_per_step", prompts, f"{max(generated, update)} responses / {samples}", [each])
     read.map(accumulated, "train.minibatches", minibatches, count, [each, window, batch])
     read.map("num_iterations", "train.passes", passes)
     if processes > 1:
@@ -111,7 +111,7 @@ def steps(read: Reading, updates: int) -> None:
 
 
 def _intervals(read: Reading, updates: int, total: int | None) -> None:
-    """How often checkpoints and evaluations are made. total: our steps; None: the data decides."""
+    """Map the intervals of checkpoints and evaluations. total: our steps; None: the data decides."""
     note = f"{updates} updates in a step" if updates > 1 else ""
     for name, key in (("save", "checkpoint.every"), ("eval", "evaluation.every")):
         strategy, every = f"{name}_strategy", f"{name}_steps"
@@ -270,9 +270,9 @@ def model(read: Reading) -> None:
 
 
 def betas(read: Reading) -> None:
-    both = [read.number(name) for name in ("adam_beta1", "adam_beta2")]
-    if None not in both:
-        read.map("adam_beta2", "train.betas", both, also=["adam_beta1"])
+    values = [read.number(name) for name in ("adam_beta1", "adam_beta2")]
+    if None not in values:
+        read.map("adam_beta2", "train.betas", values, also=["adam_beta1"])
 
 
 def trackers(read: Reading) -> None:

@@ -42,7 +42,7 @@ DEFAULTS = {
 }
 
 RLOO_DEFAULTS = DEFAULTS | {"num_generations": 2, "beta": 0.05, "normalize_advantages": False}
-"""Where RLOOConfig differs."""
+"""Defaults of RLOOConfig, where they differ."""
 
 DIRECT: dict[str, tuple[str, type]] = {
     "model_name_or_path": ("model.path", str),

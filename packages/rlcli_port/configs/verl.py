@@ -13,9 +13,9 @@ VERSION = "0.9.1"
 OVERLONG = "reward_kwargs.overlong_buffer_cfg"
 
 
-def translate(given: dict[str, Any], ours: dict[str, Any]) -> Reading:
+def translate(foreign: dict[str, Any], ours: dict[str, Any]) -> Reading:
     """ours: our defaults, by key."""
-    read = Reading(given, verl_keys.DEFAULTS)
+    read = Reading(foreign, verl_keys.DEFAULTS)
     read.direct({source: to for source, to in verl_keys.DIRECT.items() if to[1] is not bool or read.gives(source)})
     parts = (data_files, _sizes, _model, _optimizer, _advantage, _loss, _kl, _correction, _sampling, _critic, trainer)
     for part in parts:
@@ -32,9 +32,9 @@ def data_files(read: Reading) -> None:
         files = read(source) if isinstance(read(source), list) else [read(source)]
         if not files:
             continue
-        whole = key == "evaluation.data" or len(files) == 1
-        read.map(source, key, str(files[0]) if whole else [str(file) for file in files])
-        if whole and len(files) > 1:
+        single_file = key == "evaluation.data" or len(files) == 1
+        read.map(source, key, str(files[0]) if single_file else [str(file) for file in files])
+        if single_file and len(files) > 1:
             read.seen.discard(source)
             read.missing(source, f"{len(files)} files: {key} is the first one")
     template(read, "data.apply_chat_template_kwargs")
@@ -42,7 +42,7 @@ def data_files(read: Reading) -> None:
 
 def template(read: Reading, prefix: str) -> None:
     """Map arguments of the chat template, each a key below `prefix`."""
-    for source in [source for source in read.given if source.startswith(f"{prefix}.")]:
+    for source in [source for source in read.foreign if source.startswith(f"{prefix}.")]:
         name = source.removeprefix(f"{prefix}.")
         if re.fullmatch(r"\w{1,60}", name, re.ASCII) and read.gives(source) and not isinstance(read(source), list):
             read.map(source, f"data.chat_template_kwargs.{name}", read(source))
@@ -299,18 +299,20 @@ def _sampling(read: Reading) -> None:
 
 
 def _dynamic(read: Reading) -> None:
-    switch, most, metric = (f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches", "metric"))
+    switch, max_batches, metric = (
+        f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches", "metric")
+    )
     generated = "data.gen_batch_size"
     if read.flag(switch):
         read.map(switch, "dynamic_sampling.keep", "unequal", "groups whose rewards differ", [metric])
-        if (read.number(most) or 0) > 0:
-            read.direct({most: ("dynamic_sampling.max_batches", int)})
-        elif read.gives(most):
-            read.missing(most, "rounds are bounded: dynamic_sampling.max_batches = 10")
+        if (read.number(max_batches) or 0) > 0:
+            read.direct({max_batches: ("dynamic_sampling.max_batches", int)})
+        elif read.gives(max_batches):
+            read.missing(max_batches, "rounds are bounded: dynamic_sampling.max_batches = 10")
         if read.gives(generated):
             share = min(max(read.whole(generated) / read.whole("data.train_batch_size"), 1.0), 16.0)
             read.map(generated, "dynamic_sampling.oversample", share, "of data.train_batch_size")
-    read.skip(switch, most, metric)
+    read.skip(switch, max_batches, metric)
 
 
 def _critic(read: Reading) -> None:
@@ -325,7 +327,7 @@ def _critic(read: Reading) -> None:
         )
     elif read.gives("trainer.critic_warmup"):
         read.same("trainer.critic_warmup", "there is no critic")
-    for source in read.given:
+    for source in read.foreign:
         if source.startswith("critic."):
             read.same(source, "the critic is trained like the policy" if "algorithm.advantage" in read.settings else "")
 

@@ -39,10 +39,10 @@ class OpenEnv:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             result = await self.client.step({"type": "call_tool", "tool_name": name, "arguments": arguments})
             reward, done = reward + float(result.reward or 0.0), done or bool(result.done)
-            error, found = result.observation.get("error"), result.observation.get("result")
+            error, value = result.observation.get("error"), result.observation.get("result")
             failed += bool(error)
-            found = found.get("data", found) if isinstance(found, dict) else found
-            text = f"error: {error['message']}" if error else found if isinstance(found, str) else json.dumps(found)
+            value = value.get("data", value) if isinstance(value, dict) else value
+            text = f"error: {error['message']}" if error else value if isinstance(value, str) else json.dumps(value)
             answers.append({"role": "tool", "name": name, "tool_call_id": call["id"], "content": text})
         return answers, reward, done or not calls, {"tool_calls": len(calls), "failed_calls": failed}
 
@@ -50,9 +50,9 @@ class OpenEnv:
         await self.client.close()
 
     def _shown(self, result: Any) -> str:
-        found = result.observation
-        found = found[self.observation] if self.observation else found
-        return found if isinstance(found, str) else json.dumps(found)
+        observation = result.observation
+        observation = observation[self.observation] if self.observation else observation
+        return observation if isinstance(observation, str) else json.dumps(observation)
 
 
 def _schema(tool: Any) -> dict[str, Any]:

@@ -27,8 +27,8 @@ class ReasoningGym:
 
     def reset(self, row: Any, seed: int) -> Any:
         factory = importlib.import_module("reasoning_gym.factory")
-        given = row.get("extra_info") or {}
-        self.task, entry = given.get("task", self.task), given.get("entry")
+        extra_info = row.get("extra_info") or {}
+        self.task, entry = extra_info.get("task", self.task), extra_info.get("entry")
         if self.task not in factory.DATASETS:
             raise ValueError(f"reasoning_gym has no task {self.task!r}")
         scorer = factory.get_score_answer_fn(self.task)
@@ -41,12 +41,12 @@ class ReasoningGym:
         return messages
 
     def step(self, message: Any) -> Any:
-        found = re.findall(r"<answer>(.*?)</answer>", message["content"], re.DOTALL)
-        answer, before = found[-1].strip() if found else "", self.score
+        answers = re.findall(r"<answer>(.*?)</answer>", message["content"], re.DOTALL)
+        answer, previous_score = answers[-1].strip() if answers else "", self.score
         self.score = float(self.scorer(answer, self.entry)) if 0 < len(answer) <= MAX_CHARS else 0.0
         self.attempts -= 1
         done = self.score >= 1.0 or self.attempts <= 0
         wrong = "That is not right." if answer else "There is no answer inside <answer> and </answer>."
         partly = f" Its score is {self.score:.2f} of 1." if 0 < self.score < 1 else ""
         text = "That is right." if self.score >= 1.0 else f"{wrong}{partly} Attempts left: {self.attempts}."
-        return [{"role": "user", "content": text}], self.score - before, done, {"score": self.score}
+        return [{"role": "user", "content": text}], self.score - previous_score, done, {"score": self.score}

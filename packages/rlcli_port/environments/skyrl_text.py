@@ -16,9 +16,14 @@ class SkyRLGym:
         self.env_id, self.config, self.extras = env_id, config or {}, extras or {}
 
     def reset(self, row: Any, seed: int) -> Any:
-        given = row.get("extra_info") or {}
+        extra_info = row.get("extra_info") or {}
         spec = {"method": "rule", "ground_truth": row.get("ground_truth", "")}
-        extras = {"reward_spec": spec, "data_source": row.get("data_source", ""), "extra_info": given, **self.extras}
+        extras = {
+            "reward_spec": spec,
+            "data_source": row.get("data_source", ""),
+            "extra_info": extra_info,
+            **self.extras,
+        }
         make = importlib.import_module("skyrl_gym").make
         self.environment = make(self.env_id, env_config=self.config, extras=extras)
         messages, _ = self.environment.init(list(row["messages"]))

@@ -29,7 +29,7 @@ class _Game:
     def own_random(self, seed: int | None = None) -> Iterator[None]:
         with LOCK:
             numpy = sys.modules.get("numpy")
-            before = random.getstate(), numpy.random.get_state() if numpy else None
+            saved = random.getstate(), numpy.random.get_state() if numpy else None
             self._set(numpy, self.states)
             if seed is not None:
                 random.seed(seed)
@@ -39,7 +39,7 @@ class _Game:
                 yield
             finally:
                 self.states = random.getstate(), numpy.random.get_state() if numpy else None
-                self._set(numpy, before)
+                self._set(numpy, saved)
 
     @staticmethod
     def _set(numpy: Any, states: tuple[Any, Any]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 # Found by path, since this file runs where no rlcli can be imported: beside this package in an installation, one folder
 # above it in a checkout.
 ENVIRONMENTS = next(
-    place
+    folder
     for parent in Path(__file__).resolve().parents
-    if (place := parent / "rlcli" / "environments").joinpath("host_main.py").is_file()
+    if (folder := parent / "rlcli" / "environments").joinpath("host_main.py").is_file()
 )
 FIND = runpy.run_path(str(ENVIRONMENTS / "host_main.py"))["find"]
 TOOLS = runpy.run_path(str(ENVIRONMENTS / "tools.py"))["ToolEnvironment"]
@@ -39,14 +39,14 @@ class TrlEnvironment:
         self.earned = "get_reward" in names
         public = [name for name in names if name not in ("reset", "get_reward") and not name.startswith("_")]
         functions = [*(FIND(tools) if tools else ()), *(getattr(self.environment, name) for name in public)]
-        self.tools, self.reward = TOOLS([_plain(function) for function in functions]), 0.0
+        self.tools, self.reward = TOOLS([_synchronous(function) for function in functions]), 0.0
 
     def reset(self, row: Any, seed: int) -> Any:
         fields = {**row, **(row.get("extra_info") or {}), "prompt": list(row["messages"])}
         reset, takes = self.environment.reset, inspect.signature(self.environment.reset).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
             fields = {name: value for name, value in fields.items() if name in takes}
-        observation = _plain(reset)(**fields)
+        observation = _synchronous(reset)(**fields)
         messages = list(row["messages"]) or [{"role": "user", "content": ""}]
         if observation is not None:
             messages[-1] = {**messages[-1], "content": _joined(messages[-1]["content"], observation)}
@@ -55,22 +55,24 @@ class TrlEnvironment:
 
     def step(self, message: Any) -> Any:
         answers, _, done, info = self.tools.step(message)
-        before = self.reward
+        previous_reward = self.reward
         if self.earned:
-            self.reward = float(_plain(self.environment.get_reward)())
-        return answers, self.reward - before, done, info
+            self.reward = float(_synchronous(self.environment.get_reward)())
+        return answers, self.reward - previous_reward, done, info
 
 
 def _joined(content: Any, observation: Any) -> Any:
     """Two contents as one: of parts if one of them is."""
     if isinstance(content, str) and isinstance(observation, str):
         return content + observation
-    both = [[{"type": "text", "text": one}] if isinstance(one, str) else list(one) for one in (content, observation)]
-    return [*both[0], *both[1]]
+    parts = [
+        [{"type": "text", "text": text}] if isinstance(text, str) else list(text) for text in (content, observation)
+    ]
+    return [*parts[0], *parts[1]]
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def _synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     """An async function as one that waits for its result."""
     if not inspect.iscoroutinefunction(function):
         return function
-    return functools.wraps(function)(lambda *given, **named: asyncio.run(function(*given, **named)))
+    return functools.wraps(function)(lambda *args, **kwargs: asyncio.run(function(*args, **kwargs)))

@@ -28,8 +28,11 @@ class VerlTools:
     async def reset(self, row: Any, seed: int) -> Any:
         self.given = (row.get("extra_info") or {}).get("tools_kwargs") or {}
         for name, tool in self.tools.items():
-            given = {"ground_truth": row.get("ground_truth"), **self.given.get(name, {}).get("create_kwargs", {})}
-            await tool.create(self.session, create_kwargs=given)
+            create_kwargs = {
+                "ground_truth": row.get("ground_truth"),
+                **self.given.get(name, {}).get("create_kwargs", {}),
+            }
+            await tool.create(self.session, create_kwargs=create_kwargs)
         schemas = [tool.get_openai_tool_schema() for tool in self.tools.values()]
         return list(row["messages"]), [schema.model_dump(exclude_unset=True, exclude_none=True) for schema in schemas]
 
@@ -38,9 +41,9 @@ class VerlTools:
         for call in calls:
             name = call["function"]["name"]
             try:
-                named = self.given.get(name, {}).get("execute_kwargs", {})
+                execute_kwargs = self.given.get(name, {}).get("execute_kwargs", {})
                 response, earned, _ = await self.tools[name].execute(
-                    self.session, call["function"]["arguments"], **named
+                    self.session, call["function"]["arguments"], **execute_kwargs
                 )
                 content, reward = _content(response), reward + float(earned or 0.0)
             except Exception as error:
@@ -50,10 +53,10 @@ class VerlTools:
         for call in message.get("invalid_tool_calls") or []:
             content = f"error: {call['error']}"
             answers.append({"role": "tool", "name": "tool", "tool_call_id": call["id"], "content": content})
-        before = self.reward
+        previous_reward = self.reward
         self.reward = sum([float(await tool.calc_reward(self.session) or 0.0) for tool in self.tools.values()])
         info = {"tool_calls": len(calls), "failed_calls": failed}
-        return answers, reward + self.reward - before, not answers, info
+        return answers, reward + self.reward - previous_reward, not answers, info
 
     async def close(self) -> None:
         for tool in self.tools.values():
@@ -62,10 +65,10 @@ class VerlTools:
 
 def _content(response: Any) -> Any:
     """A tool's response as a message's content: of parts if it has pictures."""
-    text, pictures = getattr(response, "text", response) or "", getattr(response, "image", None) or []
-    if not pictures:
+    text, images = getattr(response, "text", response) or "", getattr(response, "image", None) or []
+    if not images:
         return text
-    return [*({"type": "image", "image": one} for one in pictures), {"type": "text", "text": text}]
+    return [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
 
 
 class VerlInteraction:
@@ -80,8 +83,8 @@ class VerlInteraction:
         self.session = str(uuid.uuid4())
 
     async def reset(self, row: Any, seed: int) -> Any:
-        given = (row.get("extra_info") or {}).get("interaction_kwargs") or {}
-        self.given = {"ground_truth": row.get("ground_truth"), **given}
+        interaction_kwargs = (row.get("extra_info") or {}).get("interaction_kwargs") or {}
+        self.given = {"ground_truth": row.get("ground_truth"), **interaction_kwargs}
         self.messages = list(row["messages"])
         await self.interaction.start_interaction(self.session, **self.given)
         return self.messages

@@ -36,7 +36,7 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 TRL = ("prompts", "completions", "completion_ids")
 TRL_TRAINER = ("trainer_state", "log_extra", "log_metric")
 """Further arguments that TRL's trainer passes to each function."""
-MOST_EXTRA = 16
+MAX_EXTRA_COLUMNS = 16
 """Maximum number of columns that one response's verdict may have in `extra`."""
 PRIME = ("completion", "answer", "prompt", "state", "info", "task")
 
@@ -51,7 +51,7 @@ def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     """`compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` -> number or dict with `score`."""
     wanted = wanted_by(function)
 
-    async def one(request: VerifyRequest) -> Verdict:
+    async def verify(request: VerifyRequest) -> Verdict:
         inputs = {
             "data_source": request.data_source,
             "solution_str": request.completion,
@@ -60,7 +60,7 @@ def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
         }
         return _of_verl(function, await awaited(function(**wanted(inputs), **options)))
 
-    return gathered(one, many=is_async(function))
+    return gathered(verify, many=is_async(function))
 
 
 def _stored_truth(request: VerifyRequest) -> Any:
@@ -123,12 +123,12 @@ def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
 
         returned, log = await _in_either_shape(call, messages_first)
         scores = one_each(function, returned, requests, "number")
-        return [_of_trl(function, score, log, place) for place, score in enumerate(scores)]
+        return [_of_trl(function, score, log, index) for index, score in enumerate(scores)]
 
     return Loaded(lambda requests: run(batch(requests)), many=True, groups=True)
 
 
-def _of_trl(function: Callable[..., Any], score: Any, log: CallLog, place: int) -> Verified:
+def _of_trl(function: Callable[..., Any], score: Any, log: CallLog, index: int) -> Verified:
     """The verdict of one score of a list, or the error about it: the others of the list remain."""
     try:
         if score is None:
@@ -136,7 +136,7 @@ def _of_trl(function: Callable[..., Any], score: Any, log: CallLog, place: int) 
         return replace(
             verdict_of(function, score, "a number for each completion"),
             parts=log.means(),
-            extra={column: texts[place] for column, texts in log.columns.items()},
+            extra={column: texts[index] for column, texts in log.columns.items()},
         )
     except BadResult as error:
         return error
@@ -144,14 +144,13 @@ def _of_trl(function: Callable[..., Any], score: Any, log: CallLog, place: int) 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a reward function reads of TRL's `trainer_state`.
-
-    global_step: steps that are complete when the responses are drawn. max_steps: of the training. Both are 0 where no
-    training is: in a trial, an evaluation of a model, `rlcli verifiers run`.
-    """
+    """The fields of TRL's `trainer_state` that reward functions get. Both are 0 outside of training: in a trial, an
+    evaluation of a model, `rlcli verifiers run`."""
 
     global_step: int = 0
+    """Steps that are complete when the responses are sampled."""
     max_steps: int = 0
+    """Steps of the training."""
 
     @classmethod
     def of(cls, requests: Sequence[VerifyRequest]) -> TrainerState:
@@ -164,7 +163,7 @@ class TrainerState:
 
 
 class CallLog:
-    """What a function logs in one call on `count` responses: a text for each response, by column, and numbers."""
+    """The log of a function's call on `count` responses: a text for each response, by column, and numbers."""
 
     def __init__(self, function: Callable[..., Any], count: int) -> None:
         self._function, self._count = function, count
@@ -179,8 +178,8 @@ class CallLog:
                 self._function, f"calls log_extra({column!r:.60}) with {shown(values)}, expected {self._count} values"
             )
         self.columns[str(column)] = [str(value) for value in listed]
-        if len(self.columns) > MOST_EXTRA:
-            raise BadResult(self._function, f"calls log_extra with more than {MOST_EXTRA} columns")
+        if len(self.columns) > MAX_EXTRA_COLUMNS:
+            raise BadResult(self._function, f"calls log_extra with more than {MAX_EXTRA_COLUMNS} columns")
 
     def metric(self, name: str, value: Any) -> None:
         """TRL's `log_metric`: a number, of which the step's mean is a metric. Raises `BadResult`."""
@@ -204,9 +203,11 @@ def _rows_as_columns(requests: Sequence[VerifyRequest]) -> dict[str, Any]:
 
 def trl_inputs(parameters: Parameters) -> set[str]:
     """The parameters that TRL fills: its own, and those without a default, which are columns of the data."""
-    named = {name: one for name, one in parameters.items() if one.kind in NAMED}
+    by_name = {name: parameter for name, parameter in parameters.items() if parameter.kind in NAMED}
     return {
-        name for name, one in named.items() if name in (*TRL, *TRL_TRAINER) or one.default is inspect.Parameter.empty
+        name
+        for name, parameter in by_name.items()
+        if name in (*TRL, *TRL_TRAINER) or parameter.default is inspect.Parameter.empty
     }
 
 
@@ -215,9 +216,9 @@ def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapp
     wanted = wanted_by(function)
     messages_first = _speaks_of_messages(inspect.signature(function).parameters, ("completion", "prompt"))
 
-    async def one(request: VerifyRequest) -> Verdict:
+    async def verify(request: VerifyRequest) -> Verdict:
         async def call(as_messages: bool) -> Any:
-            given = {
+            inputs = {
                 "prompt": _prompt(request, as_messages),
                 "completion": _completion(request, as_messages),
                 "answer": request.ground_truth,
@@ -225,12 +226,12 @@ def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapp
                 "task": request.data_source,
             }
             ended = {"is_completed": True, "is_truncated": request.finish_reason == "length"}
-            state = {**given, **ended}
-            return await awaited(function(**wanted({**(others or {}), **given, "state": state}), **options))
+            state = {**inputs, **ended}
+            return await awaited(function(**wanted({**(others or {}), **inputs, "state": state}), **options))
 
         return verdict_of(function, await _in_either_shape(call, messages_first))
 
-    return gathered(one, many=is_async(function))
+    return gathered(verify, many=is_async(function))
 
 
 def rubric(value: Any) -> Loaded:
@@ -252,9 +253,11 @@ def rubric(value: Any) -> Loaded:
     by_name = dict(zip(unique, weights, strict=True))
 
     def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
-        return [combine("", by_name, row) for row in zip(*(one.verify(requests) for one in loaded), strict=True)]
+        return [
+            combine("", by_name, row) for row in zip(*(verifier.verify(requests) for verifier in loaded), strict=True)
+        ]
 
-    return Loaded(verify, many=any(one.many for one in loaded))
+    return Loaded(verify, many=any(adapted.many for adapted in loaded))
 
 
 def _held(value: Any, attribute: str, method: str) -> Any:
@@ -267,7 +270,7 @@ def _name(function: Any) -> str:
 
 
 def _speaks_of_messages(parameters: Parameters, names: Iterable[str]) -> bool:
-    """Whether an annotation of one of `names` contains dicts or messages."""
+    """True if an annotation of one of `names` contains dicts or messages."""
     annotations = [str(parameters[name].annotation) for name in names if name in parameters]
     return any("dict" in text.lower() or "message" in text.lower() for text in annotations)
 

@@ -13,20 +13,28 @@ from rlcli_sandbox.judge.wire import decode, encode
 from rlcli_sandbox.limits import Exit, Limits
 
 _GRACE_S = 0.2
-"""How long a program that closed its pipe may take to end, so that its exit status can show the reason."""
+"""Maximum time for a program that closed its pipe to end, so that its exit status can show the reason."""
 
 
 class Job(TypedDict, total=False):
     """Tests, as `tester` reads them: the fields of one kind, and count_all (continue after a failure, for a share)."""
 
     kind: Literal["check", "asserts", "cases"]
+    """Form of the tests."""
     setup: str
+    """Code that runs before the tests (check, asserts)."""
     test: str
+    """Code that defines `check(candidate)` (check)."""
     entry_point: str
+    """Name of the function or method under test (check, cases)."""
     asserts: list[str]
-    cases: list[dict[str, Any]]
+    """One assert statement each (asserts)."""
+    cases: list[dict[str, object]]
+    """`input`, the list of arguments, and `output`, the expected result (cases)."""
     wrapped: bool
+    """Each expected result may be in a list of one (cases)."""
     count_all: bool
+    """Continue after a failure, for a share of passed tests."""
 
 
 def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judgement:
@@ -36,15 +44,16 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
     nothing, pass functions), and `RuntimeError` if the sandbox failed and not the program.
     """
     nonce = secrets.token_hex(16)
-    with pipes(2) as [(asked, asks), (told, tells)]:
-        main = boot.candidate_calls(asked.fileno(), tells.fileno(), job["kind"] == "cases")
-        candidate = Process(sandbox, main, limits, program.encode("utf-8", "replace"), (asked.fileno(), tells.fileno()))
+    with pipes(2) as [(request_reader, request_writer), (reply_reader, reply_writer)]:
+        fds = (request_reader.fileno(), reply_writer.fileno())
+        main = boot.candidate_calls(fds[0], fds[1], job["kind"] == "cases")
+        candidate = Process(sandbox, main, limits, program.encode("utf-8", "replace"), fds)
         try:
-            main = boot.tester(asks.fileno(), told.fileno())
+            tester_fds = (request_writer.fileno(), reply_reader.fileno())
             order = json.dumps({"nonce": nonce, **sendable(job)}).encode()
-            tester = Process(sandbox, main, limits, order, (asks.fileno(), told.fileno()))
+            tester = Process(sandbox, boot.tester(tester_fds[0], tester_fds[1]), limits, order, tester_fds)
             try:
-                for end in (asked, asks, told, tells):
+                for end in (request_reader, request_writer, reply_reader, reply_writer):
                     end.close()  # each process can now detect the end of the other
                 end_of_tests = tester.ended()
             finally:
@@ -59,12 +68,12 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
 
 
 def sendable(job: Job) -> dict[str, Any]:
-    """A job whose values are typed JSON, which holds integers of any length."""
+    """Encode the values of a job as typed JSON, which holds integers of any length."""
     return {**job, "cases": encode(job["cases"])} if "cases" in job else {**job}
 
 
 def received(job: dict[str, Any]) -> Job:
-    """The job that `sendable` made sendable."""
+    """Decode a job from `sendable`."""
     return cast(Job, {**job, "cases": decode(job["cases"])} if "cases" in job else job)
 
 

@@ -54,7 +54,7 @@ OPERATORS: dict[str, Any] = {
     **{"contains": operator.contains, "getitem": operator.getitem, "setitem": operator.setitem},
     **{"len": len, "str": str, "repr": repr, "list": list, "setattr": setattr},
 }
-"""What tests may do with an object of a class besides calling its methods."""
+"""Operations that tests may apply to an object of a class, besides calling its methods."""
 
 _MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
 
@@ -94,11 +94,11 @@ def _answer(module: ModuleType, request: dict[str, Any], objects: list[Any]) -> 
         if "operator" in request:
             value = OPERATORS[request["operator"]](*args)
         else:
-            of, name = request.get("of"), request["name"]
-            found = _find(module, name) if of is None else getattr(_owner(module, of, objects), name)
-            if request.get("get") and callable(found):
+            owner, name = request.get("of"), request["name"]
+            attribute = _find(module, name) if owner is None else getattr(_owner(module, owner, objects), name)
+            if request.get("get") and callable(attribute):
                 return {"method": True}
-            value = found if request.get("get") else found(*args, **kwargs)
+            value = attribute if request.get("get") else attribute(*args, **kwargs)
         try:
             return {"value": encode(value)}
         except NotPlain:
@@ -108,8 +108,8 @@ def _answer(module: ModuleType, request: dict[str, Any], objects: list[Any]) -> 
         return _described(error)
 
 
-def _owner(module: ModuleType, of: int | str, objects: list[Any]) -> Any:
-    return objects[of] if isinstance(of, int) else _find(module, of)
+def _owner(module: ModuleType, owner: int | str, objects: list[Any]) -> Any:
+    return objects[owner] if isinstance(owner, int) else _find(module, owner)
 
 
 def _find(module: ModuleType, name: str) -> Any:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """right: every test passed. share: how many of them did, from 0 to 1. detail: the first failure, in words.
-
-    Unless all failures are counted, `share` has no meaning if `right` is false: the tests stopped there.
-    """
+    """The result of all tests of one program."""
 
     right: bool
+    """True if every test passed."""
     share: float
+    """Share of the tests that passed, from 0 to 1. Without meaning if `right` is false and the tests stopped at the
+    first failure."""
     detail: str
+    """The first failure, in words."""
 
     @classmethod
     def of(cls, passed: int, total: int, detail: str = "") -> Judgement:

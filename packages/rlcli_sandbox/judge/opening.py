@@ -38,7 +38,7 @@ class LocalJudge:
 
 
 def open_judge() -> Judge:
-    """The judge named by the variable RLCLI_SANDBOX: a backend of ours, or the http address of a SandboxFusion.
+    """The judge named by the variable RLCLI_SANDBOX: a local backend, or the http address of a SandboxFusion server.
 
     Raises `SetupError` if it is not available.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Starts(Protocol):
-    """What starts processes: a sandbox."""
+    """A sandbox: it starts processes."""
 
     def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child: ...
 
@@ -38,7 +38,7 @@ class Process:
         self._exit = self._child.wait()
 
     def ended(self, timeout_s: float | None = None) -> Exit | None:
-        """How it ended; None if it has not within `timeout_s`."""
+        """Wait for its end; None if it has not ended within `timeout_s`."""
         self._waiter.join(timeout_s)
         return self._exit
 
@@ -69,7 +69,7 @@ def over_limit(broken: Excess, limits: Limits) -> str:
 def pipes(count: int) -> Iterator[list[tuple[FileIO, FileIO]]]:
     """Pipes as (read, write) files without buffers, closed at the end; the other side's ends may be closed earlier."""
     with contextlib.ExitStack() as stack:
-        made = [(FileIO(read, "rb"), FileIO(write, "wb")) for read, write in (os.pipe() for _ in range(count))]
-        for end in (end for pair in made for end in pair):
+        pairs = [(FileIO(read, "rb"), FileIO(write, "wb")) for read, write in (os.pipe() for _ in range(count))]
+        for end in (end for pair in pairs for end in pair):
             stack.enter_context(end)
-        yield made
+        yield pairs

@@ -15,7 +15,7 @@ from rlcli_sandbox.judge.wire import NotPlain, OutOfProtocol, Remote, TooBig, de
 MAX_TEXT_CHARS = 300
 
 Use = Literal["made", "live", "opaque"]
-"""What tests may do with an object of the program; see `Object`."""
+"""Operations that tests may apply to an object of the program; see `Object`."""
 
 # What a program may raise in the tests: no SystemExit, and no StopIteration, which would end the tests' loops early.
 _ERRORS = {
@@ -45,7 +45,7 @@ class Program:
         self.replies = replies
         self.calls = 0
         self.arguments_are_data = False
-        """Whether the arguments contain nothing that the program returned."""
+        """True if the arguments contain nothing that the program returned."""
         self.gave_objects = False
         self.stopped: Stop | None = None
 
@@ -57,7 +57,7 @@ class Program:
             raise self._stop("wrong", f"{loaded.get('text')}")
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the program's function returns, or raises as a built-in exception. Raises `Stop`.
+        """Call the program's function; its exceptions are raised as built-in ones. Raises `Stop`.
 
         A capitalized name is a class to the tests that call it: its result may be used as an object.
         """
@@ -65,7 +65,7 @@ class Program:
 
     def ask(
         self,
-        what: dict[str, Any],
+        request: dict[str, Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         use: Use = "opaque",
@@ -78,7 +78,8 @@ class Program:
         number = int.from_bytes(os.urandom(6), "big")
         try:
             send(
-                self.requests, {"id": number, **what, "args": encode(list(args)), "kwargs": encode(dict(kwargs or {}))}
+                self.requests,
+                {"id": number, **request, "args": encode(list(args)), "kwargs": encode(dict(kwargs or {}))},
             )
         except NotPlain as error:
             whose = "wrong" if self.gave_objects else "data"
@@ -90,17 +91,17 @@ class Program:
             raise self._stop("gone", "") from None
         reply = self._receive("gone")
         try:
-            return self._answer(reply, number, what, use)
+            return self._answer(reply, number, request, use)
         except OutOfProtocol as error:
             raise self._stop("wrong", f"the program sent {error}") from None
 
-    def _answer(self, reply: dict[str, Any], number: int, what: dict[str, Any], use: Use) -> Any:
+    def _answer(self, reply: dict[str, Any], number: int, request: dict[str, Any], use: Use) -> Any:
         if reply.get("id") != number:
             raise OutOfProtocol("a reply to no request")
         if "error" in reply:
             raise _ERRORS.get(str(reply["error"]), RuntimeError)(str(reply.get("message"))[:MAX_TEXT_CHARS])
-        if reply.get("method") is True and what.get("get"):
-            return Method(self, what["of"], what["name"], use)
+        if reply.get("method") is True and request.get("get"):
+            return Method(self, request["of"], request["name"], use)
         if "object" in reply:
             self.gave_objects = True
             handle = reply.get("handle")
@@ -144,8 +145,8 @@ class Proxy:
 class Method:
     """A method of an object or a class of the program."""
 
-    def __init__(self, program: Program, of: int | str, name: str, use: Use) -> None:
-        self._program, self._of, self.__name__, self._use = program, of, name, use
+    def __init__(self, program: Program, owner: int | str, name: str, use: Use) -> None:
+        self._program, self._of, self.__name__, self._use = program, owner, name, use
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.ask({"of": self._of, "name": self.__name__}, args, kwargs, self._use)
@@ -161,8 +162,8 @@ def _only_if_made(name: str) -> Any:
 def _with_its_like(name: str, use: Use = "opaque") -> Any:
     def ask(self: Object, other: Any) -> Any:
         # No code of the program decides whether a plain value is right, or nearly right.
-        both = isinstance(other, Object) and self.handle >= 0 and other.handle >= 0
-        return self._program.ask({"operator": name}, (self, other), use=use) if both else NotImplemented
+        comparable = isinstance(other, Object) and self.handle >= 0 and other.handle >= 0
+        return self._program.ask({"operator": name}, (self, other), use=use) if comparable else NotImplemented
 
     return ask
 

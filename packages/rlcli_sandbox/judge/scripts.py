@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[+-]?(?:0|[1-9]\d{0,400})(?:\.\d{0,400})?(?:[eE][+-]?\d{1
 _START_S = 0.1
 """Minimum time left to begin another case."""
 _EXIT_S = 2.0
-"""How long a process that has closed its pipes has to end, on a busy machine too, before it counts as hung up."""
+"""Maximum time for a process that has closed its pipes to end, on a busy machine too; then it counts as hung up."""
 
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 
@@ -48,8 +48,8 @@ def judge_scripts(
                 if runner:
                     runner.close()
                     spent_s += runner.cpu_s
-                left = replace(limits, wall_s=ends - time.monotonic(), cpu_s=limits.cpu_s - spent_s)
-                runner = _Runner(sandbox, program, limits, left)
+                remaining = replace(limits, wall_s=ends - time.monotonic(), cpu_s=limits.cpu_s - spent_s)
+                runner = _Runner(sandbox, program, limits, remaining)
             output, problem = runner.run(case["input"])
             if not problem and not same_output(case["output"], output):
                 problem = f"expected {_short(case['output'])}, got {_short(output)}"
@@ -67,7 +67,7 @@ def judge_scripts(
 
 
 def _over_time(limits: Limits, ends: float, spent_s: float) -> str:
-    """In words, whether too little is left for another case: of the time until `ends`, or of CPU seconds."""
+    """The exceeded limit, in words, if too little wall-clock or CPU time is left for another case; else empty."""
     if spent_s >= limits.cpu_s - _START_S:
         return over_limit("cpu", limits)
     return over_limit("time", limits) if time.monotonic() >= ends - _START_S else ""
@@ -76,20 +76,22 @@ def _over_time(limits: Limits, ends: float, spent_s: float) -> str:
 class _Runner:
     """One process that runs the program for one standard input after another, until it is `over`."""
 
-    def __init__(self, sandbox: Starts, program: str, limits: Limits, left: Limits) -> None:
+    def __init__(self, sandbox: Starts, program: str, limits: Limits, remaining: Limits) -> None:
         self.limits = limits
         self.over = False
         self._stack = contextlib.ExitStack()
-        (asked, self._asks), (self._told, tells), (self._output, output) = self._stack.enter_context(pipes(3))
-        fds = (asked.fileno(), tells.fileno(), output.fileno())
+        [(requests, self._requests), (self._replies, replies), (self._output, output)] = self._stack.enter_context(
+            pipes(3)
+        )
+        fds = (requests.fileno(), replies.fileno(), output.fileno())
         try:
-            main = boot.candidate_scripts(*fds)
-            self._process = Process(sandbox, main, left, program.encode("utf-8", "replace"), fds)
+            main = boot.candidate_scripts(requests=fds[0], replies=fds[1], output=fds[2])
+            self._process = Process(sandbox, main, remaining, program.encode("utf-8", "replace"), fds)
         except BaseException:
             self._stack.close()
             raise
         self._stack.callback(self._process.kill)
-        for end in (asked, tells, output):
+        for end in (requests, replies, output):
             end.close()
         os.set_blocking(self._output.fileno(), False)
         self._started = False
@@ -105,11 +107,11 @@ class _Runner:
         """The program's output for `stdin`, and the error, in words, or an empty text."""
         written = bytearray()
         try:
-            if not self._started and receive(self._told.fileno()) is None:
+            if not self._started and receive(self._replies.fileno()) is None:
                 raise RuntimeError(f"the program's process did not start: {self._end()}")
             self._started = True
             try:
-                send(self._asks.fileno(), {"stdin": encode(stdin)})
+                send(self._requests.fileno(), {"stdin": encode(stdin)})
             except BrokenPipeError:
                 pass  # it has ended, and its replies will too
             except TooBig as error:
@@ -126,7 +128,7 @@ class _Runner:
         return written.decode("utf-8", "replace"), problem[:300]
 
     def _end(self) -> str:
-        """Why the process ended; empty if it ended by itself with status 0."""
+        """The reason why the process ended; empty if it ended by itself with status 0."""
         self.over = True
         end = self._process.ended(_EXIT_S)
         if end is None:
@@ -138,14 +140,14 @@ class _Runner:
     def _read(self, written: bytearray) -> dict[str, Any] | None:
         """Collect output until the reply comes; None if the process ended instead."""
         with selectors.DefaultSelector() as ready:
-            for end in (self._told, self._output):
+            for end in (self._replies, self._output):
                 ready.register(end, selectors.EVENT_READ)
             while len(written) <= self.limits.output_bytes:
                 readable = [key.fileobj for key, _ in ready.select()]
                 if self._output in readable and not _drain(self._output, written, self.limits.output_bytes):
                     ready.unregister(self._output)
-                if self._told in readable:
-                    reply = receive(self._told.fileno())
+                if self._replies in readable:
+                    reply = receive(self._replies.fileno())
                     _drain(self._output, written, self.limits.output_bytes)
                     if reply is not None and not isinstance(reply, dict):
                         raise OutOfProtocol("a message that is not an object")
@@ -153,9 +155,9 @@ class _Runner:
         return {}
 
 
-def _drain(source: FileIO, written: bytearray, most: int) -> bool:
-    """Read what a pipe holds, up to `most` bytes in all and one chunk; False at its end."""
-    while len(written) <= most:
+def _drain(source: FileIO, written: bytearray, max_bytes: int) -> bool:
+    """Read what a pipe holds, up to `max_bytes` bytes in all and one chunk; False at its end."""
+    while len(written) <= max_bytes:
         chunk = source.read(1 << 16)
         if chunk is None:
             return True
@@ -166,7 +168,7 @@ def _drain(source: FileIO, written: bytearray, most: int) -> bool:
 
 
 def same_output(expected: str, got: str) -> bool:
-    """Whether an output equals the expected one: line by line, ignoring white space around lines and at both ends.
+    """True if an output equals the expected one: line by line, ignoring white space around lines and at both ends.
 
     Lines that differ are compared by their words: the same text, or the same number; if the expected number has a
     fraction or an exponent, within 1e-6 of it, relative or absolute.

@@ -45,13 +45,13 @@ class Score:
         self.passed += 1
         self.total += 1
 
-    def failed(self, what: str) -> None:
+    def failed(self, test: str) -> None:
         """Called while the exception that failed the test is being handled, if there is one."""
         error = sys.exc_info()[1]
         self.total += 1
         if error is not None and (str(error) or not isinstance(error, AssertionError)):
-            what = f"{what}: {type(error).__name__}: {error}"
-        self.detail = self.detail or what[:MAX_DETAIL_CHARS]
+            test = f"{test}: {type(error).__name__}: {error}"
+        self.detail = self.detail or test[:MAX_DETAIL_CHARS]
         if not self.count_all:
             raise Stop("wrong", self.detail)
 
@@ -149,7 +149,7 @@ def _finish(source: str, score: Score, program: Program) -> None:
 
 
 def _can_fail(node: ast.AST) -> bool:
-    """Whether a statement is one that a wrong result can make fail: an `assert`, a `raise`, `self.assertEqual(…)`."""
+    """True if a statement is one that a wrong result can make fail: an `assert`, a `raise`, `self.assertEqual(…)`."""
     if isinstance(node, ast.Assert):
         return not (isinstance(node.test, ast.Constant) and node.test.value)
     if isinstance(node, ast.Call):
@@ -162,23 +162,23 @@ def _run_cases(job: dict[str, Any], program: Program, score: Score) -> None:
     program.arguments_are_data = True
     cases = decode(job["cases"])
     for number, case in enumerate(cases, 1):
-        what = f"case {number} of {len(cases)}"
+        label = f"case {number} of {len(cases)}"
         try:
             got = program.call(job["entry_point"], tuple(case["input"]), {})
             right = same(case["output"], got)
             if not right and job["wrapped"] and isinstance(case["output"], list) and len(case["output"]) == 1:
                 right = same(case["output"][0], got)
         except Exception:
-            score.failed(what)
+            score.failed(label)
             continue
         if right:
             score.ok()
         else:
-            score.failed(f"{what}: expected {_short(case['output'])}, got {_short(got)}")
+            score.failed(f"{label}: expected {_short(case['output'])}, got {_short(got)}")
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Whether a returned value is the expected one, which was sent as JSON.
+    """True if a returned value is the expected one, which was sent as JSON.
 
     Tuples are lists and numeric keys are text, because JSON has no others. If a float is expected, a number within
     1e-6 of it, relative or absolute, is accepted; all else is compared exactly.

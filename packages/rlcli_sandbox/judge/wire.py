@@ -75,10 +75,10 @@ def encode(value: Any, depth: int = 0) -> Any:
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), depth + 1)
     if isinstance(value, _VIEWS) or hasattr(type(value), "__next__"):
-        taken = list(islice(value, MAX_ITEMS + 1))
-        if len(taken) > MAX_ITEMS:
+        listed = list(islice(value, MAX_ITEMS + 1))
+        if len(listed) > MAX_ITEMS:
             raise TooBig(f"an iterator gave more than {MAX_ITEMS} items")
-        return items(taken)
+        return items(listed)
     raise NotPlain(f"a value of type {type(value).__name__} cannot be sent: only built-in values can")
 
 

@@ -30,20 +30,20 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 @cache
 def version() -> int:
     """The version of the kernel's Landlock interface. Raises `SetupError` if there is none."""
-    found = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
-    if found < 1:
+    abi = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
+    if abi < 1:
         raise SetupError(
             f"landlock: {os.strerror(ctypes.get_errno())}",
             "boot Linux 5.13 or newer with landlock among its security modules (lsm=landlock,…)",
         )
-    return int(found)
+    return int(abi)
 
 
 def ruleset(private: str) -> int:
     """A file descriptor of a ruleset: libraries to read, `private` with full access. The caller closes it."""
     handled = (1 << 13) - 1
-    for since, rights in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEVICE)):
-        handled |= rights if version() >= since else 0
+    for first_version, rights in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEVICE)):
+        handled |= rights if version() >= first_version else 0
     # Fields unknown to an older kernel must not be sent: it refuses a longer structure.
     attributes = struct.pack("<Q", handled)
     attributes += struct.pack("<Q", _TCP) if version() >= 4 else b""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from rlcli.errors import ConfigError, VerifierError
 from rlcli.rewards.expression import Composition
@@ -35,29 +35,68 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 class Facts(NamedTuple):
-    """Facts of an expression, known once its verifiers are loaded. at_once: maximum number of requests in one call.
-    needs_sandbox: whether it runs programs. patience_s: how long its verifiers themselves wait, by their option
-    `timeout_s`: less than the deadline that kills them, or they cannot report what took so long. own_limits: of each
-    term, its own CPU seconds (option `deadline_s`) and wall-clock seconds (option `wait_s`), 0 if it has none; empty if
-    no term has any. keys: environment variables whose values are sent, each with its address. answer_kind, has_gold: of
-    the first term's module, as in `load.Scorer`. groups: whether a call has to hold all responses to a prompt."""
+    """Properties of an expression, known once its verifiers are loaded."""
 
     at_once: int
+    """Maximum number of requests in one call."""
     needs_sandbox: bool
+    """True if one of its verifiers runs programs."""
     patience_s: float
+    """Total time that its verifiers wait, by their option `timeout_s`, in seconds. It must be less than the deadline
+    that kills them, or they cannot report what took too long."""
     own_limits: tuple[tuple[float, float], ...] = ()
+    """For each term its CPU seconds (option `deadline_s`) and wall-clock seconds (option `wait_s`), 0 if it has none;
+    empty if no term has any."""
     keys: tuple[tuple[str, str], ...] = ()
+    """Environment variables whose values are sent, each with its address."""
     answer_kind: str = ""
+    """`ANSWER_KIND` of the first term's module; empty if it sets none."""
     has_gold: bool = False
+    """True if the first term's module has a function `gold`."""
     groups: bool = False
+    """True if a call needs all responses to a prompt."""
 
 
 class FormerWorker(NamedTuple):
-    """How the previous worker ended. status: its exit status, negative for a signal. killed: by a SIGKILL that was not
-    ours, for example by the kernel's OOM killer; if its fork server was killed too, there is no status."""
+    """The end of the previous worker."""
 
     status: int | None
+    """Exit status, negative for a signal; None if its fork server was killed too."""
     killed: bool
+    """Ended by a SIGKILL from outside, for example by the kernel's OOM killer."""
+
+
+class PartFields(TypedDict):
+    """A term of an expression in a `LoadRequest`; the fields of `verifier_loading.Part`."""
+
+    name: str
+    """Name of its part of the reward."""
+    target: str
+    """Definition: `module:attribute` or `/path/file.py:attribute`."""
+    options: dict[str, object]
+    """JSON values by name."""
+    weight: float
+    """Factor of its score in the sum."""
+
+
+class LoadRequest(TypedDict):
+    """Asks the fork server to import the verifiers of an expression."""
+
+    load: str
+    """The expression."""
+    is_sum: bool
+    """True if scores are weighted or added."""
+    parts: list[PartFields]
+    """The terms, in order."""
+
+
+class StartRequest(TypedDict):
+    """Asks the fork server to replace a worker; the worker's socket comes with it."""
+
+    start: int
+    """Slot of the worker."""
+    gone: bool
+    """The former worker closed its connection, so wait a moment for its end."""
 
 
 class ForkServer:
@@ -76,7 +115,7 @@ class ForkServer:
         self._changing = threading.Lock()  # held to change the process, or to close
         self._closed = False
         self._loaded: dict[str, Facts] = {}
-        self._loads: list[dict[str, Any]] = []
+        self._loads: list[LoadRequest] = []
         backend_name(sandbox)  # an unknown one is refused, even if no verifier runs programs
         self._environment = without_safe_path(without_service_secrets(environment_of(sandbox)))
         self._output = Output(log)
@@ -101,11 +140,11 @@ class ForkServer:
         expression = str(composition)
         if expression in self._loaded:
             return self._loaded[expression]
-        parts = [
+        parts: list[PartFields] = [
             {"name": name, "target": target(term.ref), "options": dict(term.options), "weight": term.weight}
             for name, term in zip(composition.names, composition.terms, strict=True)
         ]
-        message = {"load": expression, "is_sum": composition.is_sum, "parts": parts}
+        message: LoadRequest = {"load": expression, "is_sum": composition.is_sum, "parts": parts}
         answer = self._ask(message)
         if "error" not in answer:
             self._loads.append(message)
@@ -114,7 +153,7 @@ class ForkServer:
         if answer["index"] is None:
             raise ConfigError(f"the verifier '{expression}': {answer['error']}", "see: rlcli verifiers show NAME")
         ref = composition.terms[answer["index"]].ref
-        if "hint" in answer:  # it has refused its options, or lacks something
+        if "hint" in answer:  # it rejects its options, or lacks a dependency
             raise VerifierError(f"the verifier '{ref}': {answer['error']}", answer["hint"])
         if ":" in ref:
             raise VerifierError(f"the verifier '{ref}' does not load: {answer['error']}", "fix it, or its name")
@@ -134,8 +173,8 @@ class ForkServer:
         # A fork server that knows no previous worker has replaced one that was killed.
         return ours, answer["pid"], FormerWorker(answer["status"], answer["killed"] or answer["status"] is None)
 
-    def print_tracebacks(self, replies: Iterable[Any]) -> None:
-        """Print the tracebacks in the replies of a worker, which has them with --debug, each once."""
+    def print_tracebacks(self, replies: Iterable[object]) -> None:
+        """Print each traceback in the replies of a worker once; they have some with --debug."""
         for reply in replies:
             text = reply.get("traceback") if isinstance(reply, dict) else None
             if isinstance(text, str) and text not in self._tracebacks:
@@ -181,7 +220,7 @@ class ForkServer:
                 raise VerifierError(f"the scoring processes cannot be started: {error}") from error
             self._control = control
 
-    def _ask(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
+    def _ask(self, message: LoadRequest | StartRequest, *fds: int) -> dict[str, Any]:
         with self._lock:
             answer = self._exchange(message, *fds)
             for _ in range(RESTARTS):
@@ -193,7 +232,7 @@ class ForkServer:
             if not answer:
                 self.close()
                 status = self._process.returncode
-                raise VerifierError(f"the scoring processes have ended (exit status {status})" + _over(message))
+                raise VerifierError(f"the scoring processes have ended (exit status {status})" + _import_hint(message))
             return answer
 
     def _reload(self) -> bool:
@@ -206,7 +245,7 @@ class ForkServer:
                 raise VerifierError(f"the verifier '{message['load']}' no longer loads: {answer['error']}")
         return True
 
-    def _exchange(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
+    def _exchange(self, message: LoadRequest | StartRequest, *fds: int) -> dict[str, Any]:
         """The answer to a message; empty if the process does not answer."""
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
@@ -214,7 +253,7 @@ class ForkServer:
         except TimeoutError as error:
             self.close()
             raise VerifierError(
-                f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s" + _over(message)
+                f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s" + _import_hint(message)
             ) from error
         except OSError:  # a closed socket, in one of its forms
             answer = b""
@@ -222,7 +261,7 @@ class ForkServer:
         return decoded
 
     def _was_killed(self) -> bool:
-        """Whether the process was killed from outside. A process that ends by itself would do so again."""
+        """True if the process was killed from outside. A process that ends by itself would do so again."""
         if self._closed:
             return False
         try:
@@ -234,16 +273,16 @@ class ForkServer:
 def environment_of(sandbox: str) -> dict[str, str]:
     """The owner's environment without settings for its own process: preloaded libraries, GPUs, thread counts."""
     dropped = ("LD_PRELOAD", "OMP_", "KMP_", "GOMP_", "VLLM_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     single_threaded = dict.fromkeys(_THREAD_VARIABLES, "1")
     # A fixed hash seed: sympy's set orders, and so rare verdicts, are the same in every run.
-    chosen = {"RLCLI_SANDBOX": sandbox} if sandbox else {}
-    return {**kept, **single_threaded, **chosen, **HIDDEN, "PYTHONHASHSEED": "0"}
+    backend = {"RLCLI_SANDBOX": sandbox} if sandbox else {}
+    return {**inherited, **single_threaded, **backend, **HIDDEN, "PYTHONHASHSEED": "0"}
 
 
-def _over(message: Mapping[str, Any]) -> str:
-    """Which files were being imported, if the message was a request to load."""
-    if "load" not in message:
+def _import_hint(message: LoadRequest | StartRequest) -> str:
+    """The files that were being imported, if the message was a request to load."""
+    if "start" in message:
         return ""
-    places = ", ".join(part["target"].rpartition(":")[0] for part in message["parts"])
-    return f", while they imported {places} for the verifier '{message['load']}'; see what it does when it is imported"
+    modules = ", ".join(part["target"].rpartition(":")[0] for part in message["parts"])
+    return f", while they imported {modules} for the verifier '{message['load']}'; see what it does when it is imported"

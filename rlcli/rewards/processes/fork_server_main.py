@@ -29,16 +29,19 @@ import socket
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rlcli.errors import DEBUG, RlcliError
 from rlcli.rewards.combine import Verified
 from rlcli.rewards.crash import describe, user_traceback
 from rlcli.rewards.gold_verifiers import GoldResponse
-from rlcli.rewards.service.shared_rows import joined
+from rlcli.rewards.service.shared_rows import unpack_request
 from rlcli.rewards.verifier_loading import NotLoaded, Part, Scorer, WrongOption, load
 from rlcli.support.redact import redacted
 from rlcli.types import Verdict, VerifyRequest
+
+if TYPE_CHECKING:
+    from rlcli.rewards.processes.fork_server import LoadRequest
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Maximum private memory (RLIMIT_DATA) of one worker, beyond what was loaded before its fork (a reward model); a
@@ -93,7 +96,7 @@ def _answer(
     workers: dict[int, int],
 ) -> None:
     if "load" in message:
-        control.send(json.dumps(_load(message, scorers)).encode())
+        control.send(json.dumps(_load(cast("LoadRequest", message), scorers)).encode())
         return
     former = workers.pop(message["start"], None)
     ended = former is not None and _ends_within(former, _EXIT_S if message["gone"] else 0.0)
@@ -113,9 +116,9 @@ def _answer(
     control.send(json.dumps({"pid": pid, "status": status, "killed": killed}).encode())
 
 
-def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]:
-    """Import the verifiers of an expression. `error` is the reason of a failure, `index` the verifier that does not
-    load; null if an option is wrong."""
+def _load(message: LoadRequest, scorers: dict[str, Scorer]) -> dict[str, object]:
+    """Import the verifiers of an expression. Returns the fields of `Facts`, or `error`, the reason of a failure, with
+    `index`, the verifier that does not load; null if an option is wrong."""
     try:
         parts = [Part(**part) for part in message["parts"]]
         scorer = load(message["load"], parts, is_sum=message["is_sum"])
@@ -127,9 +130,15 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
         return {"error": describe(cause or error), "index": error.index}
     scorers[message["load"]] = scorer
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
-    facts: dict[str, Any] = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox}
-    facts |= {"patience_s": scorer.patience_s, "keys": scorer.keys, "groups": scorer.groups}
-    facts |= {"answer_kind": scorer.answer_kind, "has_gold": scorer.has_gold}
+    facts: dict[str, object] = {
+        "at_once": scorer.at_once,
+        "needs_sandbox": scorer.needs_sandbox,
+        "patience_s": scorer.patience_s,
+        "keys": scorer.keys,
+        "groups": scorer.groups,
+        "answer_kind": scorer.answer_kind,
+        "has_gold": scorer.has_gold,
+    }
     return facts | ({"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {})
 
 
@@ -138,7 +147,7 @@ def _has_own_limits(scorer: Scorer) -> bool:
 
 
 def _ends_within(pid: int, seconds: float) -> bool:
-    """Whether a worker ended by itself or was killed from outside. It remains to be reaped."""
+    """Wait for a worker that ends by itself or was killed from outside; False on a timeout. It is not reaped."""
     until = time.monotonic() + seconds
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if time.monotonic() >= until:
@@ -154,10 +163,11 @@ def _end(pid: int) -> int:
 
 
 def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) -> None:
-    """Main loop of a worker. In: a pickled (expression, sources that are new to it, keys of those to drop, requests as
-    `sources.joined` takes them); out: a JSON reply. It ends when the owner closes the connection. A reply is a list of
-    a verdict or a crash for each request, or one crash for all. If a term of the expression has limits of its own, the
-    number of each term is sent, as digits, before it is verified.
+    """Main loop of a worker, until the owner closes the connection.
+
+    In: a pickled (expression, sources that are new to it, keys of sources to drop, requests as `unpack_request` takes
+    them). Out: a JSON reply, a list of a verdict or a crash for each request, or one crash for all. If a term of the
+    expression has limits of its own, the index of each term is sent, as digits, before it is verified.
 
     Replies are JSON so that the owner never unpickles data from a verifier's process.
     """
@@ -168,13 +178,13 @@ def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) 
     limit = _data_bytes() + MEMORY_LIMIT_BYTES
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    worker, held = os.getpid(), dict[bytes, bytes]()
+    worker, sources = os.getpid(), dict[bytes, bytes]()
     while True:
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        reply = _verify(message, scorers, held, connection)
+        reply = _verify(message, scorers, sources, connection)
         if os.getpid() != worker:  # a verifier forked: a second reply would be taken as another request's score
             return
         connection.send_bytes(reply)
@@ -187,16 +197,20 @@ def _data_bytes() -> int:
 
 
 def _verify(
-    message: bytes, scorers: dict[str, Scorer], held: dict[bytes, bytes], connection: Connection | None = None
+    message: bytes, scorers: dict[str, Scorer], sources: dict[bytes, bytes], connection: Connection | None = None
 ) -> bytes:
-    """held: the sources' data by key, which the message changes. connection: for the numbers of terms that begin."""
+    """Verify the requests of a message; returns the reply.
+
+    sources: the sources' data by key, which the message changes. connection: receives the index of each term that
+    begins.
+    """
     requests: list[VerifyRequest] = []
     try:
         expression, new, gone, responses = pickle.loads(message)
-        held.update(new)
+        sources.update(new)
         for key in gone:
-            del held[key]
-        requests = [joined(held[key], response) for key, response in responses]
+            del sources[key]
+        requests = [unpack_request(sources[key], response) for key, response in responses]
         scorer, worker = scorers[expression], os.getpid()
 
         def begins(index: int) -> None:
@@ -204,7 +218,7 @@ def _verify(
                 connection.send_bytes(b"%d" % index)
 
         verified = scorer.verify(requests, begins) if _has_own_limits(scorer) else scorer.verify(requests)
-        replies = [_reply(one, request.completion) for one, request in zip(verified, requests, strict=True)]
+        replies = [_reply(result, request.completion) for result, request in zip(verified, requests, strict=True)]
         return b"[" + b",".join(replies) + b"]"
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: any exception is a crash
         return _crash(error, requests[0].completion if len(requests) == 1 else None)
@@ -231,18 +245,18 @@ def _crash(error: BaseException, completion: str | None) -> bytes:
     return json.dumps(reply).encode()
 
 
-def _encode(verdict: Verified) -> dict[str, Any]:
+def _encode(verdict: Verified) -> dict[str, object]:
     assert isinstance(verdict, Verdict), verdict
-    most = None if isinstance(verdict, GoldResponse) else MAX_TEXT_CHARS
+    max_chars = None if isinstance(verdict, GoldResponse) else MAX_TEXT_CHARS
     return {
         "score": float(verdict.score),
         "outcome": str(verdict.outcome),
-        "answer": None if verdict.answer is None else str(verdict.answer)[:most],
+        "answer": None if verdict.answer is None else str(verdict.answer)[:max_chars],
         "parts": {str(name): float(part) for name, part in verdict.parts.items()},
         "detail": str(verdict.detail)[:MAX_TEXT_CHARS],
         **({"extra": _texts(verdict.extra)} if verdict.extra else {}),
     }
 
 
-def _texts(extra: Mapping[str, Any]) -> dict[str, str]:
+def _texts(extra: Mapping[str, object]) -> dict[str, str]:
     return {str(name)[:MAX_TEXT_CHARS]: str(text)[:MAX_EXTRA_CHARS] for name, text in extra.items()}

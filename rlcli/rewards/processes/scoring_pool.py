@@ -1,4 +1,4 @@
-"""Verifications in processes that can be killed: one that hangs or crashes affects only its own verdict."""
+"""Verify in processes that can be killed: a verification that hangs or crashes affects only its own verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcli.errors import VerifierError
 from rlcli.rewards.expression import parse
 from rlcli.rewards.processes.fork_server import Facts, ForkServer
 from rlcli.rewards.processes.scoring_worker import Group, Job, Line, ScoringWorker, wall_bound
-from rlcli.rewards.service.shared_rows import Source, response
+from rlcli.rewards.service.shared_rows import Source, pack_response
 from rlcli.rewards.verifier_registry import target
 from rlcli.types import Verdict, VerifyRequest
 
@@ -31,12 +31,12 @@ T = TypeVar("T")
 class ScoringPool:
     """Runs verifiers in `processes` worker processes, each verification for at most `deadline_s` seconds of CPU time.
 
-    A verifier is named by an expression (`scoring.expression`): `math`, `math + 0.1 * format`, `some/file.py:function`.
+    A verifier is named by an expression (`rewards.expression`): `math`, `math + 0.1 * format`, `some/file.py:function`.
     The deadline counts CPU time of the process and of all that it starts, so that machine load changes no verdict; one
     that sleeps is ended `wall_s` seconds after its verification started (0: `wall_bound(deadline_s)`). A process past
     either limit is killed and replaced within milliseconds. A failed verification is retried once in a fresh process:
 
-    - CPU deadline exceeded twice: (0, WRONG), with a detail that begins with `worker.OVERRAN`;
+    - CPU deadline exceeded twice: (0, WRONG), with a detail that begins with `scoring_worker.OVERRAN`;
     - else ended by the wall clock, or once by its CPU deadline: (0, TIMEOUT);
     - raised or died again: (0, CRASH), with the reason as detail.
 
@@ -44,15 +44,15 @@ class ScoringPool:
     as one of the two tries. A pool that cannot work raises `VerifierError`, from here or from the future: never a score
     of 0. Expressions named here are loaded at once, others at their first use; an unknown name raises `UnknownName`.
 
-    Verifiers that take batches or are async get the queued requests (at most `load.AT_ONCE`) in one message, under one
-    deadline. If a batch fails as a whole, its requests are verified one by one, each with its two tries: a bad request
-    affects only itself. A verifier that reads the responses to a prompt together (`Facts.groups`) gets all those of
-    `submit_group` in one message; one that fails affects its group.
+    Verifiers that take batches or are async get the queued requests (at most `verifier_loading.AT_ONCE`) in one
+    message, under one deadline. If a batch fails as a whole, its requests are verified one by one, each with its two
+    tries: a bad request affects only itself. A verifier that reads the responses to a prompt together (`Facts.groups`)
+    gets all those of `submit_group` in one message; one that fails affects its group.
 
     Any thread may submit; in asyncio, await `asyncio.wrap_future(pool.submit(...))`. Workers are forked from a fresh
     interpreter, never from the calling process (pebble and multiprocessing import the caller's `__main__` into every
     child and pass on its environment, which under Ray and vLLM is slow and wrong). The data of a row, common to all its
-    verifications, is sent to each process once (see `service.sources`). sandbox: the backend for verifiers that run
+    verifications, is sent to each process once (see `shared_rows`). sandbox: the backend for verifiers that run
     programs, passed as RLCLI_SANDBOX; empty: from the environment. log: the file for output of verifiers.
 
         with ScoringPool(processes=2, deadline_s=5.0, verifiers=["gsm8k"]) as pool:
@@ -74,11 +74,11 @@ class ScoringPool:
         assert deadline_s > 0, deadline_s
         wall_s = wall_s or wall_bound(deadline_s)
         self._lines = {expression: _line(expression) for expression in verifiers}
-        # One ticket for each request; the worker that draws it may take more requests of its line.
+        # One ticket for each group; the worker that gets it may take more groups of its line.
         self._tickets: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        # Each is stored once, however many responses wait for it.
+        # Each source is stored once, however many responses wait for it.
         self._sources: WeakValueDictionary[bytes, Source] = WeakValueDictionary()
         self._fork_server = ForkServer(sandbox, log)
         try:
@@ -107,11 +107,11 @@ class ScoringPool:
         """Queue the verifications of responses to one prompt, for one call of the verifier. Raises like `submit`."""
         source = Source.of(requests[0])
         source = self._sources.setdefault(source.key, source)
-        responses = [response(request.tail(MAX_COMPLETION_CHARS)) for request in requests]
+        responses = [pack_response(request.tail(MAX_COMPLETION_CHARS)) for request in requests]
         return self.submit_group(verifier, source, responses)
 
     def submit_response(self, verifier: str, source: Source, response: bytes) -> Future[Verdict]:
-        """Like `submit`, for a request that is split into its source and its `sources.response`."""
+        """Like `submit`, for a request that is split into its source and its `pack_response`."""
         [future] = self.submit_group(verifier, source, [response])
         return future
 
@@ -131,13 +131,13 @@ class ScoringPool:
 
     @property
     def grouped(self) -> list[str]:
-        """The expressions so far whose verifiers read the responses to a prompt together."""
+        """The loaded expressions whose verifiers read the responses to a prompt together."""
         loaded = self._fork_server.loaded
         return [name for name, line in list(self._lines.items()) if line.key in loaded and loaded[line.key].groups]
 
     @property
     def loaded(self) -> Mapping[str, Facts]:
-        """The facts of the expressions that it was made with, and of those verified since."""
+        """The facts of each expression named at construction or verified since."""
         return self._fork_server.loaded
 
     @property
@@ -184,9 +184,9 @@ class ScoringPool:
 
 
 def _running(groups: Iterable[Group]) -> list[list[Job]]:
-    """The jobs of groups that are not cancelled, which begin now."""
-    begun = ([job for job in group if job.future.set_running_or_notify_cancel()] for group in groups)
-    return [group for group in begun if group]
+    """Mark the jobs of groups as running and return those that are not cancelled."""
+    running = ([job for job in group if job.future.set_running_or_notify_cancel()] for group in groups)
+    return [group for group in running if group]
 
 
 def in_order(items: Iterable[T], submit: Callable[[T], Future[Verdict]]) -> Iterator[tuple[T, Verdict]]:
@@ -202,7 +202,7 @@ def in_order(items: Iterable[T], submit: Callable[[T], Future[Verdict]]) -> Iter
 
 
 def _line(expression: str) -> Line:
-    """Raises `ConfigError` for an expression that cannot be parsed, and `UnknownName`."""
+    """The queue of an expression. Raises `ConfigError` if it cannot be parsed, and `UnknownName`."""
     composition = parse(expression).located()
     for term in composition.terms:
         target(term.ref)

@@ -19,20 +19,20 @@ from rlcli.rewards.expression import Composition
 from rlcli.rewards.processes.cpu_time import cpu_seconds
 from rlcli.rewards.processes.fork_server import ForkServer, FormerWorker
 from rlcli.rewards.processes.fork_server_main import MAX_REPLY_BYTES
-from rlcli.rewards.service.shared_rows import Held, Source, completion_of
+from rlcli.rewards.service.shared_rows import Source, SourceCache, completion_of
 from rlcli.support.importing import how_ended
 from rlcli.types import Outcome, Verdict
 
 STARTS = 4
 """Maximum number of processes in a row that die before their first request; more than that is no accident."""
 
-LOOK_S = 0.02
+CPU_CHECK_S = 0.02
 """Minimum time between two checks of a process's CPU time."""
 
 ASLEEP = 2
-"""After so many tries in a row that exceeded the wall-clock limit, a verifier is assumed to hang always: the next ones
-get SHORT times the CPU deadline and one try, until one ends. Otherwise a step of a thousand samples would take hours
-before the run can stop."""
+"""Number of tries in a row that may exceed the wall-clock limit. Then the verifier is assumed to hang always: the next
+tries get SHORT times the CPU deadline and no retry, until one ends. Otherwise a step of a thousand samples would take
+hours before the run can stop."""
 SHORT = 2.0
 
 WAIT_SPARE_S = 10.0
@@ -58,71 +58,86 @@ class Job:
     """A queued verification."""
 
     source: Source
+    """The fields of the request that its row has in common."""
     response: bytes
+    """The other fields, from `pack_response`."""
     future: Future[Verdict] = field(default_factory=Future)
+    """Receives the verdict."""
 
 
 Group = tuple[Job, ...]
-"""Verifications that are done in one call: of all responses to a prompt, where the verifier asks for that, else one."""
+"""Verifications of one call: all responses to a prompt if the verifier needs them together, else one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The requests that wait for one expression. key: its id in scoring processes."""
+    """The queue of one expression."""
 
     composition: Composition
+    """The parsed expression."""
     key: str
+    """Its id in scoring processes: the canonical text."""
     groups: deque[Group] = field(default_factory=deque)
+    """Groups that wait for a worker."""
 
     @property
     def jobs(self) -> list[Job]:
-        """All of its verifications that wait."""
+        """All queued verifications."""
         return [job for group in list(self.groups) for job in group]
 
-    def take(self, most: int) -> list[Group]:
-        """Take the first groups, with at most `most` jobs unless the first has more. Callable from any thread."""
-        taken: list[Group] = []
+    def take(self, limit: int) -> list[Group]:
+        """Take the first groups, with at most `limit` jobs unless the first has more. Callable from any thread."""
+        batch: list[Group] = []
         with contextlib.suppress(IndexError):
-            while (count := sum(map(len, taken))) < most:
-                if taken and count + len(self.groups[0]) > most:
+            while (count := sum(map(len, batch))) < limit:
+                if batch and count + len(self.groups[0]) > limit:
                     break
-                taken.append(self.groups.popleft())
-        return taken
+                batch.append(self.groups.popleft())
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
-    """The result of one try of some requests. verdicts: one each, or one for all if the whole batch failed. final: the
-    places of failures that a verifier with a `wait_s` has reported, after tries of its own. overran: it used up the CPU
-    time that any verification has. killed: from outside, for example by the kernel's OOM killer."""
+class _Attempt:
+    """The result of one try of some requests."""
 
     verdicts: list[Verdict]
-    whole: bool = True
+    """One for each request, or one for all if the whole batch failed."""
+    per_request: bool = True
+    """True if there is a verdict for each request."""
     final: frozenset[int] = frozenset()
+    """Indices of failures reported by a verifier with a `wait_s`, which has retried by itself: not tried again."""
     overran: bool = False
+    """Used up the CPU time that any verification has."""
     killed: bool = False
+    """Killed from outside, for example by the kernel's OOM killer."""
 
     @classmethod
     def failed(
         cls, outcome: Outcome, detail: str, latency_s: float, *, overran: bool = False, killed: bool = False
-    ) -> _Tried:
+    ) -> _Attempt:
         verdict = Verdict(0.0, outcome, detail=detail, latency_s=latency_s)
-        return cls([verdict], whole=False, overran=overran, killed=killed)
+        return cls([verdict], per_request=False, overran=overran, killed=killed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """Of the CPU and wall-clock seconds of a verification, or of one of its terms. own: the verifier has set it."""
+    """Limits of a verification, or of one of its terms."""
 
     cpu_s: float
+    """CPU seconds."""
     wall_s: float
-    own: bool = False
+    """Wall-clock seconds."""
+    set_by_verifier: bool = False
+    """True if the limit comes from an option of the verifier."""
 
 
 class ScoringWorker:
-    """Used by one thread. Limits of one verification: cpu_s: CPU seconds of its process and of all that it started;
-    wall_s: wall-clock seconds, which end one that sleeps. In an expression with a verifier that has limits of its own
-    (its options deadline_s and wait_s), each term has its own limits, so that a slow one loosens no other's."""
+    """Sends requests to the scoring process of one slot. Used by one thread.
+
+    Limits of one verification: cpu_s: CPU seconds of its process and of all that it started; wall_s: wall-clock
+    seconds, which end one that sleeps. In an expression with a verifier that sets limits (its options deadline_s and
+    wait_s), each term has separate limits, so that a slow one loosens no other's.
+    """
 
     def __init__(self, fork_server: ForkServer, slot: int, cpu_s: float, wall_s: float) -> None:
         self.slot = slot
@@ -131,7 +146,7 @@ class ScoringWorker:
         self._connection, self._pid, _ = fork_server.start(slot)
         self._known = fork_server.loaded
         self._fresh = True
-        self._held = Held()
+        self._sources = SourceCache()
         self._timeouts = 0
         self.bytes_sent = 0
 
@@ -145,45 +160,50 @@ class ScoringWorker:
     def verify(self, line: Line, groups: Sequence[Sequence[Job]]) -> list[Verdict]:
         """The verdict on each job of the groups, in order; all of a group in one call. Raises `VerifierError` for a
         failure that the verifier did not cause."""
-        tried = self._try(line, [job for group in groups for job in group])
-        if not tried.whole and len(groups) > 1:  # one of them made the batch fail
+        attempt = self._try(line, [job for group in groups for job in group])
+        if not attempt.per_request and len(groups) > 1:  # one of them made the batch fail
             return [verdict for group in groups for verdict in self.verify(line, [group])]
-        verdicts = tried.verdicts if tried.whole else tried.verdicts * len(groups[0])
-        again, start, found = self._timeouts < ASLEEP, 0, list[Verdict]()
+        verdicts = attempt.verdicts if attempt.per_request else attempt.verdicts * len(groups[0])
+        retry, start, results = self._timeouts < ASLEEP, 0, list[Verdict]()
         for group in groups:
             first = verdicts[start : start + len(group)]
             failed = {
-                place
-                for place, verdict in enumerate(first)
-                if verdict.outcome in FAILED and start + place not in tried.final
+                index
+                for index, verdict in enumerate(first)
+                if verdict.outcome in FAILED and start + index not in attempt.final
             }
-            found += self._again(line, group, tried, first, failed) if again and failed else first
+            results += self._retry_failed(line, group, attempt, first, failed) if retry and failed else first
             start += len(group)
-        return found
+        return results
 
-    def _again(
-        self, line: Line, group: Sequence[Job], before: _Tried, first: Sequence[Verdict], failed: Collection[int]
+    def _retry_failed(
+        self,
+        line: Line,
+        group: Sequence[Job],
+        first_attempt: _Attempt,
+        first: Sequence[Verdict],
+        failed: Collection[int],
     ) -> list[Verdict]:
-        """The verdicts on a group of which some have failed, those from a fresh process."""
+        """The verdicts on a group; those at `failed` come from a second try in a fresh process."""
         if not self._fresh:
             self._start()
-        tried = self._try(line, group, spare=not before.killed)
-        found = list(first)
-        for place in failed:
-            second = tried.verdicts[place if tried.whole else 0]
-            found[place] = replace(second, latency_s=first[place].latency_s + second.latency_s)
-        if before.overran and tried.overran and len(group) == 1:
+        attempt = self._try(line, group, spare=not first_attempt.killed)
+        results = list(first)
+        for index in failed:
+            second = attempt.verdicts[index if attempt.per_request else 0]
+            results[index] = replace(second, latency_s=first[index].latency_s + second.latency_s)
+        if first_attempt.overran and attempt.overran and len(group) == 1:
             # Otherwise a response that keeps the verifier busy would score better than a wrong one.
             detail = f"{OVERRAN} (more than {self._cpu_s:g} s)"
-            return [Verdict(0.0, Outcome.WRONG, detail=detail, latency_s=found[0].latency_s)]
-        return found
+            return [Verdict(0.0, Outcome.WRONG, detail=detail, latency_s=results[0].latency_s)]
+        return results
 
-    def _try(self, line: Line, jobs: Sequence[Job], spare: bool = True) -> _Tried:
+    def _try(self, line: Line, jobs: Sequence[Job], spare: bool = True) -> _Attempt:
         """One try; repeated in a new process if the first was killed from outside, which nothing here caused."""
-        tried = self._once(line, jobs)
-        return self._once(line, jobs) if tried.killed and spare else tried
+        attempt = self._once(line, jobs)
+        return self._once(line, jobs) if attempt.killed and spare else attempt
 
-    def _once(self, line: Line, jobs: Sequence[Job]) -> _Tried:
+    def _once(self, line: Line, jobs: Sequence[Job]) -> _Attempt:
         started, count = self._send(line, jobs), len(jobs)
         limit, began = self._limit(line, 0, count), started
         try:
@@ -200,7 +220,7 @@ class ScoringWorker:
             detail = f"the verifier's process died ({how_ended(former.status)})"
             if count == 1:
                 detail += f"{BEFORE_RESPONSE}{shortened(completion_of(jobs[0].response))}"
-            return _Tried.failed(Outcome.CRASH, detail, time.monotonic() - started, killed=former.killed)
+            return _Attempt.failed(Outcome.CRASH, detail, time.monotonic() - started, killed=former.killed)
         self._timeouts = 0
         latency_s = time.monotonic() - started
         try:
@@ -209,49 +229,52 @@ class ScoringWorker:
             replies = {"crash": f"{type(error).__name__}: {error}"}
         self._fork_server.print_tracebacks(replies if isinstance(replies, list) else [replies])
         if not isinstance(replies, list) or len(replies) != count:
-            return _Tried([_read(replies, latency_s)], whole=False)
+            return _Attempt([_decode_verdict(replies, latency_s)], per_request=False)
         waits = any(wait_s for _, wait_s in self._known[line.key].own_limits)
-        final = frozenset(i for i, one in enumerate(replies) if waits and one.get("outcome") in FAILED)
-        return _Tried([_read(one, latency_s / count) for one in replies], final=final)
+        final = frozenset(i for i, entry in enumerate(replies) if waits and entry.get("outcome") in FAILED)
+        return _Attempt([_decode_verdict(entry, latency_s / count) for entry in replies], final=final)
 
-    def _killed(self, limit: _Limit, overran: bool, started: float) -> _Tried:
+    def _killed(self, limit: _Limit, overran: bool, started: float) -> _Attempt:
         """Replace the process, which has reached a limit."""
         self._start()
         self._timeouts += not overran
         used = f"{limit.cpu_s:g} s of CPU time" if overran else f"{limit.wall_s:g} s"
-        took, wrong = time.monotonic() - started, overran and not limit.own
-        return _Tried.failed(Outcome.TIMEOUT, f"killed after {used}", took, overran=wrong)
+        latency_s = time.monotonic() - started
+        overran_pool = overran and not limit.set_by_verifier
+        return _Attempt.failed(Outcome.TIMEOUT, f"killed after {used}", latency_s, overran=overran_pool)
 
     def _limit(self, line: Line, term: int, count: int) -> _Limit:
-        """Of one term of an expression, for so many requests at once; of the whole, if no term has limits of its own.
+        """The limit of one term of an expression for `count` requests, or of the whole expression if no term sets one.
 
         wait_s is the time after which the verifier itself gives up, so it is killed somewhat later.
         """
-        own = self._known[line.key].own_limits
-        deadline_s, wait_s = own[term] if own else (0.0, 0.0)
+        term_limits = self._known[line.key].own_limits
+        deadline_s, wait_s = term_limits[term] if term_limits else (0.0, 0.0)
         # A group is not divided when it has taken too long: it has the time of all its responses.
-        many = count if self._known[line.key].groups else 1
-        cpu_s = deadline_s * count or self._cpu_s * many
+        responses = count if self._known[line.key].groups else 1
+        cpu_s = deadline_s * count or self._cpu_s * responses
         if wait_s:
-            return _Limit(cpu_s, 1.1 * wait_s + WAIT_SPARE_S, own=True)
-        return _Limit(cpu_s, wall_bound(cpu_s), own=True) if deadline_s else _Limit(cpu_s, self._wall_s * many)
+            return _Limit(cpu_s, 1.1 * wait_s + WAIT_SPARE_S, set_by_verifier=True)
+        if deadline_s:
+            return _Limit(cpu_s, wall_bound(cpu_s), set_by_verifier=True)
+        return _Limit(cpu_s, self._wall_s * responses)
 
     def _await_reply(self, started: float, limit: _Limit) -> bool | None:
-        """None once there is a reply; else whether the process has used up its CPU seconds, or has only taken long.
+        """None once there is a reply; True if the process used up its CPU seconds, False at the wall-clock limit.
 
-        The first tenth of these is not checked, so that short verifications never read its CPU time.
+        The first tenth of the CPU seconds is not checked, so that short verifications never read /proc.
         """
         cpu_s, wall_s = limit.cpu_s, limit.wall_s
         if self._connection.poll(min(cpu_s / 10, wall_s)):
             return None
-        left, before = cpu_s, cpu_seconds(self._pid)
-        while left > 0:
+        remaining_s, start_cpu_s = cpu_s, cpu_seconds(self._pid)
+        while remaining_s > 0:
             # With one thread it cannot use more CPU time than wall-clock time.
-            within = min(max(left, LOOK_S), wall_s - (time.monotonic() - started))
+            within = min(max(remaining_s, CPU_CHECK_S), wall_s - (time.monotonic() - started))
             if self._connection.poll(max(within, 0.0)):
                 return None
-            left = cpu_s - (cpu_seconds(self._pid) - before)
-            if left > 0 and time.monotonic() - started >= wall_s:
+            remaining_s = cpu_s - (cpu_seconds(self._pid) - start_cpu_s)
+            if remaining_s > 0 and time.monotonic() - started >= wall_s:
                 return False
         return True
 
@@ -264,7 +287,7 @@ class ScoringWorker:
     def _send(self, line: Line, jobs: Sequence[Job]) -> float:
         """Send the requests, with the sources that the process lacks; returns when their verification started."""
         for _ in range(STARTS):
-            new, gone = self._held.change(job.source for job in jobs)
+            new, gone = self._sources.change(job.source for job in jobs)
             message = pickle.dumps((line.key, new, gone, [(job.source.key, job.response) for job in jobs]))
             started = time.monotonic()
             self.bytes_sent += len(message)
@@ -283,11 +306,11 @@ class ScoringWorker:
         known = self._fork_server.loaded  # before the fork: another thread's loads meanwhile may be missing
         self._connection, self._pid, former = self._fork_server.start(self.slot, gone)
         self._known, self._fresh = known, True
-        self._held.clear()
+        self._sources.clear()
         return former
 
 
-def _read(fields: Any, latency_s: float) -> Verdict:
+def _decode_verdict(fields: Any, latency_s: float) -> Verdict:
     """The verdict in a worker's reply; a malformed or non-finite one is a crash of the verifier."""
     try:
         if "crash" in fields:

@@ -1,4 +1,4 @@
-"""Output of verifiers: kept up to a limit, so that it floods neither a terminal nor a disk."""
+"""Log the output of verifiers up to a limit, so that it floods neither a terminal nor a disk."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ class Output:
         self._thread.join(1.0)  # a process left behind by a verifier may hold the pipe open
 
     def _drain(self, read: int) -> None:
-        left = LOG_BYTES if self._log else TERMINAL_BYTES
+        remaining = LOG_BYTES if self._log else TERMINAL_BYTES
         partial = b""
         while data := os.read(read, 1 << 16):
-            if left <= 0:
+            if remaining <= 0:
                 continue
             # Whole lines, so that no secret is split.
             lines, newline, partial = (partial + data).rpartition(b"\n")
             if len(partial) > LONGEST_LINE:
                 lines, newline, partial = lines + newline + partial, b"", b""
-            left = self._pass_on(lines + newline, left)
-        self._pass_on(partial, left)
+            remaining = self._pass_on(lines + newline, remaining)
+        self._pass_on(partial, remaining)
         os.close(read)
 
-    def _pass_on(self, text: bytes, left: int) -> int:
+    def _pass_on(self, text: bytes, remaining: int) -> int:
         """Write as much as the limit allows, without secrets and control characters; returns the bytes left of it."""
         redacted_text = printable(redacted(text.decode(errors="backslashreplace"))).encode()
-        if left > 0 and redacted_text:
+        if remaining > 0 and redacted_text:
             with contextlib.suppress(OSError):
-                self._write(redacted_text if len(redacted_text) < left else redacted_text[:left] + _DROPPED)
-        return left - len(redacted_text)
+                self._write(redacted_text if len(redacted_text) < remaining else redacted_text[:remaining] + _DROPPED)
+        return remaining - len(redacted_text)
 
     def _write(self, redacted_text: bytes) -> None:
         if self._log is None:

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlcli.errors import VerifierError
 from rlcli.rewards.processes.fork_server import environment_of
@@ -22,36 +22,47 @@ from rlcli.rewards.service.shared_rows import Source
 from rlcli.support.importing import python
 from rlcli.types import Outcome, Prompt, Verdict
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 DEATHS = 3
 """Maximum number of times in a row that a service may die before its first verdict."""
 
 READY_S = 180.0
 """Maximum time for a service to load the tokenizer and the verifiers."""
 
-MOST_KNOWN = 100_000
+MAX_KNOWN_SOURCES = 100_000
 """Number of sources that are remembered as sent."""
 
 
 class Scored(NamedTuple):
-    """A response as text, and its verdict. checksum: CRC-32 of the tokens that the service verified, so that its
-    verdict cannot be used for another response; 0: not known."""
+    """A response and its verdict."""
 
     text: str
+    """The response, decoded."""
     verdict: Verdict
+    """The verifier's result."""
     checksum: int = 0
+    """CRC-32 of the tokens that the service verified, so that the verdict cannot be used for another response; 0: not
+    known."""
 
 
-ResponseFrame = tuple[bytes, int, Mapping[str, Any]]
-"""A response as it is sent: its tokens (int32 ids), how many of the last are not text, and other fields of its
-`VerifyRequest`, plain values."""
+ResponseFrame = tuple[bytes, int, Mapping[str, object]]
+"""A response as it is sent: its tokens (int32 ids), the number of trailing tokens that are not text, and other fields
+of its `VerifyRequest`, plain values."""
 
 
-class _Asked(NamedTuple):
+class _PendingRequest(NamedTuple):
     """The message for a response, or for all responses to a prompt; it is sent again if the service was killed."""
 
     scored: list[Future[Scored]]
+    """Receive the verdict on each response."""
     prompt: Prompt
-    frame: tuple[Any, ...]
+    """The row."""
+    key: bytes
+    """Key of the row's source."""
+    frame: tuple[object, ...]
+    """The message, for marshal."""
 
 
 class ScoringService:
@@ -63,10 +74,10 @@ class ScoringService:
     service is available: never a score of 0. Any thread may submit.
     """
 
-    def __init__(self, settings: Settings, folder: Path, tokenizer: Any) -> None:
+    def __init__(self, settings: Settings, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self._settings, self._folder, self._tokenizer = settings, folder, tokenizer
         self._lock = threading.RLock()
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingRequest] = {}
         self._numbers = 0
         self._keys: dict[int, tuple[Prompt, bytes]] = {}
         self._known: set[bytes] = set()
@@ -91,10 +102,10 @@ class ScoringService:
             raise self._failure
 
     def submit(
-        self, prompt: Prompt, tokens: bytes, spare: int, fields: Mapping[str, Any] = MappingProxyType({})
+        self, prompt: Prompt, tokens: bytes, spare: int, fields: Mapping[str, object] = MappingProxyType({})
     ) -> Future[Scored]:
-        """Decode and verify the response `tokens` (int32 ids), of which the last `spare` are not text. fields: others
-        of its `VerifyRequest`, plain values."""
+        """Decode and verify the response `tokens` (int32 ids), of which the last `spare` are not text. fields: other
+        fields of its `VerifyRequest`, plain values."""
         scored: Future[Scored] = Future()
         self._ask("verify", prompt, [scored], (tokens, spare, dict(fields)))
         return scored
@@ -106,17 +117,18 @@ class ScoringService:
         self._ask("verify_group", prompt, scored, (frames,))
         return scored
 
-    def _ask(self, what: str, prompt: Prompt, scored: list[Future[Scored]], values: tuple[Any, ...]) -> None:
+    def _ask(self, kind: str, prompt: Prompt, scored: list[Future[Scored]], values: tuple[object, ...]) -> None:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if self._closed:
                 raise VerifierError("the scoring service is closed")
             self._numbers = number = self._numbers + 1
-            frame = (what, number, prompt.verifier, self._key(prompt), *values)
-            self._asked[number] = one = _Asked(scored, prompt, frame)
+            key = self._key(prompt)
+            frame = (kind, number, prompt.verifier, key, *values)
+            self._pending[number] = request = _PendingRequest(scored, prompt, key, frame)
             with contextlib.suppress(OSError):  # it was killed: the reading thread starts another and sends this again
-                self._send(one)
+                self._send(request)
 
     def close(self) -> None:
         """Disconnect. Futures without a result yet raise `CancelledError`. Harmless when repeated."""
@@ -127,32 +139,31 @@ class ScoringService:
             _hang_up(self._connection)
         self._reader.join(5.0)
         self._connection.close()
-        for one in self._asked.values():
-            for scored in one.scored:
+        for request in self._pending.values():
+            for scored in request.scored:
                 if not scored.cancel():
                     scored.set_exception(CancelledError())
 
     def _key(self, prompt: Prompt) -> bytes:
-        """The key of its source: made once for all unfinished responses of a row."""
-        found = self._keys.get(id(prompt))
-        if found is not None and found[0] is prompt:
-            return found[1]
-        if (len(self._keys) > 64 and not self._asked) or len(self._keys) > 4096:
+        """The key of the row's source: computed once for all unfinished responses of a row."""
+        cached = self._keys.get(id(prompt))
+        if cached is not None and cached[0] is prompt:
+            return cached[1]
+        if (len(self._keys) > 64 and not self._pending) or len(self._keys) > 4096:
             self._keys.clear()
         key = Source.of(prompt.request()).key
         self._keys[id(prompt)] = (prompt, key)
         return key
 
-    def _send(self, one: _Asked) -> None:
-        """Call this with the lock held."""
-        key = one.frame[3]
-        if key not in self._known:
-            if len(self._known) >= MOST_KNOWN:
+    def _send(self, request: _PendingRequest) -> None:
+        """Send a request, with its source if the service lacks it. Call this with the lock held."""
+        if request.key not in self._known:
+            if len(self._known) >= MAX_KNOWN_SOURCES:
                 self._known.clear()
-            source = Source.of(one.prompt.request())
+            source = Source.of(request.prompt.request())
             self._put(("source", source.key, source.data))
-            self._known.add(key)
-        self._put(one.frame)
+            self._known.add(request.key)
+        self._put(request.frame)
 
     def _put(self, frame: tuple[Any, ...]) -> None:
         message = marshal.dumps(frame)
@@ -167,32 +178,34 @@ class ScoringService:
                 if self._closed or not self._reconnect():
                     return
                 continue
-            for what, *given in rows:
-                self._take(what, *given)
+            for row in rows:
+                self._handle(row)
 
-    def _take(self, what: str, *given: Any) -> None:
-        if what == "ready":
-            self.grouped = frozenset(given[0])
+    def _handle(self, row: tuple[Any, ...]) -> None:
+        """Handle one tuple from the service (see `scoring_service`)."""
+        kind = row[0]
+        if kind == "ready":
+            self.grouped = frozenset(row[1])
             self._ready.set()
-        elif what == "failed":
-            self._fail(VerifierError(*given))
-        elif what == "missing":
+        elif kind == "failed":
+            self._fail(VerifierError(*row[1:]))
+        elif kind == "missing":
             with self._lock, contextlib.suppress(OSError):
-                if one := self._asked.get(given[0]):
-                    self._known.discard(one.frame[3])
-                    self._send(one)
+                if missing := self._pending.get(row[1]):
+                    self._known.discard(missing.key)
+                    self._send(missing)
         else:
-            number, *values = given
+            number, *values = row[1:]
             with self._lock:
-                one = self._asked.pop(number, None)
+                request = self._pending.pop(number, None)
             self._deaths = 0
-            if one is None:
+            if request is None:
                 return  # it was sent again, so two verdicts arrived
-            if what == "error":
-                for scored in one.scored:
+            if kind == "error":
+                for scored in request.scored:
                     scored.set_exception(VerifierError(*values))
                 return
-            for scored, (checksum, text, score, outcome, *rest) in zip(one.scored, values[0], strict=True):
+            for scored, (checksum, text, score, outcome, *rest) in zip(request.scored, values[0], strict=True):
                 scored.set_result(Scored(text, Verdict(score, Outcome(outcome), *rest), checksum))
 
     def _reconnect(self) -> bool:
@@ -212,8 +225,8 @@ class ScoringService:
                 self._connection = self._connect()
                 self._known.clear()
                 with contextlib.suppress(OSError):
-                    for one in list(self._asked.values()):
-                        self._send(one)
+                    for request in list(self._pending.values()):
+                        self._send(request)
         except Exception as error:
             self._fail(VerifierError(f"the scoring service cannot be started: {error}"))
             return False
@@ -222,10 +235,10 @@ class ScoringService:
     def _fail(self, error: VerifierError) -> None:
         with self._lock:
             self._failure = error
-            asked, self._asked = self._asked, {}
+            pending, self._pending = self._pending, {}
         self._ready.set()
-        for one in asked.values():
-            for scored in one.scored:
+        for request in pending.values():
+            for scored in request.scored:
                 scored.set_exception(error)
 
     def _connect(self) -> Connection:
@@ -244,7 +257,7 @@ class ScoringService:
 
     def _start(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        if not (self._folder / TOKENIZER).exists() and (text := plain(self._tokenizer)):
+        if not (self._folder / TOKENIZER).exists() and (text := tokenizer_json(self._tokenizer)):
             (self._folder / TOKENIZER).write_text(text, encoding="utf-8")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
@@ -265,14 +278,14 @@ def _hang_up(connection: Connection) -> None:
         ours.shutdown(socket.SHUT_WR)  # verdicts already sent may still arrive
 
 
-def plain(tokenizer: Any) -> str:
-    """The tokenizer as read by the library `tokenizers`, if that decodes identically; else nothing. Importing
-    transformers takes seconds at start."""
+def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The tokenizer in the format of the library `tokenizers`, if that decodes identically; else empty. With it the
+    service need not import transformers, which takes seconds."""
     from transformers import TokenizersBackend
 
-    own = type(tokenizer)
+    tokenizer_class = type(tokenizer)
     same = isinstance(tokenizer, TokenizersBackend) and not tokenizer.clean_up_tokenization_spaces
     overridden = any(
-        getattr(own, name) is not getattr(TokenizersBackend, name) for name in ("decode", "_decode") if same
+        getattr(tokenizer_class, name) is not getattr(TokenizersBackend, name) for name in ("decode", "_decode") if same
     )
     return "" if not same or overridden else str(tokenizer.backend_tokenizer.to_str())

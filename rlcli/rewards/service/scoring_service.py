@@ -1,6 +1,6 @@
 """The process that verifies the responses of all engines of a machine: it decodes, runs the pool and sends verdicts.
 
-    engine's worker ── Unix socket ──> service ──> scoring processes   (see `service.client`, `processes.pool`)
+    engine's worker ── Unix socket ──> service ──> scoring processes   (see `scoring_client`, `scoring_pool`)
 
 It is separate from the engines' processes, because decoding, pickling and the pool's threads would compete with vLLM's
 scheduler for the GIL. It ends when its last client has disconnected; a client that finds no service starts another.
@@ -8,11 +8,11 @@ scheduler for the GIL. It ends when its last client has disconnected; a client t
 A message is one marshalled tuple. From a client:
 
     ("source", key, data)                             the data of a row, as in `Source`
-    ("verify", number, verifier, key, token ids as int32, how many of the last are not text, fields of the response)
-    ("verify_group", number, verifier, key, [(token ids, how many of the last are not text, fields), …])
+    ("verify", number, verifier, key, token ids as int32, number of trailing ids without text, fields of the response)
+    ("verify_group", number, verifier, key, [(token ids, number of trailing ids without text, fields), …])
 
-A group has all responses to a prompt, which one call of the verifier gets. The field `rivals` is a list of such token
-ids, each with how many of the last are not text. To a client goes a list of tuples, of which the first is
+A group has all responses to a prompt, which one call of the verifier gets. The field `rivals` is a list of such pairs
+of token ids and number of trailing ids. The service sends lists of tuples; the first tuple is
 
     ("ready", [expressions that read the responses to a prompt together]) or ("failed", message, hint)
 
@@ -47,14 +47,14 @@ from typing import Any
 from rlcli.errors import RlcliError
 from rlcli.rewards import harmony
 from rlcli.rewards.processes.scoring_pool import MAX_COMPLETION_CHARS, ScoringPool
-from rlcli.rewards.service.shared_rows import Held, Source, response
+from rlcli.rewards.service.shared_rows import Source, SourceCache, pack_response
 from rlcli.support.files import private_folder
 from rlcli.types import Verdict, VerifyRequest
 
 SOURCES_BYTES = 256 << 20
 """Maximum size of cached sources that no request waits for: the most recently used."""
 
-MOST_AT_ONCE = 64
+MAX_VERDICTS_PER_MESSAGE = 64
 """Maximum number of verdicts in one message."""
 
 FIRST_CLIENT_S = 60.0
@@ -64,21 +64,28 @@ TOKENIZER = "tokenizer.json"
 """In the service's folder, if the library `tokenizers` suffices to read the tokenizer."""
 
 Decode = Callable[[Sequence[int]], str]
+FrameFields = dict[str, Any]
+"""Other fields of a response's `VerifyRequest`, plain values; its `rivals` are (token ids, trailing ids) pairs."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a new service. tokenizer: a model's folder or hub id, if there is no TOKENIZER. processes,
-    deadline_s, verifiers, sandbox: as `ScoringPool` takes them. log: file for output of verifiers. steps: of the
-    training, for requests; 0: none."""
+    """Settings of a new service."""
 
     tokenizer: str
+    """A model's folder or hub id, used if there is no `TOKENIZER`."""
     processes: int
+    """Number of scoring processes."""
     deadline_s: float
+    """CPU seconds of one verification."""
     verifiers: tuple[str, ...]
+    """Expressions that are loaded at the start."""
     sandbox: str
+    """Backend for verifiers that run programs; empty: from the environment."""
     log: str
+    """File for output of verifiers; empty: standard error."""
     steps: int = 0
+    """Steps of the training, for requests; 0: none."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -87,16 +94,16 @@ class Settings:
 def main(listener_fd: str, folder: str, settings: str) -> None:
     """Serve all clients that connect to the socket, until the last has disconnected."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group: the owners decide
-    listener, given = socket.socket(fileno=int(listener_fd)), Settings(**json.loads(settings))
+    listener, config = socket.socket(fileno=int(listener_fd)), Settings(**json.loads(settings))
     try:
-        decode = _decoder(Path(folder, TOKENIZER), given.tokenizer)
-        log = Path(given.log) if given.log else None
-        pool = ScoringPool(given.processes, given.deadline_s, given.verifiers, given.sandbox, log=log)
+        decode = _decoder(Path(folder, TOKENIZER), config.tokenizer)
+        log = Path(config.log) if config.log else None
+        pool = ScoringPool(config.processes, config.deadline_s, config.verifiers, config.sandbox, log=log)
     except RlcliError as error:
         _refuse(listener, Path(folder), error)
         return
     with pool:
-        Service(listener, Path(folder), pool, decode, given.steps).serve()
+        Service(listener, Path(folder), pool, decode, config.steps).serve()
 
 
 def _decoder(file: Path, name: str) -> Decode:
@@ -116,7 +123,7 @@ def _decoder(file: Path, name: str) -> Decode:
 
 
 def _refuse(listener: socket.socket, folder: Path, error: RlcliError) -> None:
-    """Report to the connected clients why there is no service."""
+    """Send the reason why there is no service to all clients that connect."""
     while not _ended(listener, folder):
         while wait([listener], 1.0):
             with Connection(listener.accept()[0].detach()) as connection, contextlib.suppress(OSError):
@@ -144,15 +151,15 @@ def locked(folder: Path) -> Iterator[None]:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is(folder / "lock", lock):
+            if _is_same_file(folder / "lock", lock):
                 yield
                 return
         finally:
             os.close(lock)
 
 
-def _is(path: Path, fd: int) -> bool:
-    """Whether an open file is still the one with this name."""
+def _is_same_file(path: Path, fd: int) -> bool:
+    """True if an open file is still the one with this name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
@@ -160,7 +167,7 @@ def _is(path: Path, fd: int) -> bool:
 
 
 class Service:
-    """Serves its clients, each with two threads. steps: of the training."""
+    """Serves its clients, each with two threads. steps: number of training steps."""
 
     def __init__(
         self, listener: socket.socket, folder: Path, pool: ScoringPool, decode: Decode, steps: int = 0
@@ -169,18 +176,18 @@ class Service:
         self.sources = _Sources()
         self._listener, self._folder = listener, folder
         self._clients: set[_Client] = set()
-        self.left = threading.Event()  # a client has disconnected
+        self.client_left = threading.Event()
 
     def serve(self) -> None:
         """Run until the last client has disconnected; the folder is then removed."""
-        came = bool(wait([self._listener], FIRST_CLIENT_S))
+        connected = bool(wait([self._listener], FIRST_CLIENT_S))
         while True:
-            while wait([self._listener], 0.0 if not came else 0.05):
+            while wait([self._listener], 0.0 if not connected else 0.05):
                 self._clients.add(_Client(self, Connection(self._listener.accept()[0].detach())))
             self._clients = {client for client in self._clients if client.reader.is_alive()}
             if self._clients:
-                self.left.wait(0.2)
-                self.left.clear()
+                self.client_left.wait(0.2)
+                self.client_left.clear()
             elif _ended(self._listener, self._folder):
                 return
 
@@ -189,21 +196,21 @@ class _Sources:
     """The most recently used sources, up to SOURCES_BYTES. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock, self._held = threading.Lock(), Held(SOURCES_BYTES)
-        self._kept: dict[bytes, Source] = {}
+        self._lock, self._cache = threading.Lock(), SourceCache(SOURCES_BYTES)
+        self._sources: dict[bytes, Source] = {}
 
     def add(self, source: Source) -> None:
         with self._lock:
-            self._kept[source.key] = source
-            _, gone = self._held.change([source])
-            for key in gone:
-                del self._kept[key]
+            self._sources[source.key] = source
+            _, dropped = self._cache.change([source])
+            for key in dropped:
+                del self._sources[key]
 
     def get(self, key: bytes) -> Source | None:
         with self._lock:
-            source = self._kept.get(key)
+            source = self._sources.get(key)
             if source is not None:
-                self._held.change([source])
+                self._cache.change([source])
             return source
 
 
@@ -212,9 +219,9 @@ class _Client:
 
     def __init__(self, service: Service, connection: Connection) -> None:
         self._service, self._connection = service, connection
-        self._out: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._open: dict[int, list[Future[Verdict]]] = {}
-        self._lock = threading.Lock()  # held to see that the last response of a group has its verdict
+        self._out: queue.SimpleQueue[tuple[object, ...] | None] = queue.SimpleQueue()
+        self._pending: dict[int, list[Future[Verdict]]] = {}
+        self._lock = threading.Lock()  # so that only the last verdict of a message sends it
         self._out.put(("ready", service.pool.grouped))
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -223,25 +230,26 @@ class _Client:
     def _read(self) -> None:
         try:
             while True:
-                what, *given = marshal.loads(self._connection.recv_bytes())
-                if what == "source":
-                    self._service.sources.add(Source(*given))
-                elif what == "verify_group":
-                    self._verify(*given)
+                kind, *payload = marshal.loads(self._connection.recv_bytes())
+                if kind == "source":
+                    self._service.sources.add(Source(*payload))
+                elif kind == "verify_group":
+                    self._verify(*payload)
                 else:
-                    number, verifier, key, *response_frame = given
-                    self._verify(number, verifier, key, [response_frame])
+                    number, verifier, key, tokens, spare, fields = payload
+                    self._verify(number, verifier, key, [(tokens, spare, fields)])
         except (EOFError, OSError):
             pass
         finally:
-            for verdicts in list(self._open.values()):  # no client waits for these any more
+            for verdicts in list(self._pending.values()):  # no client waits for these any more
                 for verdict in verdicts:
                     verdict.cancel()
             self._out.put(None)
-            self._service.left.set()
+            self._service.client_left.set()
 
-    def _verify(self, number: int, verifier: str, key: bytes, frames: Sequence[Sequence[Any]]) -> None:
-        """frames: of each response its tokens, how many of the last are not text, and other fields of its request."""
+    def _verify(self, number: int, verifier: str, key: bytes, frames: Sequence[tuple[bytes, int, FrameFields]]) -> None:
+        """Decode and submit the responses of one message. frames: for each its tokens (int32 ids), the number of
+        trailing ids without text, and other fields of its request."""
         source = self._service.sources.get(key)
         if source is None:
             self._out.put(("missing", number))
@@ -249,17 +257,17 @@ class _Client:
         texts, responses = [], []
         for tokens, spare, fields in frames:
             ids, text = self._decoded(tokens, spare)
-            rivals = [self._decoded(*one)[1][-MAX_COMPLETION_CHARS:] for one in fields.get("rivals", ())]
+            rivals = [self._decoded(*rival)[1][-MAX_COMPLETION_CHARS:] for rival in fields.get("rivals", ())]
             steps = {"steps": self._service.steps} if "step" in fields else {}
             request = VerifyRequest(text, "", completion_ids=ids, **{**fields, **steps, "rivals": rivals})
             texts.append(text)
-            responses.append(response(request.tail(MAX_COMPLETION_CHARS)))
+            responses.append(pack_response(request.tail(MAX_COMPLETION_CHARS)))
         try:
             verdicts = self._service.pool.submit_group(verifier, source, responses)
         except RlcliError as error:
             self._out.put(("error", number, error.message, error.hint))
             return
-        self._open[number] = verdicts
+        self._pending[number] = verdicts
         checksums = [zlib.crc32(tokens) for tokens, _, _ in frames]
         for verdict in verdicts:
             verdict.add_done_callback(lambda _: self._done(number, checksums, texts, verdicts))
@@ -273,14 +281,21 @@ class _Client:
     ) -> None:
         """Send the verdicts on the responses of one message, once they are complete."""
         with self._lock:
-            if not all(verdict.done() for verdict in verdicts) or self._open.pop(number, None) is None:
+            if not all(verdict.done() for verdict in verdicts) or self._pending.pop(number, None) is None:
                 return
         rows = []
         try:
             for checksum, text, future in zip(checksums, texts, verdicts, strict=True):
-                one = future.result()
-                values = (one.score, str(one.outcome), one.answer, dict(one.parts), one.detail, one.latency_s)
-                rows.append((checksum, text, *values, dict(one.extra)))
+                result = future.result()
+                values = (
+                    result.score,
+                    str(result.outcome),
+                    result.answer,
+                    dict(result.parts),
+                    result.detail,
+                    result.latency_s,
+                )
+                rows.append((checksum, text, *values, dict(result.extra)))
         except CancelledError:
             return
         except Exception as error:
@@ -294,6 +309,6 @@ class _Client:
             while (first := self._out.get()) is not None:
                 rows = [first]
                 with contextlib.suppress(queue.Empty):
-                    while len(rows) < MOST_AT_ONCE and (row := self._out.get_nowait()) is not None:
+                    while len(rows) < MAX_VERDICTS_PER_MESSAGE and (row := self._out.get_nowait()) is not None:
                         rows.append(row)
                 self._connection.send_bytes(marshal.dumps(rows))

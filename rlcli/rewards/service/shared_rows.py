@@ -10,61 +10,64 @@ from hashlib import blake2b
 
 from rlcli.types import VerifyRequest
 
-OF_A_ROW = ("ground_truth", "prompt", "data_source", "extra_info")
+ROW_FIELDS = ("ground_truth", "prompt", "data_source", "extra_info")
 """Fields of a request that are the same for all responses to a prompt; they may contain test cases of megabytes."""
 
-OF_A_RESPONSE = tuple(one.name for one in fields(VerifyRequest) if one.name not in OF_A_ROW)
+RESPONSE_FIELDS = tuple(f.name for f in fields(VerifyRequest) if f.name not in ROW_FIELDS)
 
-HELD_BYTES = 64 << 20
+CACHED_BYTES = 64 << 20
 """Maximum size of the sources that one scoring process keeps: the most recently used."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The fields of a row, pickled. key: a hash of these, used as its id."""
+    """The fields of a row, pickled."""
 
     key: bytes
+    """Hash of `data` (16 bytes), its id."""
     data: bytes
+    """The pickled values of `ROW_FIELDS`."""
 
     @classmethod
     def of(cls, request: VerifyRequest) -> Source:
-        data = pickle.dumps([getattr(request, name) for name in OF_A_ROW])
+        """Pickle the row's fields of a request."""
+        data = pickle.dumps([getattr(request, name) for name in ROW_FIELDS])
         return cls(blake2b(data, digest_size=16).digest(), data)
 
 
-def response(request: VerifyRequest) -> bytes:
-    """The fields of a request that belong to its response, for `joined`."""
-    return pickle.dumps({name: getattr(request, name) for name in OF_A_RESPONSE})
+def pack_response(request: VerifyRequest) -> bytes:
+    """Pickle the fields of a request that belong to its response, for `unpack_request`."""
+    return pickle.dumps({name: getattr(request, name) for name in RESPONSE_FIELDS})
 
 
-def completion_of(given: bytes) -> str:
-    """The completion in what `response` has made, in this process."""
-    text: str = pickle.loads(given)["completion"]
+def completion_of(packed: bytes) -> str:
+    """The completion in a result of `pack_response` of this process."""
+    text: str = pickle.loads(packed)["completion"]
     return text
 
 
-def joined(source: bytes, given: bytes) -> VerifyRequest:
-    """A request from its source's data and its other fields; built anew, as a verifier may change its request."""
-    row = dict(zip(OF_A_ROW, pickle.loads(source), strict=True))
-    return VerifyRequest(**row, **pickle.loads(given))
+def unpack_request(source: bytes, packed: bytes) -> VerifyRequest:
+    """A request from its source's data and its other fields; a new object, as a verifier may change its request."""
+    row = dict(zip(ROW_FIELDS, pickle.loads(source), strict=True))
+    return VerifyRequest(**row, **pickle.loads(packed))
 
 
-class Held:
-    """The owner's record of the sources that are held, here or in a scoring process, and which of them are dropped: the
-    least recently used, once they have more bytes than `most`.
+class SourceCache:
+    """The owner's record of the sources that are cached, here or in a scoring process. The least recently used are
+    dropped once they have more than `max_bytes`.
 
-    >>> held, (a, b, c) = Held(most=10), (Source(name, bytes(4)) for name in (b"a", b"b", b"c"))
-    >>> held.change([a, b]), held.change([a, c])
+    >>> cache, (a, b, c) = SourceCache(max_bytes=10), (Source(name, bytes(4)) for name in (b"a", b"b", b"c"))
+    >>> cache.change([a, b]), cache.change([a, c])
     (({b'a': b'\\x00\\x00\\x00\\x00', b'b': b'\\x00\\x00\\x00\\x00'}, []), ({b'c': b'\\x00\\x00\\x00\\x00'}, [b'b']))
     """
 
-    def __init__(self, most: int = HELD_BYTES) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int = CACHED_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         self._bytes = 0
 
     def change(self, wanted: Iterable[Source]) -> tuple[dict[bytes, bytes], list[bytes]]:
-        """What to send for a message that needs these sources (key → data), and which keys to drop."""
+        """The sources to send for a message that needs `wanted` (key → data), and the keys to drop."""
         new: dict[bytes, bytes] = {}
         used = {source.key: source for source in wanted}
         for key, source in used.items():
@@ -74,13 +77,13 @@ class Held:
                 self._bytes += len(source.data)
             self._sizes.move_to_end(key)
         gone = []
-        while self._bytes > self._most and len(self._sizes) > len(used):
+        while self._bytes > self._max_bytes and len(self._sizes) > len(used):
             key, size = self._sizes.popitem(last=False)  # never one in use: those are at the end
             self._bytes -= size
             gone.append(key)
         return new, gone
 
     def clear(self) -> None:
-        """The process has been replaced: the new one holds nothing."""
+        """Forget all sources: the process has been replaced."""
         self._sizes.clear()
         self._bytes = 0

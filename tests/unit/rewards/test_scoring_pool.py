@@ -29,7 +29,7 @@ from rlcli.rewards.processes import scoring_pool
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.processes.scoring_worker import OVERRAN, ScoringWorker
 from rlcli.rewards.processes.verifier_output import LOG_BYTES, TERMINAL_BYTES
-from rlcli.rewards.service.shared_rows import Held
+from rlcli.rewards.service.shared_rows import SourceCache
 from rlcli.rewards.verifier_registry import VERIFIERS
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
@@ -302,7 +302,7 @@ def test_large_test_cases_are_sent_once_to_each_process() -> None:
 
 
 def test_a_process_forgets_the_sources_that_were_used_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcli.rewards.processes.scoring_worker.Held", lambda: Held(most=3000))
+    monkeypatch.setattr("rlcli.rewards.processes.scoring_worker.SourceCache", lambda: SourceCache(max_bytes=3000))
     with ScoringPool(1, 5.0, ["gsm8k"]) as one:
 
         def sent(number: int) -> int:

@@ -21,7 +21,7 @@ import pytest
 from rlcli.errors import VerifierError
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.service import scoring_service
-from rlcli.rewards.service.scoring_client import Scored, ScoringService, plain
+from rlcli.rewards.service.scoring_client import Scored, ScoringService, tokenizer_json
 from rlcli.rewards.service.scoring_service import Settings
 from rlcli.training.worker import worker_scoring
 from rlcli.types import Outcome, Prompt, Verdict
@@ -192,7 +192,7 @@ def test_the_tokenizer_is_handed_on_where_its_library_decodes_alike(tokenizer: A
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    (tmp_path / "tokenizer.json").write_text(plain(tokenizer))
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(tokenizer))
     ids = [1, 2, EOS, 3]
     decoded = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(ids, skip_special_tokens=True)
     assert decoded == tokenizer.decode(ids, skip_special_tokens=True) == "123"
@@ -202,9 +202,9 @@ def test_the_tokenizer_is_handed_on_where_its_library_decodes_alike(tokenizer: A
             return "own"
 
     backend = tokenizer.backend_tokenizer
-    assert plain(Own(tokenizer_object=backend)) == ""
-    assert plain(PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)) == ""
-    assert plain(None) == ""
+    assert tokenizer_json(Own(tokenizer_object=backend)) == ""
+    assert tokenizer_json(PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)) == ""
+    assert tokenizer_json(None) == ""
 
 
 def test_workers_of_a_machine_are_counted_and_leave_nothing() -> None:

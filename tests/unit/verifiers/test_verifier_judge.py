@@ -285,7 +285,7 @@ def test_verdicts_are_cached_by_content(server: Judge) -> None:
 
 
 def test_the_cache_is_bounded_and_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcli_verifiers.judge_cache.MOST", 10)
+    monkeypatch.setattr("rlcli_verifiers.judge_cache.MAX_VERDICTS", 10)
     monkeypatch.setattr("rlcli_verifiers.judge_cache.PRUNE_EVERY", 5)
     cache = Cache(tmp_path / "few.sqlite")
     for number in range(40):

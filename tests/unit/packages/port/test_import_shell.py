@@ -37,7 +37,7 @@ def script(folder: Path, text: str, name: str = "run.sh") -> Path:
 
 
 def sources(found: Imported, kind: str) -> dict[str, Any]:
-    return {line.source: line.given for line in found.lines if line.kind == kind}
+    return {line.source: line.foreign_value for line in found.lines if line.kind == kind}
 
 
 @pytest.mark.parametrize(
