@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from rlcli.data.prompts.prompt_table import find_file, read_prompts
 from rlcli.errors import DataError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -116,7 +115,7 @@ def _row_options(ref: str) -> list[str] | None:
     return None if allowed is None else sorted(allowed)
 
 
-def _options(function: Callable[..., object]) -> list[dict[str, Any]]:
+def _options(function: object) -> list[dict[str, Any]]:
     from rlcli.rewards.function_adapters import is_rubric, options_of
 
     if is_rubric(function):
