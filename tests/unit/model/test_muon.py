@@ -216,6 +216,7 @@ def child(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_step_as_one_process_does(world: int, tmp_path: Path) -> None:
     """Three of them divide no matrix evenly, and have fewer matrices of a shape than ranks at last."""
