@@ -33,8 +33,9 @@ class Sums(Lessons):
 
     steps = 1000
 
-    def __init__(self, data: str | Path) -> None:
-        self.prompts = read_prompts(data, "train")
+    def __init__(self, data: str | Path, harmony: bool = False) -> None:
+        """harmony: the model's chat format is GPT-OSS's."""
+        self.prompts, self.harmony = read_prompts(data, "train"), harmony
 
     def key(self) -> Any:
         rows = [(prompt.messages[-1]["content"], _solution(prompt)) for prompt in self.prompts]
@@ -43,8 +44,38 @@ class Sums(Lessons):
     def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int, float], list[Batch]]]:
         from rlcli.model.io.tiny_model import tiny_tokenizer
 
-        tokenizer = tiny_tokenizer()
-        return tokenizer, partial(_batches, _demonstrations(self.prompts, tokenizer), tokenizer)
+        tokenizer = tiny_tokenizer(harmony=self.harmony)
+        turn = Turn.of(tokenizer)
+        return tokenizer, partial(_batches, _demonstrations(self.prompts, turn), turn)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a chat template writes before and after an answer, once the assistant's turn is opened: in harmony the
+    channel, and the token that ends the turn.
+
+    >>> from rlcli.model.io.tiny_model import tiny_tokenizer
+    >>> turn = Turn.of(tiny_tokenizer(harmony=True))
+    >>> turn.before, turn.after
+    ('<|channel|>final<|message|>', '<|return|>')
+    """
+
+    tokenizer: Any
+    before: str
+    after: str
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Turn:
+        question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "="}
+        opened = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template([question, answer], tokenize=False)
+        before, _, after = whole.removeprefix(opened).partition("=")
+        return cls(tokenizer, before, after)
+
+    def ids(self, answer: str) -> list[int]:
+        text = f"{self.before}{answer}{self.after}"
+        found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
 
 
 def _solution(prompt: Prompt) -> str:
@@ -54,31 +85,26 @@ def _solution(prompt: Prompt) -> str:
     return solution
 
 
-def _demonstrations(prompts: Sequence[Prompt], tokenizer: Any) -> list[Demonstration]:
-    tokenized = TokenizedPrompts.tokenize(prompts, tokenizer, max_prompt_tokens=tokenizer.model_max_length)
+def _demonstrations(prompts: Sequence[Prompt], turn: Turn) -> list[Demonstration]:
+    tokenized = TokenizedPrompts.tokenize(prompts, turn.tokenizer, max_prompt_tokens=turn.tokenizer.model_max_length)
     return [
-        Demonstration(tokenized.tokens(i).tolist(), _ids(tokenizer, _solution(prompt)), int(prompt.ground_truth))
+        Demonstration(tokenized.tokens(i).tolist(), turn.ids(_solution(prompt)), int(prompt.ground_truth))
         for i, prompt in enumerate(tokenized.prompts)
     ]
 
 
-def _ids(tokenizer: Any, answer: str) -> list[int]:
-    ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return [*ids, tokenizer.eos_token_id]
-
-
 def _batches(
-    demonstrations: list[Demonstration], tokenizer: Any, rng: random.Random, count: int, done: float = 0.0
+    demonstrations: list[Demonstration], turn: Turn, rng: random.Random, count: int, done: float = 0.0
 ) -> list[Batch]:
     """Guesses and worked answers separately, as their lengths differ by half."""
     guessed, worked = [], []
     for drawn in rng.choices(demonstrations, k=count):
         if rng.random() < GUESSES:
             off = rng.randint(-GUESS_WITHIN, GUESS_WITHIN)
-            guessed.append(_row(drawn.prompt, _ids(tokenizer, f"#### {max(0, drawn.answer + off)}")))
+            guessed.append(_row(drawn.prompt, turn.ids(f"#### {max(0, drawn.answer + off)}")))
         else:
             worked.append(_row(drawn.prompt, drawn.worked))
-    return [padded(rows, tokenizer.pad_token_id) for rows in (guessed, worked) if rows]
+    return [padded(rows, turn.tokenizer.pad_token_id) for rows in (guessed, worked) if rows]
 
 
 def _row(prompt: list[int], response: list[int]) -> tuple[list[int], list[int]]:

@@ -64,10 +64,6 @@ def tiny_model(
     """
     if warm and tools:
         raise ConfigError("--tools: the solutions of --warm call none", "leave one of the two out")
-    if warm and kind == "gpt_oss":
-        raise ConfigError(
-            "--kind gpt_oss: the lessons of --warm are not in its chat format", "leave one of the two out"
-        )
     from rlcli.model.io.tiny_model import make_tiny_model
 
     sizes: dict[str, Any] = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
@@ -92,7 +88,10 @@ def _warmed_up(data: Path, seed: int, sizes: Mapping[str, Any], facts: dict[str,
     began = time.monotonic()
     with console.progress() as update:
         model, _, loss = warmed_up(
-            Sums(data), seed, on_progress=lambda done, steps: update("warming up", done, steps), sizes=sizes
+            Sums(data, harmony=sizes["kind"] == "gpt_oss"),
+            seed,
+            on_progress=lambda done, steps: update("warming up", done, steps),
+            sizes=sizes,
         )
     facts |= {"warm": data, "seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
     return model

@@ -9,7 +9,7 @@ import torch
 from rlcli_data_prep.arithmetic import CONVERTER
 from rlcli_quickstart import sum_lessons
 from rlcli_quickstart import warm_start as module
-from rlcli_quickstart.sum_lessons import Sums
+from rlcli_quickstart.sum_lessons import Sums, Turn
 from rlcli_quickstart.warm_start import warm_start
 from transformers import AutoModelForCausalLM
 
@@ -46,6 +46,19 @@ def test_an_equal_warm_start_is_made_once(data: Path, tmp_path: Path, monkeypatc
     assert warm_start(tmp_path, Sums(data), seed=0, steps=3).path != made.path
     monkeypatch.setitem(module.RECIPE, "version", -1)
     assert warm_start(tmp_path, Sums(data), seed=0, steps=2).path != made.path
+
+
+@pytest.mark.parametrize("harmony", [False, True])
+def test_lessons_are_in_the_chat_format_of_the_model(harmony: bool) -> None:
+    from rlcli.model.io.tiny_model import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer(harmony=harmony)
+    turn = Turn.of(tokenizer)
+    question, answer = {"role": "user", "content": "2+3"}, {"role": "assistant", "content": "#### 5"}
+    prompt = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template([question, answer], tokenize=False)
+    assert prompt + tokenizer.decode(turn.ids("#### 5")) == whole
+    assert (turn.before, turn.after) == (("<|channel|>final<|message|>", "<|return|>") if harmony else ("", "<eos>"))
 
 
 def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: Path, tmp_path: Path) -> None:
