@@ -20,7 +20,7 @@ from rlcli.support.extras import INSTALL, require
 PANELS = {
     "Train": ["train", "eval", "chat", "export", "quickstart"],
     "Data & rewards": ["prep", "verifiers", "env", "recipes"],
-    "Machine": ["doctor", "tiny-model"],
+    "Machine": ["doctor", "model", "tiny-model"],
 }
 HEAVY = ["torch", "ray", "transformers", "vllm", "datasets", "pyarrow", "sympy", "math_verify", "pydantic", "numpy"]
 
