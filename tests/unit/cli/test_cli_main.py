@@ -67,8 +67,9 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(name for names in PANELS.values() for name in names if name not in ("verifiers", "env", "recipes")),
+        *(name for names in PANELS.values() for name in names if name not in ("verifiers", "env", "recipes", "model")),
         "eval compare",
+        "model check",
         "runs list",
         "runs show",
         "runs samples",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -166,13 +166,12 @@ def test_each_matrix_of_an_expert_steps_as_if_alone(kind: str) -> None:
     weight.grad = gradient
     built(model, "original").step()
     for expert in range(len(before)):
-        pairs = [(before[expert], gradient[expert], weight.detach()[expert])]
-        if kind == "gpt_oss":
-            pairs = [tuple(one.mT for one in pairs[0])]  # type: ignore[list-item]
-        else:
-            pairs = list(zip(*(one.chunk(2) for one in pairs[0]), strict=True))  # type: ignore[arg-type]
+        own = (before[expert], gradient[expert], weight.detach()[expert])
+        # Files have gpt_oss's as it is in memory, [inputs, outputs].
+        parts = [(one.mT,) for one in own] if kind == "gpt_oss" else [one.chunk(2) for one in own]
+        pairs = zip(*parts, strict=True)
         for old, slope, new in pairs:
-            step = step_factor(*old.shape, "original") * orthogonal(slope[None])[0]
+            step = step_factor(old.shape[0], old.shape[1], "original") * orthogonal(slope[None])[0]
             torch.testing.assert_close(new, old * (1 - LR * DECAY) - LR * step, rtol=1e-9, atol=1e-12)
 
 
@@ -191,7 +190,7 @@ def stepped(model: Any, place: Any, steps: range) -> None:
 
 def child(rank: int, world: int, folder: str) -> None:
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     from rlcli.model.decoder import blocks
     from rlcli.model.parallel.parallel_dims import ParallelDims
@@ -210,7 +209,7 @@ def child(rank: int, world: int, folder: str) -> None:
             return distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
 
         stepped(model, place, range(3))
-        whole = {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
+        whole = {name: cast(DTensor, own).full_tensor().detach() for name, own in model.named_parameters()}
         found[f"{kind} {replicate}"] = whole
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
@@ -220,7 +219,7 @@ def child(rank: int, world: int, folder: str) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_step_as_one_process_does(world: int, tmp_path: Path) -> None:
     """Three of them divide no matrix evenly, and have fewer matrices of a shape than ranks at last."""
-    mp.start_processes(child, (world, str(tmp_path)), nprocs=world, start_method="spawn")
+    mp.spawn(child, (world, str(tmp_path)), nprocs=world)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
     for name, weights in ranks[0].items():
         model = policy(name.split()[0])
