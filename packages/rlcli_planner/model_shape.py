@@ -300,6 +300,24 @@ class ModelShape:
         passed += (3 * self.shared + self.shared_gate) * self.hidden
         return dense + passed + (round(self.mixer.multiplied) if self.mixer is not None else 0)
 
+    @property
+    def hidden_matrices(self) -> int:
+        """Parameters that `train.optimizer = muon` takes by whole matrices (`rlcli.model.muon`)."""
+        blocks = self.tower.blocks if self.tower is not None else 0
+        return blocks + sum(count * shape.layer_hidden_matrices for count, shape in self.kinds)
+
+    @property
+    def layer_hidden_matrices(self) -> int:
+        """The same of one layer."""
+        dense = sum(linear.inputs * linear.outputs for linear in self.linears)
+        return dense + 3 * self.hidden * (self.shared + self.experts * self.intermediate)
+
+    def largest_hidden(self, shards: int) -> int:
+        """Of what a rank makes orthogonal at once: one matrix, or a part of a layer's experts."""
+        sizes = [linear.inputs * linear.outputs for _, shape in self.kinds for linear in shape.linears]
+        experts = 2 * self.hidden * self.intermediate * -(-self.experts // shards)
+        return max(*sizes, self.hidden * self.shared, experts)
+
     def adapter_parameters(self, rank: int, targets: str) -> int:
         """Parameters of a LoRA adapter."""
         return sum(count * shape.adapter_layer_parameters(rank, targets) for count, shape in self.kinds)

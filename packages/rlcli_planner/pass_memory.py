@@ -164,10 +164,19 @@ def _kept_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
     return [max(peak_pair) for peak_pair in zip(peaks, inside, strict=True)]
 
 
+MUON_COPIES = 6
+"""Of the largest matrix in a step of Muon (`rlcli.model.muon`): sent, received, the iterate and the next, its products
+with itself."""
+
+
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
-    """The fused optimizer step: only all gradients."""
+    """The optimizer step: all gradients, and with Muon what makes a matrix orthogonal."""
     run = setting.passing(trained_whole=shape != setting.policy)
-    return {"gradients": FLOAT * _trained(setting, shape, run) / setting.shards}
+    found = {"gradients": FLOAT * _trained(setting, shape, run) / setting.shards}
+    if setting.config.train.optimizer == "muon":
+        each = FLOAT if setting.device.is_cpu else 2
+        found["gradients"] += MUON_COPIES * each * shape.largest_hidden(setting.shards)
+    return found
 
 
 def sending(setting: Setting) -> Parts:

@@ -12,8 +12,6 @@ from rlcli_planner.heap_memory import wasted
 from rlcli_planner.model_shape import ModelShape
 from rlcli_planner.run_setting import Parts, Setting
 
-ADAM_MOMENTS = 2
-
 OUTSIDE = 3 << 29
 """On CPUs, besides the workers: the driver, Ray's daemons and object store, the scoring service and its processes
 (1.5 GiB)."""
@@ -86,7 +84,11 @@ def _heap_taken(setting: Setting, passing: Parts, copied: Parts) -> float:
     """Memory of all temporary parts. The checkpoint's copy (`copied`) reuses the memory of an update (`passing`), or
     the other way round."""
     held = _trainer(setting, "update")
-    moments = held["optimizer"] + held.get("critic", 0.0) * ADAM_MOMENTS / (1 + ADAM_MOMENTS)
+    critic = setting.hosted_critic
+    moments = held["optimizer"]
+    if critic is not None:
+        numbers = setting.critic_moments(critic)
+        moments += held["critic"] * numbers / (critic.parameters + numbers)
     return max(sum(passing.values()), sum(copied.values())) + wasted(setting, setting.policy, passing, moments)
 
 
@@ -181,7 +183,7 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     moments = away == "none" or updating
     parts = _process(setting, setting.hosts_engine)
     parts["weights"] = setting.weight_bytes() / shards * models["policy"]
-    parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / shards * moments
+    parts["optimizer"] = FLOAT * setting.moments() / shards * moments
     if setting.reference_copy:
         parts["reference"] = setting.policy.parameters * setting.bytes_each / shards * models["reference"]
     if setting.device.is_cpu:
@@ -217,9 +219,11 @@ def _copied(setting: Setting, passing: Parts) -> Parts:
 
 
 def checkpoint_bytes(setting: Setting) -> float:
-    """Size of one checkpoint: the trained weights and their two moments, in float32, and frozen parts."""
-    trained = setting.trained_parameters() + (setting.critic.parameters if setting.critic else 0)
-    return (1 + ADAM_MOMENTS) * FLOAT * trained + setting.bytes_each * setting.frozen_parameters
+    """Size of one checkpoint: the trained weights and their moments, in float32, and frozen parts."""
+    trained = setting.trained_parameters() + setting.moments()
+    if setting.critic is not None:
+        trained += setting.critic.parameters + setting.critic_moments(setting.critic)
+    return FLOAT * trained + setting.bytes_each * setting.frozen_parameters
 
 
 def host_bytes(setting: Setting) -> float:
@@ -249,8 +253,9 @@ def _sent_away(setting: Setting) -> float:
     offload = setting.config.train.offload
     if offload == "none":
         return 0.0
-    critic = setting.hosted_critic.parameters if setting.hosted_critic is not None else 0
-    away: float = ADAM_MOMENTS * FLOAT * (setting.trained_parameters() + critic)
+    hosted = setting.hosted_critic
+    critic = hosted.parameters if hosted is not None else 0
+    away: float = FLOAT * (setting.moments() + (setting.critic_moments(hosted) if hosted is not None else 0))
     if offload == "all":
         away += setting.weight_bytes() + FLOAT * critic
         away += setting.policy.parameters * setting.bytes_each * setting.reference_copy

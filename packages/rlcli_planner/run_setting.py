@@ -286,6 +286,21 @@ class Setting:
             return self.policy.parameters - self.frozen_parameters
         return self.policy.adapter_parameters(lora.rank, lora.targets)
 
+    def moments(self) -> int:
+        """Numbers that the optimizer keeps of the policy: AdamW two of each trained parameter, Muon one of those in
+        hidden matrices."""
+        return self._moments(self.policy, self.trained_parameters(), self.frozen_parameters)
+
+    def critic_moments(self, critic: ModelShape) -> int:
+        """The same of `critic`."""
+        return self._moments(critic, critic.parameters, 0)
+
+    def _moments(self, shape: ModelShape, trained: int, frozen: int) -> int:
+        if self.config.train.optimizer == "adamw":
+            return 2 * trained
+        # What is frozen is the tower's, nearly all of it in matrices.
+        return 2 * trained - max(0, shape.hidden_matrices - frozen)
+
     def weight_bytes(self) -> float:
         """Weight bytes of one copy of the policy on its ranks together: trained ones in float32, frozen ones in compute
         dtype."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from rlcli_planner.activations import FLOAT
 from rlcli_planner.engine_memory import CPU_BLOCK, full_responses, kv_per_token, weights
 from rlcli_planner.known_devices import Device
+from rlcli_planner.model_shape import Linear, ModelShape
 from rlcli_planner.phase_memory import checkpoint_bytes
 from rlcli_planner.run_setting import Setting
 from rlcli_planner.vision_encoder import backward_flops, tower_flops
@@ -242,9 +243,27 @@ def _update(setting: Setting) -> PhaseTime:
 def _optimizer_seconds(setting: Setting, parameters: float) -> float:
     """Seconds of the optimizer's step."""
     device = setting.device
+    seconds = _orthogonalizing(setting, shape) if setting.config.train.optimizer == "muon" else 0.0
     if device.rates is not None:
-        return parameters / setting.shards / device.rates.update_rate
-    return parameters / setting.shards * ADAM_TRAFFIC / device.read_rate * _over_reading(device)
+        return seconds + parameters / setting.shards / device.rates.update_rate
+    return seconds + parameters / setting.shards * ADAM_TRAFFIC / device.read_rate * _over_reading(device)
+
+
+def _orthogonalizing(setting: Setting, shape: ModelShape) -> float:
+    """Seconds of Muon's products of matrices (`rlcli.model.muon`), which ranks divide: in each of 5 iterations 4 m² n +
+    2 m³ operations, for the smaller side m and the larger n."""
+    smaller = [(min(one.inputs, one.outputs), one, count) for count, kind in shape.kinds for one in _matrices(kind)]
+    operations = sum(10 * count * (2 * m * one.inputs * one.outputs + m**3) for m, one, count in smaller)
+    rates, device = setting.device.rates, setting.device
+    rate = device.flops / device.constants.over_flops if rates is None else rates.of_layer(shape.hidden, training=True)
+    return operations / setting.shards / rate
+
+
+def _matrices(shape: ModelShape) -> list[Linear]:
+    """The linear maps of a layer, with those of its experts."""
+    experts = [Linear("experts", shape.hidden, shape.intermediate)] * (3 * shape.experts)
+    shared = [Linear("shared", shape.hidden, shape.shared)] * (3 if shape.shared else 0)
+    return [*shape.linears, *experts, *shared]
 
 
 def _over_reading(device: Device) -> float:

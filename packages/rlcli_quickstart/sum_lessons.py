@@ -39,8 +39,9 @@ class Sums(Lessons):
 
     steps = 1000
 
-    def __init__(self, data: str | Path) -> None:
-        self.prompts = read_prompts(data, "train")
+    def __init__(self, data: str | Path, harmony: bool = False) -> None:
+        """harmony: the model's chat format is GPT-OSS's."""
+        self.prompts, self.harmony = read_prompts(data, "train"), harmony
 
     def key(self) -> object:
         """See `Lessons.key`."""
@@ -51,8 +52,38 @@ class Sums(Lessons):
         """See `Lessons.prepare`."""
         from rlcli.model.io.tiny_model import tiny_tokenizer
 
-        tokenizer = tiny_tokenizer()
-        return tokenizer, partial(_batches, _demonstrations(self.prompts, tokenizer), tokenizer)
+        tokenizer = tiny_tokenizer(harmony=self.harmony)
+        turn = Turn.of(tokenizer)
+        return tokenizer, partial(_batches, _demonstrations(self.prompts, turn), turn)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a chat template writes before and after an answer, once the assistant's turn is opened: in harmony the
+    channel, and the token that ends the turn.
+
+    >>> from rlcli.model.io.tiny_model import tiny_tokenizer
+    >>> turn = Turn.of(tiny_tokenizer(harmony=True))
+    >>> turn.before, turn.after
+    ('<|channel|>final<|message|>', '<|return|>')
+    """
+
+    tokenizer: Any
+    before: str
+    after: str
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Turn:
+        question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "="}
+        opened = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template([question, answer], tokenize=False)
+        before, _, after = whole.removeprefix(opened).partition("=")
+        return cls(tokenizer, before, after)
+
+    def ids(self, answer: str) -> list[int]:
+        text = f"{self.before}{answer}{self.after}"
+        found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
 
 
 def _solution(prompt: Prompt) -> str:
@@ -65,7 +96,7 @@ def _solution(prompt: Prompt) -> str:
 def _demonstrations(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
     tokenized = TokenizedPrompts.tokenize(prompts, tokenizer, max_prompt_tokens=tokenizer.model_max_length)
     return [
-        Demonstration(tokenized.tokens(i).tolist(), _ids(tokenizer, _solution(prompt)), int(prompt.ground_truth))
+        Demonstration(tokenized.tokens(i).tolist(), turn.ids(_solution(prompt)), int(prompt.ground_truth))
         for i, prompt in enumerate(tokenized.prompts)
     ]
 

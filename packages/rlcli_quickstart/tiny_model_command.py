@@ -68,10 +68,6 @@ def tiny_model(
     """
     if warm and tools:
         raise ConfigError("--tools: the solutions of --warm call none", "leave one of the two out")
-    if warm and kind == "gpt_oss":
-        raise ConfigError(
-            "--kind gpt_oss: the lessons of --warm are not in its chat format", "leave one of the two out"
-        )
     from rlcli.model.io.tiny_model import make_tiny_model
 
     sizes: ModelSizes = {
@@ -102,7 +98,10 @@ def _warmed_up(data: Path, seed: int, sizes: ModelSizes, facts: dict[str, object
     started = time.monotonic()
     with console.progress() as update:
         model, _, loss = warmed_up(
-            Sums(data), seed, on_progress=lambda done, steps: update("warming up", done, steps), sizes=sizes
+            Sums(data, harmony=sizes["kind"] == "gpt_oss"),
+            seed,
+            on_progress=lambda done, steps: update("warming up", done, steps),
+            sizes=sizes,
         )
     facts |= {"warm": data, "seconds": round(time.monotonic() - started, 1), "loss": round(loss, 4)}
     return model

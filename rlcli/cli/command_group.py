@@ -99,6 +99,7 @@ COMMANDS = {
         "rlcli.cli.doctor:doctor",
         "Check this machine: one line for each thing that rlcli needs, with a fix if it is missing.",
     ),
+    "model": Command(MACHINE, PUBLISHED, "Check a model's files, without its weights."),
     "tiny-model": Command(
         MACHINE,
         PUBLISHED,

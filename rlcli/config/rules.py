@@ -77,6 +77,7 @@ def without_effect(config: RunConfig) -> list[str]:
             f"the ratio is always 1: {at_start}",
         ),
         ("critic", "clip", one_update, f"no value differs from its old one: {at_start}"),
+        ("train", "muon_momentum muon_step_size", config.train.optimizer != "muon", "train.optimizer = adamw"),
         ("train", "min_lr_fraction", config.train.schedule == "constant", "train.schedule = constant ends at train.lr"),
         ("shaping", "overlong_penalty", not config.shaping.overlong_buffer, "shaping.overlong_buffer = 0"),
     ]
@@ -470,6 +471,11 @@ def _training(config: RunConfig) -> list[Rule]:
             f"train.offload = {t.offload} makes room for an engine on the same GPUs, but "
             + (f"rollout.workers = {r.workers} puts engines on others" if r.workers else "none is used (data.response)")
             + "; give none",
+        ),
+        (
+            t.optimizer != "muon" or not config.lora.rank,
+            f"train.optimizer = muon steps whole matrices, and lora.rank = {config.lora.rank} trains two factors of "
+            "each, whose product it says nothing about; give adamw, or lora.rank = 0",
         ),
         *_parallel(config),
         (

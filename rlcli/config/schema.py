@@ -483,13 +483,28 @@ class Train(Section):
         description="Maximum tokens per forward pass of a worker; on CPUs, unless set on the command line, lowered to "
         "what memory allows.",
     )
-    lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate (AdamW).")
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="adamw, or muon: hidden matrices by Muon (arXiv 2502.16982); embeddings, head, routers, norms and "
+        "biases by AdamW.",
+    )
+    lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate.")
     betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.999),
         json_schema_extra={"rule": "two numbers ≥ 0 and < 1"},
         description="AdamW β1 and β2.",
     )
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="AdamW weight decay.")
+    muon_momentum: Beta = Field(
+        default=0.95, json_schema_extra={"rule": "a number ≥ 0 and < 1"}, description="Muon's momentum (Nesterov's)."
+    )
+    muon_step_size: Literal["match_rms_adamw", "original"] = Field(
+        default="match_rms_adamw",
+        description="Muon's step of an A × B matrix, as adjust_lr_fn of torch.optim.Muon: match_rms_adamw, lr · 0.2 "
+        "√max(A, B), for learning rates of AdamW; or original, lr · √max(1, A / B).",
+    )
+    weight_decay: NonNegativeFloat = Field(
+        default=0.0, description="Weight decay of matrices, apart from the gradient."
+    )
     warmup_steps: NonNegativeInt = Field(default=0, description="Steps over which the learning rate rises from 0.")
     warmup_fraction: Fraction | None = Field(
         default=None,

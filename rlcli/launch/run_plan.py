@@ -75,7 +75,8 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         + _divided(config)
         + (f", and {rollout.workers} that generate" if rollout.workers else "")
         + (f", {prepared.threads} threads each" if prepared.facts.device == "cpu" else ""),
-        "optimizer": f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}",
+        "optimizer": ("Muon and " if train.optimizer == "muon" else "")
+        + f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}",
         "length": f"{train.steps} steps, {train.steps * samples} samples"
         + (f", {train.steps / epoch:.2f} epochs" if epoch else ""),
         **_memory_rows(prepared),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import cos, pi
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rlcli.model.muon import Muon, StepSize, hidden_matrices
 from rlcli.model.parallel.buckets import rows_of
 
 T = TypeVar("T", bound=torch.Tensor)
@@ -18,16 +20,34 @@ T = TypeVar("T", bound=torch.Tensor)
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def build_optimizer(model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
+def build_optimizer(
+    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float, muon: MuonSettings | None = None
+) -> torch.optim.Optimizer:
     """AdamW (arXiv 1711.05101) over parameters that require a gradient; norms and biases (1-D) do not decay.
+    muon: hidden matrices follow Muon instead (`rlcli.model.muon`).
 
     Fused: otherwise torch would step sharded parameters one by one, in a dozen operations each.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hidden = hidden_matrices(cast(Any, model).lm) if muon is not None else []
+    matrices = {id(matrix.parameter) for matrix in hidden}
+    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in matrices]
     decaying = [p for p in trained if p.ndim > 1]
-    groups = [{"params": alike, "weight_decay": weight_decay} for alike in by_mesh(decaying)]
+    groups: list[dict[str, Any]] = [{"params": alike, "weight_decay": weight_decay} for alike in by_mesh(decaying)]
     groups.append({"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0})
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=True)
+    groups = [group for group in groups if group["params"]]
+    if muon is None:
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
+    return Muon(
+        hidden, groups, lr=lr, weight_decay=weight_decay, betas=betas, momentum=muon.momentum, size=muon.step_size
+    )
+
+
+@dataclass(frozen=True)
+class MuonSettings:
+    """momentum: μ. step_size: how steps of matrices of different shapes compare."""
+
+    momentum: float
+    step_size: StepSize
 
 
 class GradientScale:

@@ -34,6 +34,8 @@ MORE = {
     "opd": "opd,algorithm.advantage=one,algorithm.loss=opd_reverse,teacher.top_k=4",
 }
 """Two models that are trained, and one more that is not."""
+OTHERS = {"grpo with muon": "grpo,train.optimizer=muon"}
+"""Of a model with layers that carry a state."""
 AHEAD = {
     "dapo ahead with a surplus, of two sets": "dapo,rollout.workers=1,async.staleness=1,async.engine_steps=0,"
     "dynamic_sampling.oversample=2,data.mix=tokens,data.sampling=difficulty",
@@ -84,6 +86,15 @@ def more_on_one_rank(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFa
 def more_on_two_ranks(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     cases = {"dapo with a surplus": CASES["dapo with a surplus"], "opd": MORE["opd"]}
     return train_cases(tiny, sums, tmp_path_factory.mktemp("more") / "runs", 2, cases=cases)
+
+
+@pytest.fixture(scope="module")
+def hybrid_on_two_ranks(sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    from rlcli.model.io.tiny_model import make_tiny_model
+
+    out = tmp_path_factory.mktemp("hybrid")
+    model = make_tiny_model(out / "tiny", kind="qwen3_5_moe", hidden=64, heads=2, kv_heads=1, layers=3)
+    return train_cases(model, sums, out / "runs", 2, cases=OTHERS)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +165,7 @@ def assert_equal(left: Path, right: Path) -> None:
         *(("one_rank", case, how) for case, how in (("grpo", "killed"), *((case, "stopped") for case in CASES))),
         *(("two_ranks", case, how) for case, how in (("ppo", "killed"), ("ppo", "stopped"))),
         *(AGAIN("more_on_one_rank", case, "stopped") for case in MORE),
+        *(AGAIN("hybrid_on_two_ranks", case, how) for case in OTHERS for how in ("stopped", "killed")),
         *(AGAIN("more_on_two_ranks", case, "stopped") for case in ("dapo with a surplus", "opd")),
     ],
 )

@@ -41,9 +41,14 @@ LATENT = ("deepseek_v3", "glm4_moe_lite")
 
 REFUSED = {
     "gemma3": "a picture's tokens see those that follow them",
+    **dict.fromkeys(
+        ("gemma4", "gemma4_text"), "its heads are of two sizes, and some layers use the keys and values of others"
+    ),
     "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
     "kimi_k2": "transformers has its code as 'deepseek_v3': write that as model_type, and remove auto_map",
+    **dict.fromkeys(("lfm2", "lfm2_moe"), "its convolutions would read the tokens of the sample before in a pack"),
     "mllama": "its layers attend to pictures apart from the text",
+    "nemotron_h": "its Mamba layers would pass the state of a sample on to the next one in a pack",
     "paligemma": "a prompt's tokens see those that follow them",
     "qwen4_exp": "its attention is sparse, and its embeddings are of several tokens",
 }
@@ -88,6 +93,7 @@ def read_config(path: str, key: str = "model.path") -> PreTrainedConfig:
     kind = stored.get("model_type")
     if isinstance(kind, str) and kind in REFUSED:  # transformers would ask whether to run the model's own code
         _refuse_kind(path, kind, sees="vision_config" in stored)
+    _check_layer_types(path, stored)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers' validators raise various errors
@@ -106,6 +112,23 @@ def read_config(path: str, key: str = "model.path") -> PreTrainedConfig:
         del config.quantization_config
     _check_config(path, config)
     return config
+
+
+LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "chunked_attention")
+"""Values of `layer_types` with one meaning. Others, such as mamba, transformers reads as one of these."""
+
+
+def _check_layer_types(path: str, values: Mapping[str, Any]) -> None:
+    """Raise `ModelError` for layers of a kind unknown here, in a model whose other layers may be known."""
+    text = values.get("text_config")
+    types = (text if isinstance(text, dict) else values).get("layer_types")
+    unknown = [kind for kind in types if kind not in LAYER_TYPES] if isinstance(types, list) else []
+    if unknown:
+        raise ModelError(
+            f"{path}: {len(unknown)} of its {len(types)} layers are of a kind unknown here, '{unknown[0]}' "
+            "(layer_types)",
+            "choose another model",
+        )
 
 
 SIZES = (

@@ -1,5 +1,5 @@
-"""The training backend on FSDP2: AdamW over a model that is sharded, and possibly replicated, over all ranks, of which
-some may divide the tokens of each micro-batch among themselves."""
+"""The training backend on FSDP2: AdamW or Muon over a model that is sharded, and possibly replicated, over all ranks,
+of which some may divide the tokens of each micro-batch among themselves."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class FsdpBackend:
         import torch
 
         from rlcli.model.mixture.routing import Load
-        from rlcli.model.optim import GradientScale, build_optimizer
+        from rlcli.model.optim import GradientScale, MuonSettings, build_optimizer
         from rlcli.model.parallel.fsdp_sharding import casts_once
 
         train = config.train
@@ -109,7 +109,8 @@ class FsdpBackend:
         self.replicated = place.dims.replicate > 1
         self.ranks = place.ranks
         if trained:
-            self.optimizer = build_optimizer(model, lr=0.0, betas=train.betas, weight_decay=train.weight_decay)
+            muon = MuonSettings(train.muon_momentum, train.muon_step_size) if train.optimizer == "muon" else None
+            self.optimizer = build_optimizer(model, 0.0, train.betas, train.weight_decay, muon)
             self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
             self.copies = CopyCheck(model, place.mesh)
             self.expert_load = Load(model)

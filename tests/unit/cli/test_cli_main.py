@@ -20,7 +20,7 @@ from rlcli.support.extras import INSTALL, require
 PANELS = {
     "Train": ["train", "eval", "chat", "export", "quickstart"],
     "Data & rewards": ["prep", "verifiers", "env", "recipes"],
-    "Machine": ["doctor", "tiny-model"],
+    "Machine": ["doctor", "model", "tiny-model"],
 }
 HEAVY = ["torch", "ray", "transformers", "vllm", "datasets", "pyarrow", "sympy", "math_verify", "pydantic", "numpy"]
 
@@ -67,8 +67,9 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(name for names in PANELS.values() for name in names if name not in ("verifiers", "env", "recipes")),
+        *(name for names in PANELS.values() for name in names if name not in ("verifiers", "env", "recipes", "model")),
         "eval compare",
+        "model check",
         "runs list",
         "runs show",
         "runs samples",

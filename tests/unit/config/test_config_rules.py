@@ -111,6 +111,7 @@ WRONG = [
         ["train.offload=all", "rollout.workers=1"],
         "offload = all makes room for an engine on the same GPUs, but",
     ),
+    ("grpo", ["train.optimizer=muon", "lora.rank=8"], "lora.rank = 8 trains two factors of each"),
     ("grpo", ["data.sampling=thompson"], "groups whose rewards are all equal; give dynamic_sampling.keep = unequal"),
     ("sft", ["data.sampling=difficulty"], "data.sampling = difficulty: no prompt has a pass rate if responses are"),
     ("sft", ["data.retire=2"], "data.retire = 2: no prompt has a pass rate if responses are given"),

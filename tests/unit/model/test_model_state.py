@@ -439,3 +439,29 @@ def test_waiting_tokens_are_not_unpacked_beyond_the_size_of_their_file(tmp_path:
     np.savez_compressed(tmp_path / "waiting.npz", count=np.array(1), **{"0.tokens": np.zeros(1 << 20)})
     with pytest.raises(CheckpointError, match="it is compressed"):
         read_waiting(tmp_path / "waiting.npz")
+
+
+def test_moments_of_muon_are_saved_and_training_continues_with_them(mesh: Any, base: str, tmp_path: Path) -> None:
+    from rlcli.model.optim import MuonSettings, build_optimizer
+
+    def learning(seed: int) -> Learning:
+        made = Learning(mesh, base, seed)
+        muon = MuonSettings(0.95, "match_rms_adamw")
+        made.optimizer = build_optimizer(made.model, 1e-2, (0.9, 0.99), 0.1, muon)
+        return made
+
+    owners = {"policy": learning(0)}
+    owners["policy"].step()
+    expected = whole(owners)
+    assert {name.rpartition(".")[2] for name in expected} >= {"momentum_buffer", "exp_avg", "exp_avg_sq"}
+    save(owners, tmp_path / "policy")
+    owners["policy"].step()
+    later = whole(owners)
+    others = {"policy": learning(7)}
+    load_state(trained(others), tmp_path / "policy")
+    assert_same(whole(others), expected)
+    own = load_own(tmp_path / "policy", 0)
+    assert own is not None
+    set_rng_state(own)
+    others["policy"].step()
+    assert_same(whole(others), later)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcli.model.io.model_config import SUPPORTED
 from rlcli.model.lora import LoraSpec, add_lora
+from rlcli.model.muon import hidden_matrices
 from rlcli.model.packed_batch import PackedBatch, pack
 from rlcli.model.policy import PolicyModel
 from tests.kept_bytes import kept_by_torch
@@ -178,6 +179,7 @@ def test_parameters_are_counted_from_the_config_alone(kind: str, tied: bool) -> 
     shape = shape_of(config)
     assert shape.parameters == sum(parameter.numel() for parameter in lm.parameters())
     assert shape.layer_parameters == sum(parameter.numel() for parameter in lm.base_model.layers[-1].parameters())
+    assert shape.hidden_matrices == sum(matrix.parameter.numel() for matrix in hidden_matrices(lm))
 
 
 @pytest.mark.parametrize(

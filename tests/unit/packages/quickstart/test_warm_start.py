@@ -9,7 +9,7 @@ import torch
 from rlcli_data_prep.arithmetic import CONVERTER
 from rlcli_quickstart import sum_lessons
 from rlcli_quickstart import warm_start as module
-from rlcli_quickstart.sum_lessons import Sums
+from rlcli_quickstart.sum_lessons import Sums, Turn
 from rlcli_quickstart.warm_start import warm_start
 from transformers import AutoModelForCausalLM
 
