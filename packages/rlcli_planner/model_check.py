@@ -146,7 +146,7 @@ def check_model_files(path: str) -> ModelReport:
 
 
 def active_parameters(shape: ModelShape) -> int:
-    idle = shape.expert_layers * (shape.experts - shape.chosen) * shape.expert_parameters
+    idle = shape.expert_layers * (shape.experts - shape.experts_per_token) * shape.expert_parameters
     return shape.parameters - idle
 
 
@@ -176,7 +176,7 @@ def layers_by_kind(shape: ModelShape, types: Sequence[str]) -> dict[str, int]:
         found["feed-forward"] = shape.dense_layers or shape.layers
     if shape.experts:
         shared = " and shared ones" * bool(shape.shared)
-        found[f"{shape.experts} experts, {shape.chosen} of them chosen{shared}"] = shape.expert_layers
+        found[f"{shape.experts} experts, {shape.experts_per_token} of them chosen{shared}"] = shape.expert_layers
     if shape.tower is not None:
         found["layers of the tower that sees pictures"] = shape.tower.encoding.layers
     return found

@@ -108,9 +108,10 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
         return None
     critic_setting = setting.with_dedicated_workers(workers)
     weights = FLOAT * critic.parameters / workers
-    held = _process(critic_setting, False) | {"critic": (1 + ADAM_MOMENTS) * weights}
+    moments = FLOAT * setting.critic_moments(critic) / workers
+    held = _process(critic_setting, False) | {"critic": weights + moments}
     passing = _passes(critic_setting, critic)
-    heap = wasted(critic_setting, critic, passing, ADAM_MOMENTS * weights) if critic_setting.device.is_cpu else 0.0
+    heap = wasted(critic_setting, critic, passing, moments) if critic_setting.device.is_cpu else 0.0
     return _phase("update", held, passing, {"heap": heap})
 
 
@@ -196,7 +197,8 @@ def _trainer(setting: Setting, doing: str) -> Parts:
         parts["pictures"] = setting.patch_bytes
     if setting.hosted_critic is not None:
         critic_weights = FLOAT * setting.hosted_critic.parameters / shards
-        parts["critic"] = critic_weights * models["critic"] + ADAM_MOMENTS * critic_weights * moments
+        critic_moments = FLOAT * setting.critic_moments(setting.hosted_critic) / shards
+        parts["critic"] = critic_weights * models["critic"] + critic_moments * moments
     return parts
 
 

@@ -227,20 +227,20 @@ def _update(setting: Setting) -> PhaseTime:
     seeing = _vision_flops(setting) + _vision_flops(setting, backward=True, recomputed=checkpointing)
     passes = 1 + checkpointing + backward
     seconds, bound = _pass_seconds(setting, passes=passes, head=2 + backward, exchanges=exchanges, seeing=seeing)
-    stepping = _optimizer_seconds(setting, setting.trained_parameters())
+    stepping = _optimizer_seconds(setting, setting.policy, setting.trained_parameters())
     critic_seconds = 0.0
     if (critic := _as_critic(setting)) is not None:
         head = 3 * critic.algorithm.needs_process_rewards
         passing, _ = _pass_seconds(critic, passes=3 + checkpointing, head=head, exchanges=exchanges)
         critic_seconds = config.train.passes * passing
-        critic_seconds += setting.updates * _optimizer_seconds(critic, critic.policy.parameters)
+        critic_seconds += setting.updates * _optimizer_seconds(critic, critic.policy, critic.policy.parameters)
     away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
     moving = 2 * away * FLOAT * setting.trained_parameters() / setting.shards / _host_rate(setting)
     total = config.train.passes * seconds + setting.updates * stepping + moving + critic_seconds
     return PhaseTime("update", total, bound if seconds > stepping + moving else "memory")
 
 
-def _optimizer_seconds(setting: Setting, parameters: float) -> float:
+def _optimizer_seconds(setting: Setting, shape: ModelShape, parameters: float) -> float:
     """Seconds of the optimizer's step."""
     device = setting.device
     seconds = _orthogonalizing(setting, shape) if setting.config.train.optimizer == "muon" else 0.0

@@ -59,31 +59,34 @@ class Sums(Lessons):
 
 @dataclass(frozen=True)
 class Turn:
-    """What a chat template writes before and after an answer, once the assistant's turn is opened: in harmony the
-    channel, and the token that ends the turn.
+    """The text that a chat template writes around an answer, once the assistant's turn is opened.
 
     >>> from rlcli.model.io.tiny_model import tiny_tokenizer
     >>> turn = Turn.of(tiny_tokenizer(harmony=True))
-    >>> turn.before, turn.after
+    >>> turn.prefix, turn.suffix
     ('<|channel|>final<|message|>', '<|return|>')
     """
 
-    tokenizer: Any
-    before: str
-    after: str
+    tokenizer: PreTrainedTokenizerBase
+    """Its template formats the turn."""
+    prefix: str
+    """Text between the opened turn and the answer: in harmony the channel."""
+    suffix: str
+    """Text that ends the turn."""
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Turn:
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Turn:
         question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "="}
         opened = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template([question, answer], tokenize=False)
-        before, _, after = whole.removeprefix(opened).partition("=")
-        return cls(tokenizer, before, after)
+        conversation = tokenizer.apply_chat_template([question, answer], tokenize=False)
+        prefix, _, suffix = conversation.removeprefix(opened).partition("=")
+        return cls(tokenizer, prefix, suffix)
 
     def ids(self, answer: str) -> list[int]:
-        text = f"{self.before}{answer}{self.after}"
-        found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
+        """Token ids of `answer` with the text around it."""
+        text = f"{self.prefix}{answer}{self.suffix}"
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
 
 def _solution(prompt: Prompt) -> str:
@@ -93,22 +96,17 @@ def _solution(prompt: Prompt) -> str:
     return solution
 
 
-def _demonstrations(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
-    tokenized = TokenizedPrompts.tokenize(prompts, tokenizer, max_prompt_tokens=tokenizer.model_max_length)
+def _demonstrations(prompts: Sequence[Prompt], turn: Turn) -> list[Demonstration]:
+    tokenized = TokenizedPrompts.tokenize(prompts, turn.tokenizer, max_prompt_tokens=turn.tokenizer.model_max_length)
     return [
         Demonstration(tokenized.tokens(i).tolist(), turn.ids(_solution(prompt)), int(prompt.ground_truth))
         for i, prompt in enumerate(tokenized.prompts)
     ]
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]:
-    ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return [*ids, tokenizer.eos_token_id]
-
-
 def _batches(
     demonstrations: list[Demonstration],
-    tokenizer: PreTrainedTokenizerBase,
+    turn: Turn,
     rng: random.Random,
     count: int,
     done: float = 0.0,
@@ -118,10 +116,10 @@ def _batches(
     for demonstration in rng.choices(demonstrations, k=count):
         if rng.random() < GUESSES:
             off = rng.randint(-GUESS_WITHIN, GUESS_WITHIN)
-            guessed.append(_row(demonstration.prompt, _ids(tokenizer, f"#### {max(0, demonstration.answer + off)}")))
+            guessed.append(_row(demonstration.prompt, turn.ids(f"#### {max(0, demonstration.answer + off)}")))
         else:
             worked.append(_row(demonstration.prompt, demonstration.worked))
-    return [padded(rows, tokenizer.pad_token_id) for rows in (guessed, worked) if rows]
+    return [padded(rows, turn.tokenizer.pad_token_id) for rows in (guessed, worked) if rows]
 
 
 def _row(prompt: list[int], response: list[int]) -> tuple[list[int], list[int]]:

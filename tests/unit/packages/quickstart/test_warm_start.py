@@ -48,6 +48,17 @@ def test_an_equal_warm_start_is_made_once(data: Path, tmp_path: Path, monkeypatc
     assert warm_start(tmp_path, Sums(data), seed=0, steps=2).path != made.path
 
 
+@pytest.mark.parametrize("harmony", [False, True])
+def test_lessons_are_in_the_chat_format_of_the_model(harmony: bool) -> None:
+    tokenizer = tiny_tokenizer(harmony=harmony)
+    turn = Turn.of(tokenizer)
+    question, answer = {"role": "user", "content": "2+3"}, {"role": "assistant", "content": "#### 5"}
+    prompt = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
+    conversation = tokenizer.apply_chat_template([question, answer], tokenize=False)
+    assert prompt + tokenizer.decode(turn.ids("#### 5")) == conversation
+    assert (turn.prefix, turn.suffix) == (("<|channel|>final<|message|>", "<|return|>") if harmony else ("", "<eos>"))
+
+
 @pytest.mark.long
 def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: Path, tmp_path: Path) -> None:
     def interrupt(done: int, steps: int) -> None:
@@ -73,11 +84,11 @@ def test_the_same_seed_gives_the_same_model_and_keeps_the_random_state(data: Pat
 
 def test_batches_mix_worked_answers_and_guesses_with_loss_on_answers(data: Path) -> None:
     tokenizer = tiny_tokenizer()
-    demonstrations = sum_lessons._demonstrations(read_prompts(data, "train"), tokenizer)
+    demonstrations = sum_lessons._demonstrations(read_prompts(data, "train"), Turn.of(tokenizer))
     rng = random.Random(0)
     guesses, total = 0, 0
     for _ in range(30):
-        for ids, labels, _ in sum_lessons._batches(demonstrations, tokenizer, rng, 32):
+        for ids, labels, _ in sum_lessons._batches(demonstrations, Turn.of(tokenizer), rng, 32):
             for row, label in zip(ids, labels, strict=True):
                 question, answer = tokenizer.decode(row).split("<|assistant|>")
                 a, b = map(int, question.removeprefix("<|user|>").removesuffix("=").split("+"))
@@ -99,9 +110,9 @@ def test_the_loss_is_the_mean_over_answer_tokens_in_any_split(data: Path) -> Non
     from rlcli.model.io.tiny_model import tiny_config
 
     tokenizer = tiny_tokenizer()
-    demonstrations = sum_lessons._demonstrations(read_prompts(data, "train"), tokenizer)
+    demonstrations = sum_lessons._demonstrations(read_prompts(data, "train"), Turn.of(tokenizer))
     model = Qwen2ForCausalLM(tiny_config(**module.SIZES))
-    for batch in sum_lessons._batches(demonstrations, tokenizer, random.Random(0), 32):
+    for batch in sum_lessons._batches(demonstrations, Turn.of(tokenizer), random.Random(0), 32):
         tokens = (batch.labels != -100).sum()
         # The model's own loss takes the same labels and averages.
         reference = model(input_ids=batch.ids, labels=batch.labels).loss
