@@ -102,7 +102,7 @@ def demonstrations(
         text = player.turn(conversation.messages, rng)
         ids = np.array([*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id], np.int32)
         log_probs: np.ndarray = np.zeros(len(ids), np.float32)
-        return conversation.drew(conversation.trajectory.extended("policy", ids, log_probs, 0, "stop"), text)
+        return conversation.add_turn(conversation.trajectory.extended("policy", ids, log_probs, 0, "stop"), text)
 
     with Environments(config, [config.environment.name], tokenizer, [tokenizer.eos_token_id]) as environments:
         sessions = [environments.session(prompt) for prompt in prompts]
@@ -111,7 +111,7 @@ def demonstrations(
         while open_ := [(session, one) for session, one in zip(sessions, held, strict=True) if one.ended is None]:
             answers = [session.step(turn(one)) for session, one in open_]
             for (_, one), answer in zip(open_, answers, strict=True):
-                one.replied(answer.result())
+                one.add_reply(answer.result())
     return [_row(one.finished()) for one in held]
 
 

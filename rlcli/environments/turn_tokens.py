@@ -90,38 +90,38 @@ class TurnTemplate:
         ids = self._ids(messages, opened=False)
         return ids[: self._closed(ids, messages) or len(ids) - len(self._tail)]
 
-    def append(self, drawn: Sequence[int], messages: Messages) -> Appended:
-        """What follows the turn `drawn`, before the policy's next turn. messages: those of the environment, whose text
+    def append(self, turn: Sequence[int], messages: Messages) -> Appended:
+        """What follows the turn `turn`, before the policy's next turn. messages: those of the environment, whose text
         cannot become control tokens. Raises `ModelError` if the template fails, or does not append."""
         new = [self.harmless(message) for message in messages]
         closing, delta = self._delta(new)
         if closing is not None:
             # A turn that was cut off, or ended by a token that the template never writes, is closed first.
-            is_closed = bool(drawn) and drawn[-1] in self._stops and drawn[-1] in {closing, *self._written}
+            is_closed = bool(turn) and turn[-1] in self._stops and turn[-1] in {closing, *self._written}
             return Appended(0, delta if is_closed else [closing, *delta])
-        if self._tail or not drawn or drawn[-1] not in self._stops:
+        if self._tail or not turn or turn[-1] not in self._stops:
             return Appended(0, self._tail + delta)
         # Nothing closes a turn but the token that opens the next one (GLM), which the policy may have drawn.
-        return Appended(0, delta[1:]) if delta[:1] == [drawn[-1]] else Appended(1, delta)
+        return Appended(0, delta[1:]) if delta[:1] == [turn[-1]] else Appended(1, delta)
 
     def _delta(self, new: Messages) -> tuple[int | None, list[int]]:
         """The token that closes a turn, if there is one, and what follows it: `new`, and the policy's turn opened."""
         prefixes = [_prefix(new, text, self.arguments) for text in REASONING]
         rendered = [(p, self._ids(p, opened=False), self._ids([*p, *new], opened=True)) for p in prefixes]
-        for prefix, before, after in rendered:
-            closed = self._closed(before, prefix)
-            kept = closed or len(before)
-            if after[:kept] == before[:kept]:
-                return before[closed - 1] if closed else None, after[kept:]
-            if closed and after[: closed - 1] == before[: closed - 1] and after[closed - 1] in self._special:
-                return after[closed - 1], after[closed:]  # the past's turns are closed by another token (gpt-oss)
+        for prefix, without_new, with_new in rendered:
+            closed = self._closed(without_new, prefix)
+            length = closed or len(without_new)
+            if with_new[:length] == without_new[:length]:
+                return without_new[closed - 1] if closed else None, with_new[length:]
+            if closed and with_new[: closed - 1] == without_new[: closed - 1] and with_new[closed - 1] in self._special:
+                return with_new[closed - 1], with_new[closed:]  # the past's turns are closed by another token (gpt-oss)
         # The past is rendered differently now. It has as many ends of turns as before.
-        for prefix, before, after in rendered:
-            closed = self._closed(before, prefix)
-            ends = [place for place, token in enumerate(after) if token in self._stops]
-            turns = sum(token in self._stops for token in before[:closed])
+        for prefix, without_new, with_new in rendered:
+            closed = self._closed(without_new, prefix)
+            ends = [index for index, token in enumerate(with_new) if token in self._stops]
+            turns = sum(token in self._stops for token in without_new[:closed])
             if closed and len(ends) >= turns:
-                return before[closed - 1], after[ends[turns - 1] + 1 :]
+                return without_new[closed - 1], with_new[ends[turns - 1] + 1 :]
         raise ModelError(
             f"the chat template of {self._tokenizer.name_or_path or 'the model'} does not append a message of the "
             f"{new[0]['role']}: it renders the conversation before it differently",
@@ -131,9 +131,9 @@ class TurnTemplate:
     def _closed(self, ids: list[int], messages: Messages) -> int:
         """Where the last turn of `messages`, whose tokens are `ids`, is closed; 0 if nothing but what opens the next
         turn closes it."""
-        asked = len(self._ids(messages[:-1], opened=False))
+        start = len(self._ids(messages[:-1], opened=False))
         return 1 + max(
-            (place for place, token in enumerate(ids) if place >= asked and token in self._stops), default=-1
+            (index for index, token in enumerate(ids) if index >= start and token in self._stops), default=-1
         )
 
     def _ids(self, messages: Messages, opened: bool) -> list[int]:
@@ -165,10 +165,10 @@ def _broken(value: Any, markers: re.Pattern[str] | None) -> Any:
     if markers is None:
         return value
     if isinstance(value, str):
-        return markers.sub(lambda found: f"{found[0][0]}\u200b{found[0][1:]}", value)
+        return markers.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", value)
     if isinstance(value, Mapping):
-        return {key: _broken(one, markers) for key, one in value.items()}
-    return [_broken(one, markers) for one in value] if isinstance(value, list) else value
+        return {key: _broken(item, markers) for key, item in value.items()}
+    return [_broken(item, markers) for item in value] if isinstance(value, list) else value
 
 
 def _prefix(new: Messages, reasoning: str, arguments: Mapping[str, Any] | str) -> list[Mapping[str, Any]]:

@@ -44,7 +44,7 @@ def give_lengths(worker: Any, median_tokens: float, spread: float) -> None:
         given = params(request)
         z = (normal(zlib.crc32(request.prompt.tobytes())) + normal(request.seed)) / math.sqrt(2)
         length = round(median_tokens * math.exp(spread * z))
-        begun = 0 if request.begun is None else len(request.begun)
+        begun = 0 if request.response_prefix is None else len(request.response_prefix)
         given.max_tokens = max(1, min(given.max_tokens, length - begun))
         given.ignore_eos, given.stop_token_ids = True, []
         return given

@@ -31,10 +31,10 @@ def play_model(task: Task) -> None:
             whole = conversation.trajectory
             drawn = _draw(engine, config, whole.branch, conversation.room, whole.turns)
             whole = whole.extended("policy", drawn.tokens, drawn.log_probs, 0, drawn.finish_reason)
-            message = conversation.drew(whole, template.text(drawn.tokens.tolist()))
+            message = conversation.add_turn(whole, template.text(drawn.tokens.tolist()))
             print_message(message)
             reply = answer(session, message)
-            conversation.replied(reply)
+            conversation.add_reply(reply)
             print_reply(reply)
     engine.close()
     print_end(conversation.ended, conversation.trajectory.turns, conversation.reward)
@@ -46,7 +46,7 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
     import numpy as np
 
     from rlcli.data.messages import PromptTask
-    from rlcli.environments.finished_conversation import Held
+    from rlcli.environments.finished_conversation import FinishedConversation
     from rlcli.environments.gateway.agent_pool import AgentPool
     from rlcli.environments.gateway.agent_round import AgentRound
     from rlcli.rollout.local_chat import local_engine
@@ -56,17 +56,17 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
         engine = local_engine(config.model.path, stops, config.max_length, "env-try")
         round = AgentRound(agents, 0, ordered=True)
         round.open(0, PromptTask(0, np.zeros(0, np.int32), prompt, 1))
-        while not isinstance(one := round.poll()[0], Held):
-            round.drew(0, _draw(engine, config, one.tokens, one.room, one.number))
+        while not isinstance(one := round.poll()[0], FinishedConversation):
+            round.add_turn(0, _draw(engine, config, one.tokens, one.room, one.number))
     engine.close()
     if one.failure is not None:
         raise RlcliError(f"the agent failed twice: {one.failure.detail}", "a run would leave this sample out")
     for message in one.fields["conversation"]:
         print_message(message)
     facts = one.fields["environment"]
-    count = len(one.whole.branch_starts)
+    count = len(one.trajectory.branch_starts)
     branches = f"; this is the last of its {count} conversations" if count > 1 else ""
-    print_end(facts["ended"] + branches, one.whole.turns, sum(facts["rewards"]))
+    print_end(facts["ended"] + branches, one.trajectory.turns, sum(facts["rewards"]))
 
 
 def _tokenizer(config: RunConfig) -> tuple[Any, tuple[int, ...], bool]:

@@ -109,29 +109,29 @@ def wishes_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / WISHES
     if not path.exists():
         return []
-    found = []
+    wishes = []
     with opened(path) as file:
         for line in bounded_lines(file, path, most=LINES_BYTES):
-            if line.endswith(b"\n") and (asked := json_object(line)) is not None:
-                found.append(asked)
-    return found
+            if line.endswith(b"\n") and (wish := json_object(line)) is not None:
+                wishes.append(wish)
+    return wishes
 
 
-def wish(run: Path, what: str, url: str) -> None:
+def wish(run: Path, action: str, url: str) -> None:
     """Ask a run for a server to join (`add`) or to leave (`remove`)."""
     folder = run / "logs" / "engines"
     states(run)
-    append_line(folder / WISHES, json.dumps({"time": round(time.time(), 3), "wish": what, "server": url}))
+    append_line(folder / WISHES, json.dumps({"time": round(time.time(), 3), "wish": action, "server": url}))
 
 
 def states(run: Path) -> list[dict[str, Any]]:
     """What the engines of a run wrote last, one of each worker. Raises `DataError` if it has no servers."""
-    found = []
+    records = []
     for path in sorted((run / "logs" / "engines").glob("worker-*.json")):
         try:
-            found.append(read_json(path))
+            records.append(read_json(path))
         except ValueError:
             raise DataError(f"{path}: not JSON", "remove it; a run that is alive writes it again") from None
-    if not found:
+    if not records:
         raise DataError(f"{run}: no servers are recorded there", "name a run with rollout.engine = server")
-    return found
+    return records

@@ -41,7 +41,7 @@ class WrittenWeights:
         kind = getattr(getattr(model, "config", None), "model_type", "")
         self.parameters: dict[str, Any] = dict(model.named_parameters()) if kind in WRITTEN else {}
         """What is written into, by vLLM's names."""
-        self.parameters = {name: one for name, one in self.parameters.items() if name.endswith(_ENDS)}
+        self.parameters = {name: parameter for name, parameter in self.parameters.items() if name.endswith(_ENDS)}
 
     @classmethod
     def of(cls, model: Any) -> WrittenWeights:
@@ -82,7 +82,10 @@ class WrittenWeights:
         for end, theirs in NAMES.items():
             if name.endswith(end):
                 begin = name.removesuffix(end)
-                return next((self.parameters[begin + one] for one in theirs if begin + one in self.parameters), None)
+                return next(
+                    (self.parameters[begin + vllm_end] for vllm_end in theirs if begin + vllm_end in self.parameters),
+                    None,
+                )
         return None
 
     def _part(self, name: str, tensor: Tensor) -> Tensor | None:
