@@ -1,4 +1,4 @@
-"""Sessions of environments in processes of their own, which can hang, crash or be killed without hurting the run."""
+"""Sessions of environments in separate processes, which can hang, crash or be killed without affecting the run."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Session:
         return self._process.call(self._number, "step", [message], reply_of)
 
     def close(self) -> None:
-        """Harmless when repeated, and after a failure."""
+        """Close the session. Idempotent, also after a failure."""
         self._process.call(self._number, "close", [], lambda returned: None)
         self._process.sessions.discard(self._number)
 
@@ -164,11 +164,11 @@ class EnvironmentHost:
 
     @property
     def pids(self) -> list[int]:
-        """Of its processes."""
+        """Ids of its processes."""
         return [process.pid for process in self._all()]
 
     def close(self) -> None:
-        """End all processes. Harmless when repeated."""
+        """End all processes. Idempotent."""
         self._closed.set()
         for process in self._all():
             process.kill(Failure.DIED, "the host is closed")
@@ -346,14 +346,14 @@ class _Process:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self, requests: IO[bytes]) -> None:
-        """In a thread of its own: a process that does not read must block nobody."""
+        """Write requests, in a separate thread: a process that does not read must not block the caller."""
         with contextlib.suppress(OSError), requests:  # the reader sees its end
             while line := self._requests.get():
                 requests.write(line)
                 requests.flush()
 
     def _print(self, printed: IO[bytes]) -> None:
-        """What it prints is not trusted either: no control characters, and not without end."""
+        """Copy the process's untrusted output, without control characters and up to a limit."""
         room = PRINTED_BYTES
         while line := printed.readline(PRINTED_BYTES):  # to the end: a process whose output nobody reads waits
             if room > 0:

@@ -102,7 +102,7 @@ def plain(value: Any) -> Any:
 
 
 def sendable(returned: Any) -> Any:
-    """What an environment returned, with its pictures as JSON."""
+    """The result of an environment, with its images as JSON."""
     if isinstance(returned, list | tuple):
         return [sendable(item) for item in returned]
     if not isinstance(returned, dict) or not isinstance(returned.get("content"), list | tuple):

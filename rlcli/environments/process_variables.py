@@ -57,7 +57,7 @@ def for_environment(environment: Mapping[str, str], extra_names: Sequence[str]) 
 
 
 def hint_of(text: str, environment: Mapping[str, str], inherited: Iterable[str]) -> str:
-    """How to pass on the variable that an error names, if it is set here and was not inherited; else empty.
+    """A hint to pass on the variable that an error names, if it is set here and was not inherited; else empty.
 
     >>> hint_of("KeyError: 'MY_KEY'", {"MY_KEY": "secret", "KEY": "secret"}, [])
     'MY_KEY is not passed on: name it in environment.variables'

@@ -116,7 +116,7 @@ def format_of(chat_template: str) -> str:
 
 
 def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-    """The message that the policy drew. form: one of FORMATS; empty: no calls. opened: the prompt has opened a
+    """Parse a turn of the policy into a message. form: one of FORMATS; empty: no calls. opened: the prompt has opened a
     <think>. tools: the JSON schemas of the tools, by which values without a type are read. Calls within the reasoning
     are none. Raises `ConfigError` for an unknown form."""
     if form and form not in FORMATS:

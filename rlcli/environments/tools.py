@@ -212,7 +212,7 @@ class ToolEnvironment:
         return _reply(message, contents)
 
     def _called(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-        """What a call of a plain function returned, as a message's content."""
+        """Call a plain function; returns its result as a message's content."""
         try:
             function, arguments = self._bound(call)
         except WrongCall as error:
@@ -226,7 +226,7 @@ class ToolEnvironment:
         return content_of(returned)
 
     async def _awaited(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-        """What a call of an async function returned, as a message's content."""
+        """Call an async function; returns its result as a message's content."""
         try:
             function, arguments = self._bound(call)
         except WrongCall as error:
@@ -273,7 +273,7 @@ async def _result(awaitable: Any) -> Any:
 
 
 def _reply(message: Mapping[str, Any], contents: Sequence[str | list[dict[str, Any]]]) -> Any:
-    """What follows a turn: an answer to each call, those that cannot be read included, in the order of the calls.
+    """The reply to a turn: an answer to each call, malformed ones included, in the order of the calls.
     contents: of the answers to those that can."""
     calls, malformed = message.get("tool_calls") or [], message.get("invalid_tool_calls") or []
     failed = sum(isinstance(content, str) and content.startswith("error: ") for content in contents)
@@ -290,7 +290,7 @@ def _reply(message: Mapping[str, Any], contents: Sequence[str | list[dict[str, A
 
 
 def content_of(returned: Any) -> str | list[dict[str, Any]]:
-    """What a tool returned as a message's content: parts if it has pictures, else text.
+    """Convert a tool's result to a message's content: parts if it has images, else text.
 
     >>> content_of([1, "two"]), content_of([{"type": "image", "image": b"..."}, "a cat"])
     ('[1, "two"]', [{'type': 'image', 'image': b'...'}, {'type': 'text', 'text': 'a cat'}])

@@ -104,11 +104,11 @@ class AgentPool:
             ) from error
 
     def close(self) -> None:
-        """End all programs. Harmless when repeated."""
+        """End all programs. Idempotent."""
         self._gateway.close()
 
     def _row(self, prompt: Prompt) -> dict[str, Any]:
-        """What a program gets of a row: the answer only if `environment.ground_truth` asks for it."""
+        """The row for a program, with the answer only if `environment.ground_truth` is set."""
         row = row_of(prompt, urls=True)
         if not self._section.ground_truth:
             del row["ground_truth"]

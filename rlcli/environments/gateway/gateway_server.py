@@ -119,7 +119,7 @@ class GatewaySession:
 
 class Gateway:
     """Serves `/sessions/ID/v1/chat/completions`, `/sessions/ID/v1/models`, `/sessions/ID/inference/v1/generate` and
-    `/sessions/ID/reward`, each with `Authorization: Bearer KEY`, on a free port of 127.0.0.1, in a thread of its own.
+    `/sessions/ID/reward`, each with `Authorization: Bearer KEY`, on a free port of 127.0.0.1, in a separate thread.
     The key of the reward is another one than that of the turns: what the policy writes may have the latter.
 
         with Gateway(tokenizer, stops, limits, submit) as gateway:
@@ -164,11 +164,11 @@ class Gateway:
         return session
 
     def close_session(self, session: GatewaySession) -> None:
-        """Its later requests get 404. Harmless when repeated."""
+        """Close a session: its later requests get 404. Idempotent."""
         self._sessions.pop(session.id, None)
 
     def close(self) -> None:
-        """End the server, and the agents that run on it; requests that wait are dropped. Harmless when repeated."""
+        """End the server, and the agents that run on it; waiting requests are dropped. Idempotent."""
         self._sessions.clear()
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)

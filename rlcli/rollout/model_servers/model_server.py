@@ -75,7 +75,7 @@ class ModelServer:
 
     @property
     def pid(self) -> int:
-        """Of the process group of the server."""
+        """Id of the process group of the server."""
         return self._process.pid
 
     def wait(self) -> None:
@@ -85,7 +85,7 @@ class ModelServer:
                 raise self._failure
 
     def close(self) -> None:
-        """End its processes. Harmless when repeated."""
+        """End its processes. Idempotent."""
         self._closed.set()
         self._watcher.join()
         end_group(self._process)

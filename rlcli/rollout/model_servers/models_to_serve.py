@@ -1,4 +1,4 @@
-"""Which models are to be served, and as what."""
+"""The models that verifiers need served, and their kinds."""
 
 from __future__ import annotations
 

@@ -98,6 +98,6 @@ def serving(
 
 
 def pool_of(served: ServedModel, device: str) -> Pool:
-    """Where the servers of a model run."""
+    """Placement of the servers of a model."""
     key = f"workers of the served model {served.model}"
     return Pool(served.workers, device, 1, key=key, engine=served.tensor_parallel, whole=True)

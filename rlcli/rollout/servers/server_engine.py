@@ -75,7 +75,7 @@ class ServerEngine:
 
     @staticmethod
     def check_beside_trainer(capability: tuple[int, int]) -> None:
-        """A server has processes of its own."""
+        """Servers have separate processes: all GPUs are supported."""
 
     @property
     def unfinished(self) -> int:
@@ -147,8 +147,8 @@ class ServerEngine:
         return max(answer.cached for answer in self._answers(block))
 
     def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
-        """Of all servers: the most cached tokens of any, and the log-probs of the one that differs most from the mean
-        of all, so that the worst is compared with the trainer."""
+        """Probe all servers: the highest number of cached tokens, and the log-probs of the server that differs most
+        from the mean of all, so that the worst is compared with the trainer."""
         import numpy as np
 
         cached = self.cached_tokens(tokens)
@@ -173,7 +173,7 @@ class ServerEngine:
         )
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
-        """Of all servers, the comparison with the most differences."""
+        """The comparison of the server with the most differences."""
         return max(self._fleet.verify(sent), key=lambda result: (len(result.differences), result.unchecked))
 
     def sleep(self) -> None:

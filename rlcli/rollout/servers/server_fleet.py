@@ -1,4 +1,4 @@
-"""The servers of one engine: each is attached, filled with the current weights, watched, and replaced when it is lost.
+"""The servers of one engine: each is attached, gets the current weights, and is watched and replaced when it is lost.
 
 All of it runs in one thread, in an event loop. `Fleet`'s public methods are called from the engine's thread.
 
@@ -159,7 +159,8 @@ class Fleet:
         self._loop.call_soon_threadsafe(self._seats.clear)
 
     def abort(self) -> list[Request]:
-        """Abort everything. Returns what no server had begun; the rest is answered, with what there is."""
+        """Abort all requests. Returns those that no server had started; the others are answered with their tokens so
+        far."""
         return self.call(self._abort())
 
     def load(self, folder: str) -> None:
@@ -167,7 +168,7 @@ class Fleet:
         self.call(self._load(folder))
 
     def verify(self, sent: Mapping[str, Sent]) -> list[Verified]:
-        """Of each server that is ready. Later ones are compared with `sent` before they are used."""
+        """Compare the weights of each ready server. Later ones are compared with `sent` before they are used."""
         self._sent = sent
         return self.on_each(lambda server: server.verify(sent, self.spec.servers.answer_s))
 

@@ -1,4 +1,4 @@
-"""What is known of the servers of a run, in files of its folder: `rlcli engines` reads and writes them."""
+"""Files in a run's folder with the state of its servers and requests to change it, for `rlcli engines`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WISHES = "wishes.jsonl"
 
 
 class Record:
-    """Of one engine, whose rank is `rank` of `world`. logs: the run's; empty: nothing is recorded.
+    """Record of one engine, of rank `rank` of `world`. logs: the run's; empty: nothing is recorded.
 
     The state of its servers is written when it changes, and what `wish` asks for is done."""
 
@@ -73,7 +73,7 @@ class Record:
                 self._write(fleet)
 
     def _wishes(self) -> list[dict[str, Any]]:
-        """Those that were not read yet."""
+        """Requests that were not read yet."""
         assert self._folder is not None
         lines = wishes_of(self._folder)
         new, self._read = lines[self._read :], len(lines)
@@ -125,7 +125,7 @@ def wish(run: Path, action: str, url: str) -> None:
 
 
 def states(run: Path) -> list[dict[str, Any]]:
-    """What the engines of a run wrote last, one of each worker. Raises `DataError` if it has no servers."""
+    """The last states that the engines of a run wrote, one of each worker. Raises `DataError` if it has no servers."""
     records = []
     for path in sorted((run / "logs" / "engines").glob("worker-*.json")):
         try:

@@ -1,4 +1,4 @@
-"""What runs within vLLM's server: `--worker-extension-cls rlcli.rollout.servers.vllm_extension.Extension`.
+"""Extension of vLLM's server: `--worker-extension-cls rlcli.rollout.servers.vllm_extension.Extension`.
 
 vLLM adds these methods to each of its workers, and `/collective_rpc` calls them by name, with texts as arguments. They
 do what `VllmEngine` does in its own process: draw by counter, load weights, and compute the checksums of what is held.

@@ -156,7 +156,7 @@ class VllmServer:
 
     @cached_property
     def _config(self) -> Any:
-        """Of the run's model."""
+        """Config of the run's model."""
         from rlcli.model.io.model_config import read_config
 
         return read_config(self._spec.model)

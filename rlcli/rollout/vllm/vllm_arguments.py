@@ -1,4 +1,4 @@
-"""What vLLM is started with: its engine's arguments, its server's, and its environment variables, by `EngineSpec`.
+"""Arguments of vLLM's engine and server, and its environment variables, from an `EngineSpec`.
 
 Nothing here starts an engine or touches a device, so that tests can resolve these arguments against any release.
 """
@@ -111,7 +111,7 @@ def environment_variables(spec: EngineSpec) -> dict[str, str]:
 
 
 def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Those of an engine in the worker's process and of a server."""
+    """Arguments of both an engine in the worker's process and a server."""
     return {
         "model": spec.model,
         "dtype": spec.dtype,

@@ -368,7 +368,7 @@ class VllmEngine:
         return outputs
 
     def _generation(self, name: str, prompt: int, output: Any, routes_so_far: Sequence[Any] = ()) -> Generation:
-        """vLLM's output of a response to so many tokens; without a finish reason if it has none. routes_so_far: of one
+        """Convert vLLM's output for a prompt of `prompt` tokens. routes_so_far: of one
         that is not finished, in parts."""
         import numpy as np
 

@@ -34,7 +34,7 @@ class BorrowedClasses:
         return noting
 
     def give_back(self, model: Any) -> None:
-        """Give the modules of `model`, vLLM's if it has one, classes of their own, and restore those they had."""
+        """Give the modules of vLLM's `model`, if there is one, separate classes, and restore the original classes."""
         for cls, original in self._before.items():
             changes = {name: value for name, value in vars(cls).items() if original.attributes.get(name) is not value}
             added = tuple(base for base in cls.__bases__ if base not in original.bases)

@@ -53,7 +53,7 @@ class Prompts:
         return {"prompt_token_ids": self._rule.collapsed(ids, pictures).tolist(), "multi_modal_data": {"image": images}}
 
     def _processed(self, rule: ImageRule, pictures: Sequence[Any]) -> Any:
-        """What vLLM's processor would make of the pictures, each with a hash; None if it is to make that itself."""
+        """The images in the form of vLLM's processor, each with a hash; None if vLLM is to process them itself."""
         engine_inputs = rule.engine_inputs(pictures)
         if engine_inputs is None:
             return None

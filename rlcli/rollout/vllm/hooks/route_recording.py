@@ -1,4 +1,4 @@
-"""Which experts each token passed through in vLLM (`rollout.replay_routes`).
+"""Recording of the experts that vLLM chooses for each token (`rollout.replay_routes`).
 
 vLLM's own recorder (`enable_return_routed_experts`) is in its second model runner, which needs Triton. Elsewhere
 `Recorder` keeps them where the tokens' keys and values lie: those of a prefix that requests share are known for all.
@@ -49,7 +49,8 @@ class Recorder:
 
     @property
     def _table(self) -> Any:
-        """Of the first group of caches: all layers of a supported model that attend to everything are in it."""
+        """Block table of the first group of caches: all layers of a supported model that attend to everything are in
+        it."""
         return self._runner.input_batch.block_table[0]
 
     def _record(self, layer: int, experts: Any) -> None:
@@ -65,7 +66,7 @@ class Recorder:
 
 
 def _routers(model: Any) -> list[Any]:
-    """Of the layers, in their order."""
+    """Routers of the layers, in their order."""
     routers = [module.router for module in model.modules() if type(module).__name__ == "MoERunner"]
     if not routers:
         raise SetupError("rollout.replay_routes: the engine's model has no experts", HINT)

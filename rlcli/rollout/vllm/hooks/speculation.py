@@ -1,4 +1,4 @@
-"""Speculative decoding without a second model: drafts are copied from what followed the same tokens before.
+"""Speculative decoding without a second model: drafts are copied from earlier continuations of the same tokens.
 
 vLLM proposes the drafts and computes the logits of all of them in one forward pass. What is drawn from these logits is
 decided here: each position is drawn as without drafts, by the noise of (seed, position), and drafts are kept as long as
@@ -28,7 +28,7 @@ LONGEST, SHORTEST = 4, 2
 
 
 def settings(drafts: int) -> dict[str, Any]:
-    """vLLM's arguments to draft so many tokens in each step. Raises `SetupError` if the installed vLLM is another one
+    """vLLM's arguments to draft this many tokens in each step. Raises `SetupError` if the installed vLLM is another one
     than this file was written for."""
     import vllm
 

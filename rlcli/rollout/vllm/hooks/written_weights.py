@@ -28,7 +28,7 @@ ADDED = ".mlp.experts.down_proj_bias"
 
 
 class WrittenWeights:
-    """Of a vLLM model, before it reloads.
+    """Weights of a vLLM model that are written directly, before it reloads.
 
     written = WrittenWeights(model)
     reload(written.others(weights))     # the rest is written by then
@@ -58,7 +58,7 @@ class WrittenWeights:
         return [name for name in self.parameters if self._rank and name.endswith(ends)]
 
     def others(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Those of `weights` that vLLM loads; the others are written."""
+        """Yield those of `weights` that vLLM loads; the others are written."""
         for name, tensor in weights:
             if not self._write(name, tensor):
                 yield name, tensor
