@@ -49,7 +49,7 @@ class Engine:
 
 def request(key: int, begun: list[int] | None = None) -> GenerationRequest:
     return GenerationRequest(
-        key, np.zeros(2, np.int32), key, begun=None if begun is None else np.array(begun, np.int32)
+        key, np.zeros(2, np.int32), key, response_prefix=None if begun is None else np.array(begun, np.int32)
     )
 
 

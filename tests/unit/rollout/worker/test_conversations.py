@@ -306,7 +306,7 @@ def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, mod
         for key in range(2):
             conversations.open(key, PromptTask(0, np.zeros(1, np.int32), source, 2))
         turns = conversations.poll()
-        assert [conversations._groups[0].talks, len(turns)] == [2, 2]
+        assert [conversations._groups[0].conversations, len(turns)] == [2, 2]
         ids, log_probs = np.array([70], np.int32), np.zeros(1, np.float32)
         while turns:
             for turn in turns:
