@@ -126,7 +126,7 @@ def demonstrations(
         text = player.turn(conversation.messages, rng)
         ids = np.array([*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id], np.int32)
         log_probs: Float[np.ndarray, " R"] = np.zeros(len(ids), np.float32)
-        return conversation.drew(conversation.trajectory.extended("policy", ids, log_probs, 0, "stop"), text)
+        return conversation.add_turn(conversation.trajectory.extended("policy", ids, log_probs, 0, "stop"), text)
 
     with Environments(config, [config.environment.name], tokenizer, [tokenizer.eos_token_id]) as environments:
         sessions = [environments.session(prompt) for prompt in prompts]
@@ -136,7 +136,7 @@ def demonstrations(
         while in_progress := [(session, conversation) for session, conversation in pairs if conversation.ended is None]:
             answers = [session.step(turn(conversation)) for session, conversation in in_progress]
             for (_, conversation), answer in zip(in_progress, answers, strict=True):
-                conversation.replied(answer.result())
+                conversation.add_reply(answer.result())
     return [_row(conversation.finished()) for conversation in conversations]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.environment import Message, Opening, Reply
-from rlcli.environments.message_images import placed
+from rlcli.environments.message_images import expand_images
 from rlcli.environments.tool_calls import Parsed, parse
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.images.image_rule import ImageRule
@@ -20,79 +20,97 @@ from rlcli.types import IMAGE, Ended
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import UInt8
 
 Past = Literal["keep", "per_cycle"]
-"""keep: the conversation is appended to. per_cycle: where a user's message follows, the chat template renders the past
-anew, and what it writes then, without the reasoning of earlier turns as a rule, begins a branch."""
+"""Treatment of earlier turns. keep: the conversation is appended to. per_cycle: when a user's message follows, the chat
+template renders all earlier messages again, usually without the reasoning of earlier turns, which starts a branch."""
 OUT_OF_TOKENS = ("turn_tokens", "drawn_tokens", "tokens")
-"""The ends of a conversation that was cut off, as a response is at its limit."""
+"""Values of `ended` of a truncated conversation."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """turns: of the policy. turn_tokens: of one of them. drawn_tokens: of all of them. tokens: of the whole
-    conversation, as the policy sees it. sample_tokens: of all branches together. tool_calls: in all. reply_chars: of
-    one message of the environment; what is beyond is cut from its middle. seconds: since it began; the turn that
-    overruns them is the last."""
+    """Limits of a conversation."""
 
     turns: int
+    """Turns of the policy."""
     turn_tokens: int
+    """Tokens of one turn."""
     drawn_tokens: int
+    """Tokens of all turns of the policy."""
     tokens: int
+    """Tokens of the conversation, as the policy sees it."""
     sample_tokens: int = 1 << 60
+    """Tokens of all branches together."""
     tool_calls: int = 1 << 30
+    """Tool calls in all turns."""
     reply_chars: int = 1 << 30
+    """Characters of one message of the environment; longer ones are shortened in the middle."""
     seconds: float = math.inf
+    """Duration; the turn that exceeds it is the last."""
 
 
 @dataclass
 class Conversation:
-    """The state between two turns.
-
-    `drew` takes a turn of the policy and returns the message for the environment; `replied` takes its reply. When
-    `ended` is set, nothing follows. past: what becomes of earlier turns once a user speaks again. rule: how the model
-    sees pictures, if it does. trajectory: all tokens. rewards: of each turn, with the index of its last drawn token.
-    states: `state_of` what the environment wrote before each turn. info: of the last reply. messages: all of them, for
-    people to read; copies: of their pictures, by digest. pictures: of all messages, as the model sees them.
-    """
+    """One sample's conversation between two turns: `add_turn` adds a turn of the policy and returns the message for the
+    environment; `add_reply` adds the environment's reply."""
 
     template: TurnTemplate
+    """The chat template."""
     limits: Limits
+    """Its limits."""
     opening: Opening
+    """The environment's first messages."""
     form: str
+    """Format of tool calls (`rlcli.environments.tool_calls.FORMATS`); empty: no tools."""
     opened: bool = False
+    """Whether the prompt ends within an open <think>."""
     past: Past = "keep"
+    """Treatment of earlier turns when a user's message follows."""
     rule: ImageRule | None = None
+    """Preprocessing of images, for a model that takes images."""
     trajectory: Trajectory = field(init=False)
+    """All tokens."""
     messages: list[Message] = field(init=False)
+    """All messages."""
     copies: dict[str, bytes] = field(default_factory=dict)
-    pictures: list[np.ndarray] = field(default_factory=list)
+    """Digest → small copy, of the images in the messages."""
+    pictures: list[UInt8[np.ndarray, "height width 3"]] = field(default_factory=list)
+    """Images of all messages, preprocessed for the model."""
     rewards: list[tuple[int, float]] = field(default_factory=list)
+    """Index of a turn's last response token, and the turn's reward."""
     states: list[int] = field(default_factory=list)
+    """`state_of` the environment's messages before each turn."""
     ended: Ended | None = None
+    """Why it ended; None while it continues."""
     calls: int = 0
+    """Tool calls of the policy."""
     failed_calls: int = 0
+    """Tool calls that could not be read or that failed."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
+    """`info` of the last reply."""
+    start_time: float = field(default_factory=time.monotonic)
+    """Start, by the monotonic clock."""
 
     def __post_init__(self) -> None:
         self.messages = list(self.opening.messages)
         self.states.append(state_of(self.opening.messages))
-        self.trajectory = self._first(self.opening.messages, self.opening.pictures)
-        self._showed(self.opening)
+        self.trajectory = self._prompt(self.opening.messages, self.opening.pictures)
+        self._add_images(self.opening)
         if len(self.trajectory.tokens) >= self.limits.tokens:
             self.ended = "tokens"
 
     @property
     def room(self) -> int:
-        """Tokens that the policy may draw in its next turn."""
+        """Maximum number of tokens of the policy's next turn."""
         limits = self.limits
-        left = limits.drawn_tokens - self.trajectory.drawn_tokens, _left(self.trajectory, limits)
-        return max(0, min(limits.turn_tokens, *left))
+        remaining = limits.drawn_tokens - self.trajectory.drawn_tokens
+        return max(0, min(limits.turn_tokens, remaining, _remaining_tokens(self.trajectory, limits)))
 
-    def drew(self, trajectory: Trajectory, text: str) -> Message:
-        """The policy's turn as the environment sees it. trajectory: this one, with the turn drawn. text: the turn's,
-        without the token that ended it."""
+    def add_turn(self, trajectory: Trajectory, text: str) -> Message:
+        """Add a turn of the policy; returns its message for the environment. trajectory: extended by the turn. text: of
+        the turn, without the token that ended it."""
         self.trajectory = trajectory
         parsed: Parsed = parse(text, self.form, opened=self.opened, tools=self.opening.tools)
         self.failed_calls += parsed.failed
@@ -100,8 +118,8 @@ class Conversation:
         self.messages.append(parsed.message)
         return parsed.message
 
-    def replied(self, reply: Reply) -> None:
-        """Take what the environment answered: its reward, and its messages unless the conversation is over."""
+    def add_reply(self, reply: Reply) -> None:
+        """Add the environment's reply: its reward, and its messages unless the conversation has ended."""
         self.rewards.append((self.trajectory.drawn_tokens - 1, reply.reward))
         self.info = reply.info
         self.failed_calls += int(reply.info.get("failed_calls", 0))
@@ -109,33 +127,33 @@ class Conversation:
         self.ended = self._end(reply)
         if self.ended:
             self.messages += messages
-            self._showed(reply)
+            self._add_images(reply)
             return
-        trajectory = self._followed(messages, reply.pictures)
-        if _left(trajectory, self.limits) <= 0:
-            self.ended = "tokens"  # what has no room is left out: the last turn drawn is the end
+        trajectory = self._extended(messages, reply.pictures)
+        if _remaining_tokens(trajectory, self.limits) <= 0:
+            self.ended = "tokens"  # messages without room are dropped: the trajectory ends with the last turn
             return
         self.trajectory = trajectory
         self.messages += messages
-        self._showed(reply)
+        self._add_images(reply)
         self.states.append(state_of(messages))
 
-    def _first(self, messages: Sequence[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
-        return Trajectory.of_prompt(placed(self.template.first(messages), pictures, self.rule), pictures)
+    def _prompt(self, messages: Sequence[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
+        return Trajectory.of_prompt(expand_images(self.template.first(messages), pictures, self.rule), pictures)
 
-    def _followed(self, messages: list[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
-        """The trajectory and what these messages, with these pictures, add to it."""
-        whole = self.trajectory
+    def _extended(self, messages: list[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
+        """The trajectory, extended by messages of the environment with these images."""
+        trajectory = self.trajectory
         if self.past == "per_cycle" and any(message["role"] == "user" for message in messages):
-            said = [*self.messages[len(self.opening.messages) :], *messages]
-            past = [*self.opening.messages, *map(self.template.prepared, said)]
-            first = self._first(past, [*self.pictures, *pictures])
-            return whole.extended("prompt", first.tokens, pictures=first.pictures)
-        dropped, tokens = self.template.append(whole.last_turn.tolist(), messages)
-        ids = placed(tokens, pictures, self.rule)
-        return whole.without_last(dropped).extended("environment", ids, pictures=pictures)
+            later_messages = [*self.messages[len(self.opening.messages) :], *messages]
+            rendered = [*self.opening.messages, *map(self.template.prepared, later_messages)]
+            branch = self._prompt(rendered, [*self.pictures, *pictures])
+            return trajectory.extended("prompt", branch.tokens, pictures=branch.pictures)
+        dropped, tokens = self.template.append(trajectory.last_turn.tolist(), messages)
+        ids = expand_images(tokens, pictures, self.rule)
+        return trajectory.without_last(dropped).extended("environment", ids, pictures=pictures)
 
-    def _showed(self, answer: Opening | Reply) -> None:
+    def _add_images(self, answer: Opening | Reply) -> None:
         self.pictures += answer.pictures
         self.copies |= answer.copies
 
@@ -144,72 +162,72 @@ class Conversation:
         reached: dict[Ended, bool] = {
             "done": reply.done,
             "drawn_tokens": trajectory.drawn_tokens >= limits.drawn_tokens,
-            "tokens": _left(trajectory, limits) <= 0 or not reply.fits,
+            "tokens": _remaining_tokens(trajectory, limits) <= 0 or not reply.fits,
             "turn_tokens": trajectory.stop_reason == "length",
             "turns": trajectory.turns >= limits.turns,
             "tool_calls": self.calls > limits.tool_calls,
-            "seconds": time.monotonic() - self.began > limits.seconds,
+            "seconds": time.monotonic() - self.start_time > limits.seconds,
         }
         return next((reason for reason, is_reached in reached.items() if is_reached), None)
 
     def _shortened(self, message: Message) -> Message:
-        text, most = message["content"], self.limits.reply_chars
+        text, limit = message["content"], self.limits.reply_chars
         if not message.get("images"):
-            return {**message, "content": shortened(text, most)}
-        texts = text.split(IMAGE)
-        if (length := sum(map(len, texts))) <= most:
+            return {**message, "content": shortened(text, limit)}
+        parts = text.split(IMAGE)
+        if (length := sum(map(len, parts))) <= limit:
             return message
-        cut = [shortened(one, max(1, most * len(one) // length)) for one in texts]
-        return {**message, "content": IMAGE.join(cut)}
+        parts = [shortened(part, max(1, limit * len(part) // length)) for part in parts]
+        return {**message, "content": IMAGE.join(parts)}
 
     def finished(self) -> Trajectory:
-        """The trajectory, once it has ended: cut off at a limit of tokens, or stopped."""
+        """The trajectory of an ended conversation, with its stop reason: truncated at a limit of tokens, or stopped."""
         return replace(self.trajectory, stop_reason="length" if self.ended in OUT_OF_TOKENS else "stop")
 
     @property
     def reward(self) -> float:
-        """The sum over its turns."""
+        """Sum of the rewards of its turns."""
         return float(sum(reward for _, reward in self.rewards))
 
 
-def _left(trajectory: Trajectory, limits: Limits) -> int:
-    """Tokens until a limit of all tokens."""
+def _remaining_tokens(trajectory: Trajectory, limits: Limits) -> int:
+    """Number of tokens until a limit of all tokens."""
     return min(limits.tokens - len(trajectory.branch), limits.sample_tokens - len(trajectory.tokens))
 
 
 def state_of(messages: Sequence[Message]) -> int:
-    """A hash of what an environment writes before a turn, 63 bits: equal for the same roles, names, texts and
-    pictures."""
-    said = [[message.get(key) for key in ("role", "name", "content")] for message in messages]
-    shown = [image["digest"] for message in messages for image in message.get("images", ())]
-    return _hashed(json.dumps([*said, *([shown] if shown else [])]).encode())
+    """A 63-bit hash of an environment's messages before a turn: equal for the same roles, names, texts and images."""
+    texts = [[message.get(key) for key in ("role", "name", "content")] for message in messages]
+    images = [image["digest"] for message in messages for image in message.get("images", ())]
+    return _hash_of(json.dumps([*texts, *([images] if images else [])]).encode())
 
 
 def states_of(trajectory: Trajectory) -> list[int]:
-    """Where no messages are known, a hash of the tokens before each turn of the policy, since its last one: 63 bits."""
+    """A 63-bit hash of the tokens between the last turn of the policy and each turn, for a conversation whose messages
+    are not known."""
     states: list[int] = []
-    heard, before = b"", "policy"
+    tokens, last_speaker = b"", "policy"
     for span in trajectory.spans:
         if span.speaker != "policy":
-            heard += trajectory.tokens[span.start : span.end].tobytes()
-        elif before != "policy":
-            states.append(_hashed(heard))
-            heard = b""
-        before = span.speaker
+            tokens += trajectory.tokens[span.start : span.end].tobytes()
+        elif last_speaker != "policy":
+            states.append(_hash_of(tokens))
+            tokens = b""
+        last_speaker = span.speaker
     return states
 
 
-def _hashed(said: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 1
+def _hash_of(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
-def shortened(text: str, most: int) -> str:
-    """`text` with at most `most` characters: its beginning and its end, and a mark between them.
+def shortened(text: str, limit: int) -> str:
+    """`text` with at most `limit` characters: its start and its end, with an ellipsis between them.
 
     >>> shortened("abcdefghij", 5), shortened("abc", 5)
     ('ab…ij', 'abc')
     """
-    if len(text) <= most:
+    if len(text) <= limit:
         return text
-    kept = most - 1
-    return text[: kept - kept // 2] + "…" + text[len(text) - kept // 2 :]
+    length = limit - 1
+    return text[: length - length // 2] + "…" + text[len(text) - length // 2 :]

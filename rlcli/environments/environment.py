@@ -1,7 +1,7 @@
-"""What an environment is: the other side of a conversation.
+"""The interface of an environment: the other side of a conversation.
 
 A class with three methods, plain or async. It is published under the entry-point group `rlcli.environments`, or named
-by its file: `env.py:Guess`. It runs in a process of its own and needs nothing of rlcli:
+by its file: `env.py:Guess`. It runs in a separate process and needs no module of rlcli:
 
     class Guess:
         def reset(self, row, seed):
@@ -26,91 +26,105 @@ from rlcli.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import UInt8
 
 Message = Mapping[str, Any]
 """`role` and `content`; of an assistant also `reasoning_content` and `tool_calls`, of a tool `name` and
-`tool_call_id`. One that shows pictures has a marker for each in its content, and describes them in `images`."""
+`tool_call_id`. The content has a marker for each image, and `images` describes them."""
 
 
 class Environment(Protocol):
     """One conversation. Constructed with its options; used by one session from `reset` to `close`."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-        """The first messages, or these and the JSON schemas of the tools that the policy may call. row: of the
-        dataset. The samples of a group get the same seed, and have to get the same messages."""
+        """Return the first messages, or a pair of these and the JSON schemas of the tools that the policy may call.
+        row: of the dataset. The samples of a group get the same seed, and must get the same messages."""
         ...
 
     def step(self, message: Message) -> Any:
-        """What follows a turn of the policy: messages, reward, done; and, if it likes, a mapping of numbers and texts
+        """Return the answer to a turn of the policy: messages, reward, done; optionally a mapping of numbers and texts
         to record."""
         ...
 
     def close(self) -> None:
-        """The conversation is over. May be missing."""
+        """Release resources at the end of the conversation. This method is optional."""
         ...
 
 
 VERIFIER = "environment"
-"""The verifier whose score is the sum of the rewards that the environment gave, or that an agent posted."""
+"""The verifier whose score is the sum of the rewards of the environment, or of those that an agent posted."""
 
 ENVIRONMENTS: Registry[type[Environment]] = Registry("environment", "rlcli.environments")
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What `reset` returned. images: the encoded pictures of all messages. Once they are seen, these are empty;
-    pictures: as the model sees them; copies: digest → a small copy, for people; fits: whether a conversation has room
-    for them."""
+    """The result of `reset`."""
 
     messages: Sequence[Message]
+    """The first messages."""
     tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of the tools."""
     images: tuple[bytes, ...] = field(default=(), repr=False)
-    pictures: tuple[np.ndarray, ...] = field(default=(), repr=False)
+    """Encoded images of all messages; empty once they are preprocessed."""
+    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = field(default=(), repr=False)
+    """Images, preprocessed for the model."""
     copies: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Digest → small copy of an image, for people."""
     fits: bool = True
+    """Whether a conversation has room for the images."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What `step` returned. images, pictures, copies, fits: as in `Opening`."""
+    """The result of `step`."""
 
     messages: Sequence[Message]
+    """Messages that follow the turn."""
     reward: float
+    """Reward of the turn."""
     done: bool
+    """Whether the conversation ends."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers and texts to record."""
     images: tuple[bytes, ...] = field(default=(), repr=False)
-    pictures: tuple[np.ndarray, ...] = field(default=(), repr=False)
+    """As in `Opening`."""
+    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = field(default=(), repr=False)
+    """As in `Opening`."""
     copies: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """As in `Opening`."""
     fits: bool = True
+    """As in `Opening`."""
 
 
 class Failure(StrEnum):
-    """How a session failed. None of them is a reward: the sample is tried again, then left out.
-
-    TIMEOUT: a call did not end in time. CRASH: it raised. DIED: the process ended, or was ended for another session's
-    sake. PROTOCOL: it returned something else than it should. TOO_LARGE: it returned more than `MOST_TEXT_BYTES`.
-    """
+    """Kinds of failures of a session. A failure is never a reward: the sample is tried again, then excluded."""
 
     TIMEOUT = "timeout"
+    """A call did not end in time."""
     CRASH = "crash"
+    """A call raised an exception."""
     DIED = "died"
+    """The process ended, or was killed because of another session."""
     PROTOCOL = "protocol"
+    """A call returned an invalid value."""
     TOO_LARGE = "too_large"
+    """A call returned more than `MOST_TEXT_BYTES`."""
 
 
 class Cause(StrEnum):
-    """Whose call it was that ended a session."""
+    """The session whose call caused a failure."""
 
     OWN = "own"
-    """The session's."""
+    """This session."""
     ANOTHER = "another"
-    """That of another session of its process, or none: it costs the sample none of its tries."""
+    """Another session of the process, or none: it does not count as a try of the sample."""
     UNKNOWN = "unknown"
-    """One of several sessions whose calls the process was working at: the next try is alone (`Session`)."""
+    """One of several sessions whose calls were running: the next try is alone in its process (`Session`)."""
 
 
 class EnvironmentFailed(Exception):
-    """A session cannot go on."""
+    """A session of an environment failed."""
 
     def __init__(self, failure: Failure, detail: str, cause: Cause = Cause.OWN) -> None:
         super().__init__(f"{failure}: {detail}")
@@ -118,20 +132,20 @@ class EnvironmentFailed(Exception):
 
 
 def opening_of(returned: Any) -> Opening:
-    """Check what `reset` returned, as it came through JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
+    """Validate the result of `reset`, decoded from JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
     pair = isinstance(returned, list) and len(returned) == 2 and isinstance(returned[0], list)
     messages, tools = returned if pair else (returned, [])
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise _wrong("reset", "tools that are not a list of JSON schemas", tools)
-    found, images = _messages("reset", messages)
-    if not found:
-        raise _wrong("reset", "no messages", returned)
-    return Opening(found, tools, images)
+        raise _invalid("reset", "tools that are not a list of JSON schemas", tools)
+    checked, images = _messages("reset", messages)
+    if not checked:
+        raise _invalid("reset", "no messages", returned)
+    return Opening(checked, tools, images)
 
 
 MOST_TEXT_BYTES = 4 << 20
-"""Maximum size of what a method returns, as JSON without its pictures. `environment.reply_chars` cuts what is within
-it; more is a failure: the policy would answer for a text that has nothing to do with it."""
+"""Maximum size of a method's result, as JSON without its images. `environment.reply_chars` shortens texts within it; a
+larger result is a failure, for which the policy must not be rewarded or punished."""
 
 
 def check_size(method: str, returned: Any, line_bytes: int) -> None:
@@ -145,7 +159,7 @@ def check_size(method: str, returned: Any, line_bytes: int) -> None:
 
 
 def _picture_bytes(value: Any) -> int:
-    """Bytes of the encoded pictures in messages."""
+    """Size of the encoded images in messages."""
     if isinstance(value, list):
         return sum(map(_picture_bytes, value))
     if not isinstance(value, dict):
@@ -157,51 +171,51 @@ def _picture_bytes(value: Any) -> int:
 
 
 MOST_REWARD = 1e30
-"""Of one step; beyond this, sums of squares are not finite in float32."""
+"""Largest reward of one step: beyond it, sums of squares are not finite in float32."""
 
 
 def reply_of(returned: Any) -> Reply:
-    """Check what `step` returned, as it came through JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
+    """Validate the result of `step`, decoded from JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
     if not isinstance(returned, list) or len(returned) not in (3, 4):
-        raise _wrong("step", "not (messages, reward, done) or (messages, reward, done, info)", returned)
-    messages, reward, done, *more = returned
+        raise _invalid("step", "not (messages, reward, done) or (messages, reward, done, info)", returned)
+    messages, reward, done, *extra = returned
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= MOST_REWARD:
-        raise _wrong("step", "a reward that is no finite number", reward)
+        raise _invalid("step", "a reward that is no finite number", reward)
     if not isinstance(done, bool):
-        raise _wrong("step", "a value for done that is neither True nor False", done)
-    info = more[0] if more and more[0] is not None else {}
+        raise _invalid("step", "a value for done that is neither True nor False", done)
+    info = extra[0] if extra and extra[0] is not None else {}
     if not isinstance(info, dict):
-        raise _wrong("step", "an info that is no mapping", info)
+        raise _invalid("step", "an info that is no mapping", info)
     if not isinstance(info.get("failed_calls", 0), int):
-        raise _wrong("step", "an info whose failed_calls is no whole number", info)
-    found, images = _messages("step", messages)
-    if not found and not done:
-        raise _wrong("step", "no messages, and is not done", returned)
-    return Reply(found, float(reward), done, info, images)
+        raise _invalid("step", "an info whose failed_calls is no whole number", info)
+    checked, images = _messages("step", messages)
+    if not checked and not done:
+        raise _invalid("step", "no messages, and is not done", returned)
+    return Reply(checked, float(reward), done, info, images)
 
 
 ROLES = ("system", "user", "tool", "assistant")
 
 
 def _messages(method: str, messages: Any) -> tuple[list[Message], tuple[bytes, ...]]:
-    """The messages, and the pictures that they have."""
+    """Validate messages; returns them with markers in place of their images, and the encoded images."""
     if not isinstance(messages, list):
-        raise _wrong(method, "messages that are not a list", messages)
-    found, images = list[Message](), list[bytes]()
+        raise _invalid(method, "messages that are not a list", messages)
+    checked, images = list[Message](), list[bytes]()
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str | list):
-            raise _wrong(method, "a message without a role and a text or a list of parts as its content", message)
+            raise _invalid(method, "a message without a role and a text or a list of parts as its content", message)
         allowed = ROLES if method == "reset" else ("user", "tool", "system")
         if message.get("role") not in allowed:
-            raise _wrong(method, f"a message whose role is none of {', '.join(allowed)}", message)
+            raise _invalid(method, f"a message whose role is none of {', '.join(allowed)}", message)
         try:
-            taken, shown = with_pictures(message)
+            with_markers, message_images = with_pictures(message)
         except BadImage as error:
             raise EnvironmentFailed(Failure.PROTOCOL, f"{method} returned what cannot be shown: {error}") from error
-        found.append(taken)
-        images += shown
-    return found, tuple(images)
+        checked.append(with_markers)
+        images += message_images
+    return checked, tuple(images)
 
 
-def _wrong(method: str, what: str, value: Any) -> EnvironmentFailed:
-    return EnvironmentFailed(Failure.PROTOCOL, f"{method} returned {what}: {str(value)[:200]}")
+def _invalid(method: str, problem: str, value: object) -> EnvironmentFailed:
+    return EnvironmentFailed(Failure.PROTOCOL, f"{method} returned {problem}: {str(value)[:200]}")

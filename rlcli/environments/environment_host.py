@@ -1,4 +1,4 @@
-"""Sessions of environments in processes of their own, which can hang, crash or be killed without hurting the run."""
+"""Sessions of environments in separate processes, which can hang, crash or be killed without affecting the run."""
 
 from __future__ import annotations
 
@@ -51,42 +51,47 @@ PRINTED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What to host. name: of an entry point, `module:Class` or `file.py:Class`. options: of its constructor. python: an
-    interpreter that has its packages; empty: this one. deadline_s: of one call. memory_bytes: of one process; 0: no
-    limit. sandbox: where the built-in ones run programs; empty: as RLCLI_SANDBOX says. variables: names of environment
-    variables that it inherits although they are called like a secret."""
+    """Specification of an environment's processes."""
 
     name: str
+    """Name of an entry point, `module:Class` or `file.py:Class`."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of its constructor."""
     python: str = ""
+    """An interpreter that has its packages; empty: this one."""
     processes: int = 1
+    """Number of processes."""
     deadline_s: float = 60.0
+    """Longest time of one call."""
     memory_bytes: int = 0
+    """Memory limit of one process; 0: none."""
     sandbox: str = ""
+    """Sandbox in which the built-in environments run programs; empty: that of RLCLI_SANDBOX."""
     variables: Sequence[str] = ()
+    """Names of environment variables that it inherits although they look like secrets."""
 
     @property
     def target(self) -> str:
         """`module:Class` or `/path/to/file.py:Class`. Raises `UnknownName` with similar names, or `ConfigError`."""
-        place, _, attribute = self.name.rpartition(":")
-        if place.endswith(".py"):
-            return f"{Path(place).absolute()}:{attribute}"
+        path, _, attribute = self.name.rpartition(":")
+        if path.endswith(".py"):
+            return f"{Path(path).absolute()}:{attribute}"
         if self.name.endswith(".py"):
             raise ConfigError(f"environment.name = {self.name}: no class is named", f"write {self.name}:CLASS")
-        if place:
+        if path:
             return self.name
         target = ENVIRONMENTS.target(self.name)
         if not self.python or not ENVIRONMENTS.origin(self.name).startswith("rlcli "):
             return target
         module, _, attribute = target.rpartition(":")  # that interpreter need not have rlcli
-        found = importlib.util.find_spec(module)
-        return f"{found.origin}:{attribute}" if found is not None else target
+        module_spec = importlib.util.find_spec(module)
+        return f"{module_spec.origin}:{attribute}" if module_spec is not None else target
 
 
 class Session:
     """One conversation's environment. Its methods return at once; the futures raise `EnvironmentFailed`, whose `cause`
-    says whether this session's call was it. Where several may have been it, the next try is in a session that is alone:
-    its process works at one call at a time."""
+    tells whether this session caused the failure. If several sessions may have caused it, the next try is in a session
+    that is alone: its process runs one call at a time."""
 
     def __init__(self, process: _Process, number: int, options: Mapping[str, Any]) -> None:
         self._process, self._number, self._options = process, number, options
@@ -98,7 +103,7 @@ class Session:
         return self._process.call(self._number, "step", [message], reply_of)
 
     def close(self) -> None:
-        """Harmless when repeated, and after a failure."""
+        """Close the session. Idempotent, also after a failure."""
         self._process.call(self._number, "close", [], lambda returned: None)
         self._process.sessions.discard(self._number)
 
@@ -144,9 +149,9 @@ class EnvironmentHost:
                     self._serial = _Process(self.spec, serial=True)
                 self._serial.sessions.add(number)
                 return Session(self._serial, number, self.spec.options)
-            for place, process in enumerate(self._processes):
+            for index, process in enumerate(self._processes):
                 if process.ended and not self._closed.is_set():
-                    self._processes[place] = _Process(self.spec)
+                    self._processes[index] = _Process(self.spec)
             process = min(self._processes, key=lambda each: len(each.sessions))
             process.sessions.add(number)
         return Session(process, number, self.spec.options)
@@ -154,16 +159,16 @@ class EnvironmentHost:
     def describe(self) -> Mapping[str, Any]:
         """`doc`, its docstring; `options`, of its constructor: `name`, `type`, `required` and `default`, all texts but
         `required`. Raises `EnvironmentFailed`."""
-        found: Future[Mapping[str, Any]] = self._processes[0].call(-1, "describe", [], lambda returned: returned)
-        return found.result()
+        description: Future[Mapping[str, Any]] = self._processes[0].call(-1, "describe", [], lambda returned: returned)
+        return description.result()
 
     @property
     def pids(self) -> list[int]:
-        """Of its processes."""
+        """Ids of its processes."""
         return [process.pid for process in self._all()]
 
     def close(self) -> None:
-        """End all processes. Harmless when repeated."""
+        """End all processes. Idempotent."""
         self._closed.set()
         for process in self._all():
             process.kill(Failure.DIED, "the host is closed")
@@ -185,13 +190,18 @@ class EnvironmentHost:
 
 @dataclass
 class _Call:
-    """began: whether the environment works at it; before, it waits for a thread of the process."""
+    """A call of a session's method."""
 
     do: str
+    """The method."""
     deadline: float
+    """When it fails, by the monotonic clock."""
     future: Future[Any]
+    """Its result."""
     check: Callable[[Any], Any]
+    """Validates and converts the result."""
     began: bool = False
+    """Whether the environment runs it; before, it waits for a thread of the process."""
 
     def settle(self, reply: Mapping[str, Any], line_bytes: int, is_alone: bool) -> None:
         """line_bytes: of the whole reply. is_alone: whether no other session has memory in the process."""
@@ -256,8 +266,8 @@ class _Process:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        works = [(self._write, self._process.stdin), (self._read, self._process.stdout)]
-        for function, pipe in [*works, (self._print, self._process.stderr)]:
+        threads = [(self._write, self._process.stdin), (self._read, self._process.stdout)]
+        for function, pipe in [*threads, (self._print, self._process.stderr)]:
             threading.Thread(target=function, args=(pipe,), daemon=True).start()
 
     @property
@@ -336,22 +346,22 @@ class _Process:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self, requests: IO[bytes]) -> None:
-        """In a thread of its own: a process that does not read must block nobody."""
+        """Write requests, in a separate thread: a process that does not read must not block the caller."""
         with contextlib.suppress(OSError), requests:  # the reader sees its end
             while line := self._requests.get():
                 requests.write(line)
                 requests.flush()
 
     def _print(self, printed: IO[bytes]) -> None:
-        """What it prints is not trusted either: no control characters, and not without end."""
+        """Copy the process's untrusted output, without control characters and up to a limit."""
         room = PRINTED_BYTES
         while line := printed.readline(PRINTED_BYTES):  # to the end: a process whose output nobody reads waits
             if room > 0:
                 text = printable(line[:room].decode(errors="replace").rstrip("\n"))
                 room -= len(line)
-                more = "" if room > 0 else "\n… what it prints from here on is left out"
+                note = "" if room > 0 else "\n… what it prints from here on is left out"
                 with contextlib.suppress(OSError, ValueError):  # a reader that is gone
-                    print(f"[{self._spec.name}] {text}{more}", file=sys.stderr, flush=True)
+                    print(f"[{self._spec.name}] {text}{note}", file=sys.stderr, flush=True)
 
     def _read(self, replies: IO[bytes]) -> None:
         while line := replies.readline(MOST_LINE_BYTES):
@@ -362,10 +372,10 @@ class _Process:
         self._end()
         self._is_over = True
         status = self._process.wait()
-        how = f"exit status {status}" if status >= 0 else f"signal {-status}"
+        end = f"exit status {status}" if status >= 0 else f"signal {-status}"
         if not self._ready.done():
-            self._became_ready({"error": f"its process ended with {how}"})
-        self.kill(Failure.DIED, f"its process ended with {how}", by_itself=True)
+            self._became_ready({"error": f"its process ended with {end}"})
+        self.kill(Failure.DIED, f"its process ended with {end}", by_itself=True)
 
     def _take(self, reply: Mapping[str, Any], line_bytes: int) -> None:
         if "began" in reply:

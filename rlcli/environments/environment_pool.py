@@ -1,11 +1,11 @@
-"""The environments of a run: their processes, and the chat template's turns for the tools that each one offers."""
+"""The environments of a run: their processes, and a chat template for the tools of each one."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlcli.algorithms import selection
 from rlcli.config.schema import Environment as Section
@@ -13,7 +13,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.environments.conversation import Conversation, Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening
 from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
-from rlcli.environments.image_sessions import Eyes, SeeingSession
+from rlcli.environments.image_sessions import ImageSession, SessionImages
 from rlcli.environments.message_images import messages_of_row
 from rlcli.environments.tool_calls import format_of
 from rlcli.environments.turn_tokens import TurnTemplate
@@ -22,14 +22,17 @@ from rlcli.images.image_processor import Sight
 from rlcli.rewards import harmony
 from rlcli.types import Prompt
 
-CALL_ANSWERED = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOOL_RESULT = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
 OF_ROW = "auto"
-"""The `environment.name` with which each row names its own."""
+"""The `environment.name` with which each row names its environment."""
 
 
 def name_of(section: Section, prompt: Prompt) -> str:
-    """The environment of a row. Raises `ConfigError` if the row has to name one and does not: an installed one, since a
-    dataset must not name code."""
+    """The environment of a row. Raises `ConfigError` if the row must name one and does not. It must be an installed
+    one: a dataset must not name code."""
     if section.name != OF_ROW:
         return section.name
     name = prompt.extra_info.get("environment")
@@ -43,14 +46,14 @@ def name_of(section: Section, prompt: Prompt) -> str:
 
 def limits_of(config: RunConfig) -> Limits:
     """The limits of a conversation."""
-    section, most = config.environment, config.rollout.max_response_tokens
-    in_one = 2 if selection.rules(config.algorithm.select).makes_pairs else 1  # samples that a micro-batch must hold
+    section, response_tokens = config.environment, config.rollout.max_response_tokens
+    samples = 2 if selection.rules(config.algorithm.select).makes_pairs else 1  # that one micro-batch must hold
     return Limits(
         turns=section.turns,
-        turn_tokens=section.turn_tokens or most,
-        drawn_tokens=most,
+        turn_tokens=section.turn_tokens or response_tokens,
+        drawn_tokens=response_tokens,
         tokens=config.max_length,
-        sample_tokens=config.train.tokens_per_microbatch // in_one,
+        sample_tokens=config.train.tokens_per_microbatch // samples,
         tool_calls=section.tool_calls or Limits.tool_calls,
         reply_chars=section.reply_chars,
         seconds=section.seconds or Limits.seconds,
@@ -58,7 +61,7 @@ def limits_of(config: RunConfig) -> Limits:
 
 
 def row_of(prompt: Prompt, *, urls: bool = False) -> dict[str, Any]:
-    """What `reset` gets of a row. urls: with pictures as OpenAI's clients write them."""
+    """The row for `reset`. urls: images in the form of OpenAI's clients."""
     return {
         "id": prompt.id,
         "messages": messages_of_row(prompt, urls=urls),
@@ -70,22 +73,25 @@ def row_of(prompt: Prompt, *, urls: bool = False) -> dict[str, Any]:
 
 
 class Environments:
-    """The environments `names`, each on processes of its own. tokenizer: with its chat template fixed. stops: the ids
-    that end a response. opened: a prompt ends within an open <think>. sight: of a model that sees pictures. Raises
-    `SetupError` if one does not load."""
+    """The environments `names`, each in separate processes.
+
+    tokenizer: with its final chat template. stops: tokens that end a response. opened: prompts end within an open
+    <think>. sight: preprocesses images, for a model that takes images. Raises `SetupError` if an environment does not
+    load.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         names: Iterable[str],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
         *,
         opened: bool = False,
         sight: Sight | None = None,
     ) -> None:
         self.section, self.limits = config.environment, limits_of(config)
-        self._eyes = Eyes(sight, self.limits.tokens)
+        self._images = SessionImages(sight, self.limits.tokens)
         self._tokenizer, self._stops, self._opened = tokenizer, frozenset(stops), opened
         self._harmony = harmony.speaks({str(token) for token in tokenizer.added_tokens_decoder.values()})
         self._past = config.environment.past
@@ -98,12 +104,12 @@ class Environments:
             self.close()
             raise
 
-    def session(self, prompt: Prompt, *, alone: bool = False) -> SeeingSession:
-        """A new session of the row's environment. alone: as in `EnvironmentHost.session`."""
-        return self._eyes.session(self._hosts[name_of(self.section, prompt)].session(alone=alone))
+    def session(self, prompt: Prompt, *, alone: bool = False) -> ImageSession:
+        """Open a session of the row's environment. alone: as in `EnvironmentHost.session`."""
+        return self._images.session(self._hosts[name_of(self.section, prompt)].session(alone=alone))
 
     def conversation(self, opening: Opening) -> Conversation:
-        """The conversation that an environment opened. Raises `EnvironmentFailed` if the first messages leave no room
+        """Start a conversation with an environment's first messages. Raises `EnvironmentFailed` if they leave no room
         for a turn, `ConfigError` if the model cannot call the tools."""
         form = format_of(str(self._tokenizer.chat_template)) if opening.tools else ""
         if opening.tools and not form:
@@ -113,31 +119,39 @@ class Environments:
                 "use a model whose template has tools, such as Qwen2.5, Qwen3 or Llama 3.1",
             )
         if not opening.fits:
-            most = self.limits.tokens
-            raise EnvironmentFailed(Failure.PROTOCOL, f"reset showed pictures of more than {most} tokens")
-        rule = None if self._eyes.sight is None else self._eyes.sight.rule
-        found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self._past, rule)
-        if found.ended:
-            length = len(found.trajectory.tokens)
+            limit = self.limits.tokens
+            raise EnvironmentFailed(Failure.PROTOCOL, f"reset showed pictures of more than {limit} tokens")
+        conversation = Conversation(
+            template=self._template(opening.tools),
+            limits=self.limits,
+            opening=opening,
+            form=form,
+            opened=self._opened,
+            past=self._past,
+            rule=None if self._images.sight is None else self._images.sight.rule,
+        )
+        if conversation.ended:
+            length = len(conversation.trajectory.tokens)
             raise EnvironmentFailed(
                 Failure.PROTOCOL, f"reset returned {length} tokens, which leave no room within {self.limits.tokens}"
             )
-        return found
+        return conversation
 
     def text(self, tokens: Sequence[int]) -> str:
-        """A turn of the policy as text, without the token that ended it."""
+        """Decode a turn of the policy, without the token that ended it."""
         ids = list(tokens)
         text = str(self._tokenizer.decode(ids[:-1] if ids and ids[-1] in self._stops else ids))
         return harmony.plain(text) if self._harmony else text
 
     def check(self, prompts: Mapping[str, Prompt], seed: int = 0) -> None:
-        """Open one conversation of each environment, and let the template append to it. prompts: a row of each. Raises
-        the `RlcliError` that says what is wrong."""
+        """Check each environment: start a conversation, and append a message with its template. prompts: environment →
+        one of its rows. Raises an `RlcliError`."""
         for name, prompt in prompts.items():
             session = self.session(prompt)
             try:
-                opened = self.conversation(session.reset(row_of(prompt), seed).result())
-                opened.template.append([], [CALL_ANSWERED if opened.form else {"role": "user", "content": "x"}])
+                conversation = self.conversation(session.reset(row_of(prompt), seed).result())
+                message = TOOL_RESULT if conversation.form else {"role": "user", "content": "x"}
+                conversation.template.append([], [message])
             except EnvironmentFailed as error:
                 raise ConfigError(
                     f"environment.name = {name} cannot open a conversation for row {prompt.id}: {error}",
@@ -148,12 +162,12 @@ class Environments:
 
     @property
     def pids(self) -> list[int]:
-        """Of all processes."""
+        """Ids of all processes."""
         return [pid for host in self._hosts.values() for pid in host.pids]
 
     def close(self) -> None:
-        """End all processes. Harmless when repeated."""
-        self._eyes.close()
+        """End all processes. Idempotent."""
+        self._images.close()
         for host in self._hosts.values():
             with contextlib.suppress(OSError):
                 host.close()
@@ -161,7 +175,7 @@ class Environments:
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
         key = json.dumps(tools, sort_keys=True)
         if key not in self._templates:
-            never = () if self._eyes.sight is None else self._eyes.sight.rule.never
+            never = () if self._images.sight is None else self._images.sight.rule.never
             self._templates[key] = TurnTemplate(self._tokenizer, self._stops, tools, never)
         return self._templates[key]
 
@@ -173,7 +187,7 @@ class Environments:
 
 
 def spec_of(config: RunConfig, name: str) -> EnvironmentSpec:
-    """How to host the environment `name`."""
+    """The specification of the environment `name`, by the config."""
     section, sandbox = config.environment, config.verifier.sandbox
     return EnvironmentSpec(
         name=name,

@@ -1,58 +1,81 @@
-"""What a round of conversations asks of the engine, and what it hands over to be verified."""
+"""Records of a round of conversations: turns for the engine, and finished conversations for the verifiers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Required, TypedDict
 
 from rlcli.data.trajectories import Trajectory
-from rlcli.types import ENDED, Verdict
+from rlcli.types import ENDED, Ended, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Int32, UInt8
+
+    from rlcli.environments.environment import Message
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the engine does next for a sample: continue its tokens."""
+    """The next turn of a sample, for the engine to generate."""
 
     key: int
     """Key of the sample."""
-    tokens: np.ndarray
-    """int32 `[n]`: tokens to continue."""
+    tokens: Int32[np.ndarray, " T"]
+    """Tokens to continue."""
     room: int
-    """Most tokens of the turn, `begun` included."""
+    """Most tokens of the turn, `response_prefix` included."""
     number: int
     """Number of the turn, from 0."""
-    begun: np.ndarray | None = None
-    """int32 `[m]`: what an earlier round generated of this turn."""
-    pictures: tuple[np.ndarray, ...] = ()
-    """Pictures in `tokens`, as the model sees them."""
+    response_prefix: Int32[np.ndarray, " R"] | None = None
+    """Tokens of this turn that an earlier round generated."""
+    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    """Images in `tokens`, preprocessed for the model."""
+
+
+class EnvironmentReport(TypedDict, total=False):
+    """An environment's report on a conversation, for verifiers (`VerifyRequest.environment`)."""
+
+    rewards: list[float]
+    """Reward of each step."""
+    ended: Required[Ended]
+    """Why the conversation ended."""
+    info: dict[str, object]
+    """The `info` of the last step."""
+
+
+class RequestFields(TypedDict, total=False):
+    """Fields that a conversation adds to the verifier's request."""
+
+    conversation: Sequence[Message]
+    """All messages."""
+    environment: Required[EnvironmentReport]
+    """The environment's report."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A conversation that is over."""
+class FinishedConversation:
+    """A conversation that has ended."""
 
     key: int
     """Key of the sample."""
-    whole: Trajectory
+    trajectory: Trajectory
     """Its trajectory."""
-    fields: Mapping[str, Any]
-    """Fields of the verifier's request: the messages, and what the environment reports."""
+    fields: RequestFields
+    """Further fields of the verifier's request."""
     tool_calls: int
     """Tool calls of the policy."""
     failed_calls: int
-    """Those of them that could not be read or that failed."""
+    """Tool calls that could not be read or that failed."""
     failure: Verdict | None = None
     """Verdict on a sample whose environment failed; None otherwise."""
     turn_rewards: tuple[float, ...] = ()
-    """Rewards of its turns by the environment."""
+    """The environment's reward for each turn."""
     turn_states: tuple[int, ...] = ()
-    """Hash of what the environment had written before each turn."""
+    """Hash of the environment's messages before each turn."""
     copies: Mapping[str, bytes] = field(default_factory=dict)
-    """Digest → a small copy, of the pictures that its messages show."""
+    """Digest → small copy, of the images in its messages."""
 
     @property
     def ended(self) -> int:

@@ -32,8 +32,8 @@ THREADS = 64
 
 def environment_of(target: str) -> Any:
     """The class that TARGET names; of a function, or a list of functions, an environment whose tools they are."""
-    found = find(target)
-    functions = found if isinstance(found, list | tuple) else [found]
+    target_object = find(target)
+    functions = target_object if isinstance(target_object, list | tuple) else [target_object]
     if not functions:
         raise TypeError(f"{target} is an empty list, and needs a function to be a tool")
     if all(inspect.isfunction(function) for function in functions):
@@ -51,42 +51,46 @@ def environment_of(target: str) -> Any:
 
         make.__doc__ = tools if len(functions) > 1 else inspect.getdoc(functions[0])
         return make
-    if not hasattr(found, "reset") or not hasattr(found, "step"):
+    if not hasattr(target_object, "reset") or not hasattr(target_object, "step"):
         raise TypeError(f"{target} is no environment: it has no reset and step, and is no function")
-    return found
+    return target_object
 
 
 def find(target: str) -> Any:
-    place, _, name = target.rpartition(":")
-    if place.endswith(".py"):
-        sys.path.append(os.path.dirname(os.path.abspath(place)))
-        spec = importlib.util.spec_from_file_location("rlcli_environment", place)
+    path, _, name = target.rpartition(":")
+    if path.endswith(".py"):
+        sys.path.append(os.path.dirname(os.path.abspath(path)))
+        spec = importlib.util.spec_from_file_location("rlcli_environment", path)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{place} is not a Python file")
+            raise ImportError(f"{path} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
     else:
-        module = importlib.import_module(place)
-    found: Any = module
+        module = importlib.import_module(path)
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise AttributeError(f"{place} has no {name}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            raise AttributeError(f"{path} has no {name}")
+        value = getattr(value, part)
+    return value
 
 
 def described(make: Any) -> dict[str, Any]:
     """Docstring and options of an environment."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     options = []
-    for one in inspect.signature(make).parameters.values():
-        if one.kind in variable:
+    for parameter in inspect.signature(make).parameters.values():
+        if parameter.kind in variable:
             continue
-        kind = one.annotation if isinstance(one.annotation, str) else inspect.formatannotation(one.annotation)
-        found = {"name": one.name, "type": "" if one.annotation is one.empty else kind}
-        required = one.default is one.empty
-        options.append({**found, "required": required, "default": "" if required else repr(one.default)})
+        kind = (
+            parameter.annotation
+            if isinstance(parameter.annotation, str)
+            else inspect.formatannotation(parameter.annotation)
+        )
+        option = {"name": parameter.name, "type": "" if parameter.annotation is parameter.empty else kind}
+        required = parameter.default is parameter.empty
+        options.append({**option, "required": required, "default": "" if required else repr(parameter.default)})
     return {"doc": inspect.getdoc(make) or "", "options": options}
 
 
@@ -97,13 +101,13 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-def sendable(found: Any) -> Any:
-    """What an environment returned, with its pictures as JSON."""
-    if isinstance(found, list | tuple):
-        return [sendable(one) for one in found]
-    if not isinstance(found, dict) or not isinstance(found.get("content"), list | tuple):
-        return found
-    return {**found, "content": [_part(part) for part in found["content"]]}
+def sendable(returned: Any) -> Any:
+    """The result of an environment, with its images as JSON."""
+    if isinstance(returned, list | tuple):
+        return [sendable(item) for item in returned]
+    if not isinstance(returned, dict) or not isinstance(returned.get("content"), list | tuple):
+        return returned
+    return {**returned, "content": [_part(part) for part in returned["content"]]}
 
 
 def _part(part: Any) -> Any:
@@ -125,9 +129,9 @@ def _encoded_picture(image: Any) -> bytes:
         image = Image.fromarray(image)
     if not hasattr(image, "save"):
         raise TypeError(f"{type(image).__name__} is no picture: give its bytes, Pillow's or numpy's")
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return out.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def received(row: Any) -> Any:
@@ -139,10 +143,10 @@ def received(row: Any) -> Any:
     return row
 
 
-def encoded(request: int, found: Any) -> str:
+def encoded(request: int, returned: Any) -> str:
     """The reply to a request: what was returned, else why it cannot be sent."""
     try:
-        return json.dumps({"id": request, "ok": sendable(found)}, default=plain)
+        return json.dumps({"id": request, "ok": sendable(returned)}, default=plain)
     except (TypeError, ValueError, RecursionError, ImportError, OSError) as error:
         return json.dumps({"id": request, "unsendable": str(error)[:500]})
 
@@ -160,8 +164,8 @@ class Host:
         request = json.loads(line)
         try:
             self.began.set(request["id"])
-            found = await self.call(request["do"], request["session"], request.get("arguments", []))
-            text = await asyncio.get_running_loop().run_in_executor(self.encoder, encoded, request["id"], found)
+            returned = await self.call(request["do"], request["session"], request.get("arguments", []))
+            text = await asyncio.get_running_loop().run_in_executor(self.encoder, encoded, request["id"], returned)
         except BaseException as error:  # an environment may call sys.exit
             where = traceback.extract_tb(error.__traceback__)[-1]
             detail = f"{type(error).__name__}: {str(error)[:500]} ({os.path.basename(where.filename)}:{where.lineno})"

@@ -1,4 +1,4 @@
-"""Sessions whose pictures become what the model sees, in a thread of their own: no call's deadline waits for it."""
+"""Sessions whose images are preprocessed for the model, in a separate thread: no call's deadline includes it."""
 
 from __future__ import annotations
 
@@ -15,70 +15,73 @@ from rlcli.images.row_images import BadImage
 Answer = TypeVar("Answer", Opening, Reply)
 
 
-class Eyes:
-    """sight: of a model that sees pictures. most: tokens of the pictures in one answer."""
+class SessionImages:
+    """Preprocesses the images of environments' answers."""
 
-    def __init__(self, sight: Sight | None, most: int) -> None:
-        self.sight, self._most = sight, most
+    def __init__(self, sight: Sight | None, max_tokens: int) -> None:
+        self.sight = sight
+        """Image processor, for a model that takes images."""
+        self._max_tokens = max_tokens  # of the images in one answer
         self._thread = ThreadPoolExecutor(1, "pictures")
 
-    def session(self, session: Session) -> SeeingSession:
-        return SeeingSession(session, self)
+    def session(self, session: Session) -> ImageSession:
+        """Wrap a session."""
+        return ImageSession(session, self)
 
-    def seen(self, asked: Future[Answer]) -> Future[Answer]:
-        """The answer with what the model sees of its pictures, and small copies of them in their place."""
-        found: Future[Answer] = Future()
+    def preprocess(self, answer: Future[Answer]) -> Future[Answer]:
+        """The answer with preprocessed images, and small copies in place of the encoded ones."""
+        result: Future[Answer] = Future()
 
-        def look(answer: Answer) -> None:
-            _settle(found, lambda: self._seen(answer))
+        def process(done: Answer) -> None:
+            _set_result(result, lambda: self._preprocessed(done))
 
-        def pass_on(done: Future[Answer]) -> None:
+        def on_answer(done: Future[Answer]) -> None:
             if done.exception() is not None or not done.result().images:
-                _settle(found, done.result)
+                _set_result(result, done.result)
                 return
             try:
-                self._thread.submit(look, done.result())
+                self._thread.submit(process, done.result())
             except RuntimeError:  # it is shut down
-                found.set_exception(EnvironmentFailed(Failure.DIED, "its run ends"))
+                result.set_exception(EnvironmentFailed(Failure.DIED, "its run ends"))
 
-        asked.add_done_callback(pass_on)
-        return found
+        answer.add_done_callback(on_answer)
+        return result
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """End the thread. Idempotent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _seen(self, answer: Answer) -> Answer:
+    def _preprocessed(self, answer: Answer) -> Answer:
         if self.sight is None:
             raise EnvironmentFailed(Failure.PROTOCOL, "it showed a picture, and the model reads text alone")
         try:
-            shown = self.sight.shown(answer.images, self._most)
+            shown = self.sight.shown(answer.images, self._max_tokens)
         except NoRoom:
             return replace(answer, images=(), fits=False)
         except BadImage as error:
-            if isinstance(answer, Reply) and answer.done:  # nobody sees it
+            if isinstance(answer, Reply) and answer.done:  # the model does not get it
                 return replace(answer, images=())
             raise EnvironmentFailed(Failure.PROTOCOL, f"it showed what cannot be seen: {error}") from error
         return replace(answer, images=(), pictures=shown.pictures, copies=shown.copies)
 
 
-class SeeingSession:
-    """A session, as `rlcli.environments.environment_host.Session` is one."""
+class ImageSession:
+    """A `Session` whose answers have preprocessed images."""
 
-    def __init__(self, session: Session, eyes: Eyes) -> None:
-        self._session, self._eyes = session, eyes
+    def __init__(self, session: Session, images: SessionImages) -> None:
+        self._session, self._images = session, images
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Future[Opening]:
-        return self._eyes.seen(self._session.reset(row, seed))
+        return self._images.preprocess(self._session.reset(row, seed))
 
     def step(self, message: Message) -> Future[Reply]:
-        return self._eyes.seen(self._session.step(message))
+        return self._images.preprocess(self._session.step(message))
 
     def close(self) -> None:
         self._session.close()
 
 
-def _settle(future: Future[Answer], result: Callable[[], Answer]) -> None:
+def _set_result(future: Future[Answer], result: Callable[[], Answer]) -> None:
     try:
         future.set_result(result())
     except EnvironmentFailed as error:

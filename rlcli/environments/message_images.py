@@ -1,9 +1,9 @@
-"""Pictures in the messages of environments and agents: apart from the text, in which a marker stands for each."""
+"""Images in the messages of environments and agents: separated from the text, which has a marker for each."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
@@ -13,15 +13,16 @@ from rlcli.types import IMAGE, Prompt
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Int32, UInt8
 
     from rlcli.images.image_rule import ImageRule
 
 
-def taken(content: Sequence[Any]) -> tuple[str, tuple[bytes, ...]]:
-    """A content of parts as text with a marker for each picture, and the encoded pictures. A part is a text; a picture,
-    `{"type": "image", "image": {"base64": …}}`; or OpenAI's `image_url` with a data URL. Raises `BadImage`.
+def split_parts(content: Sequence[Any]) -> tuple[str, tuple[bytes, ...]]:
+    """Split a content of parts into text, with a marker for each image, and the encoded images. A part is a text; an
+    image, `{"type": "image", "image": {"base64": …}}`; or OpenAI's `image_url` with a data URL. Raises `BadImage`.
 
-    >>> taken([{"type": "text", "text": "See <image>: "}, {"type": "image", "image": {"base64": "iVBORw=="}}])
+    >>> split_parts([{"type": "text", "text": "See <image>: "}, {"type": "image", "image": {"base64": "iVBORw=="}}])
     ('See <\\u200bimage>: <image>', (b'\\x89PNG',))
     """
     texts, images = [""], list[bytes]()
@@ -36,36 +37,39 @@ def taken(content: Sequence[Any]) -> tuple[str, tuple[bytes, ...]]:
             raise BadImage(f"a content has a part that is neither text nor a picture: {part!r:.100}")
     if not images:
         return texts[0], ()
-    # A text that names the marker shows nothing.
+    # A marker in a text must not stand for an image.
     return IMAGE.join(text.replace(IMAGE, f"{IMAGE[0]}\u200b{IMAGE[1:]}") for text in texts), tuple(images)
 
 
 def with_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-    """A message with text as its content, and its pictures, which it describes in `images`. Raises `BadImage`."""
+    """Split a message into one with text as its content, which describes its images in `images`, and the encoded
+    images. Raises `BadImage`."""
     content = message["content"]
     if isinstance(content, str):
         return {name: value for name, value in message.items() if name != "images"}, ()
-    text, images = taken(content)
-    found = {**message, "content": text}
-    found.pop("images", None)
+    text, images = split_parts(content)
+    with_markers = {**message, "content": text}
+    with_markers.pop("images", None)
     if images:
-        found["images"] = described(images)
-        if any(one["width"] is None for one in found["images"]):
+        with_markers["images"] = described(images)
+        if any(description["width"] is None for description in with_markers["images"]):
             raise BadImage("a picture is broken, of an unknown format or out of bounds")
-    return found, images
+    return with_markers, images
 
 
 def in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The inverse of `with_pictures`, as chat templates read it: with markers for the pictures."""
+    """The inverse of `with_pictures`, in the form of chat templates: with markers in place of the images."""
     if not message.get("images"):
         return message
     plain = {name: value for name, value in message.items() if name != "images"}
     return {**plain, "content": content_parts(message["content"])}
 
 
-def placed(ids: list[int], pictures: Sequence[np.ndarray], rule: ImageRule | None) -> np.ndarray:
-    """int32: the ids that a chat template gives, with as many tokens as the pictures have in place of a placeholder for
-    each. rule: how the model sees pictures, if it does. Raises `ModelError` for another number of placeholders."""
+def expand_images(
+    ids: list[int], pictures: Sequence[UInt8[np.ndarray, "height width 3"]], rule: ImageRule | None
+) -> Int32[np.ndarray, " T"]:
+    """Expand the placeholder of each image in a chat template's ids to the image's number of tokens. rule: for a model
+    that takes images. Raises `ModelError` for another number of placeholders."""
     import numpy as np
 
     if rule is not None:
@@ -74,26 +78,25 @@ def placed(ids: list[int], pictures: Sequence[np.ndarray], rule: ImageRule | Non
                 f"the chat template writes {markers} placeholders for {len(pictures)} pictures in a conversation",
                 "put the model's own chat_template.jinja into its folder, or show pictures to a role that it takes",
             )
-        ids = rule.expanded(ids, [(one.shape[1], one.shape[0]) for one in pictures])
-    tokens: np.ndarray = np.array(ids, np.int32)
-    return tokens
+        ids = rule.expanded(ids, [(picture.shape[1], picture.shape[0]) for picture in pictures])
+    return np.array(ids, np.int32)
 
 
 def messages_of_row(prompt: Prompt, *, urls: bool = False) -> list[dict[str, Any]]:
-    """A row's messages as environments get them: those with pictures have parts as their content. urls: as OpenAI's
-    clients write a picture."""
+    """A row's messages in the form for environments: those with images have parts as their content. urls: images in the
+    form of OpenAI's clients."""
     images = iter(prompt.images)
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for message in prompt.messages:
         if not prompt.images or IMAGE not in message["content"]:
-            found.append(dict(message))
+            messages.append(dict(message))
             continue
         parts = [_part(part, images, urls) for part in content_parts(message["content"])]
-        found.append({**message, "content": parts})
-    return found
+        messages.append({**message, "content": parts})
+    return messages
 
 
-def _part(part: Mapping[str, Any], images: Any, urls: bool) -> dict[str, Any]:
+def _part(part: Mapping[str, Any], images: Iterator[bytes], urls: bool) -> dict[str, Any]:
     if part["type"] != "image":
         return dict(part)
     encoded = base64.b64encode(next(images)).decode()
@@ -102,7 +105,7 @@ def _part(part: Mapping[str, Any], images: Any, urls: bool) -> dict[str, Any]:
     return {"type": "image", "image": {"base64": encoded}}
 
 
-def _base64_of(value: Any) -> Any:
+def _base64_of(value: object) -> object:
     if not isinstance(value, Mapping):
         return None
     url = value.get("url")
@@ -114,7 +117,7 @@ def _base64_of(value: Any) -> Any:
     return value.get("base64")
 
 
-def _decoded(text: Any) -> bytes:
+def _decoded(text: object) -> bytes:
     if not isinstance(text, str):
         raise BadImage("a picture has no data")
     try:

@@ -31,9 +31,9 @@ FOR_AGENTS = frozenset(
 PREFIXES_FOR_AGENTS = ("LC_", "PYTHON", "PIP_", "UV_")
 
 
-def for_agent(environment: Mapping[str, str], named: Sequence[str], session: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an agent's program: those of `environment` that every program needs, those `named`, and those of
-    its `session`, whose server is on loopback. Raises `SetupError` if one that is named is not set.
+def for_agent(environment: Mapping[str, str], extra_names: Sequence[str], session: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an agent's program: those of `environment` that every program needs, those `extra_names`, and
+    those of its `session`, whose server is on loopback. Raises `SetupError` if one that is named is not set.
 
     >>> found = for_agent({"LC_ALL": "C", "AWS_PROFILE": "me", "A": "1"}, ["A"], {"RLCLI_SESSION": "x"})
     >>> [name for name in found if name.lower() != "no_proxy"]
@@ -45,30 +45,30 @@ def for_agent(environment: Mapping[str, str], named: Sequence[str], session: Map
         if name in FOR_AGENTS or name.startswith(PREFIXES_FOR_AGENTS)
         if not has_login(value)
     }
-    found = without_secrets(inherited) | _named(environment, named)
-    direct = ",".join(filter(None, [found.get("NO_PROXY") or found.get("no_proxy", ""), LOOPBACK]))
-    return {**found, **session, "NO_PROXY": direct, "no_proxy": direct}
+    variables = without_secrets(inherited) | _named(environment, extra_names)
+    direct = ",".join(filter(None, [variables.get("NO_PROXY") or variables.get("no_proxy", ""), LOOPBACK]))
+    return {**variables, **session, "NO_PROXY": direct, "no_proxy": direct}
 
 
-def for_environment(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """The variables of a process that hosts environments: all but secrets, and those `named`. Raises `SetupError` if
-    one that is named is not set."""
-    return without_secrets(without_safe_path(environment)) | _named(environment, named)
+def for_environment(environment: Mapping[str, str], extra_names: Sequence[str]) -> dict[str, str]:
+    """The variables of a process that hosts environments: all but secrets, and those `extra_names`. Raises `SetupError`
+    if one that is named is not set."""
+    return without_secrets(without_safe_path(environment)) | _named(environment, extra_names)
 
 
 def hint_of(text: str, environment: Mapping[str, str], inherited: Iterable[str]) -> str:
-    """How to pass on the variable that an error names, if it is set here and was not inherited; else empty.
+    """A hint to pass on the variable that an error names, if it is set here and was not inherited; else empty.
 
     >>> hint_of("KeyError: 'MY_KEY'", {"MY_KEY": "secret", "KEY": "secret"}, [])
     'MY_KEY is not passed on: name it in environment.variables'
     """
     withheld = sorted(set(environment) - set(inherited))
-    named = next((name for name in withheld if f"'{name}'" in text or f'"{name}"' in text), "")
-    return f"{named} is not passed on: name it in {KEY}" if named else ""
+    withheld_name = next((name for name in withheld if f"'{name}'" in text or f'"{name}"' in text), "")
+    return f"{withheld_name} is not passed on: name it in {KEY}" if withheld_name else ""
 
 
-def _named(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    for name in named:
+def _named(environment: Mapping[str, str], extra_names: Sequence[str]) -> dict[str, str]:
+    for name in extra_names:
         if name not in environment:
             raise SetupError(f"{KEY} names {name}, which is not set", f"export {name}=…, or leave it out")
-    return {name: environment[name] for name in named}
+    return {name: environment[name] for name in extra_names}

@@ -1,4 +1,4 @@
-"""Whether conversations in tokens (`turns`) agree with the chat template of a tokenizer, boundary by boundary."""
+"""Check that conversations in tokens (`TurnTemplate`) agree with the chat template of a tokenizer."""
 
 from __future__ import annotations
 
@@ -83,11 +83,14 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True)
 class Boundary:
-    """What was found at one boundary. detail: the tokens that differ, as text, or why it is unsupported."""
+    """Result of the check at one boundary between a turn and the messages that follow it."""
 
     name: str
+    """Key of `BOUNDARIES`."""
     agreement: Agreement
+    """The result."""
     detail: str = ""
+    """Tokens that differ, as text, or the reason why it is unsupported."""
 
 
 def check(tokenizer: Any, stops: Collection[int]) -> list[Boundary]:
@@ -100,22 +103,22 @@ def _checked(tokenizer: Any, stops: Collection[int], name: str, past: list[Messa
     if turns.arguments == "{}":
         past = _with_text_arguments(past)
     try:
-        whole = turns.first([*past, *new])
-        drawn = turns.trimmed(past)
-        appended = turns.append(drawn, new)
+        rendered = turns.first([*past, *new])
+        turn = turns.trimmed(past)
+        appended = turns.append(turn, new)
     except ModelError as error:
         return Boundary(name, Agreement.NONE, str(error))
-    text = tokenizer.decode(whole)
+    text = tokenizer.decode(rendered)
     missing = [word for message in new for word in re.findall(r"\w+", message["content"]) if word not in text]
     if missing:
         return Boundary(name, Agreement.NONE, f"the template leaves out the {new[0]['role']}'s message")
-    ours = drawn[: len(drawn) - appended.dropped] + appended.tokens
-    if ours == whole:
+    ours = turn[: len(turn) - appended.dropped] + appended.tokens
+    if ours == rendered:
         return Boundary(name, Agreement.EXACT)
     tail = len(appended.tokens)
-    if tail and whole[-tail:] == appended.tokens:
-        return Boundary(name, Agreement.PAST, _difference(tokenizer, ours, whole))
-    return Boundary(name, Agreement.BROKEN, _difference(tokenizer, ours, whole))
+    if tail and rendered[-tail:] == appended.tokens:
+        return Boundary(name, Agreement.PAST, _difference(tokenizer, ours, rendered))
+    return Boundary(name, Agreement.BROKEN, _difference(tokenizer, ours, rendered))
 
 
 def _with_text_arguments(messages: list[Message]) -> list[Message]:
@@ -126,8 +129,10 @@ def _with_text_arguments(messages: list[Message]) -> list[Message]:
     return changed
 
 
-def _difference(tokenizer: Any, ours: list[int], whole: list[int]) -> str:
+def _difference(tokenizer: Any, ours: list[int], rendered: list[int]) -> str:
     """Both texts from the first token that differs on."""
-    same = next((i for i, (a, b) in enumerate(zip(ours, whole, strict=False)) if a != b), min(len(ours), len(whole)))
-    texts = (tokenizer.decode(ids[same : same + 12]) for ids in (ours, whole))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(ours, rendered, strict=False)) if a != b), min(len(ours), len(rendered))
+    )
+    texts = (tokenizer.decode(ids[same : same + 12]) for ids in (ours, rendered))
     return "{!r} in place of {!r}".format(*texts)

@@ -1,4 +1,4 @@
-"""What the policy drew, as a message: its reasoning, its text, and its calls of tools."""
+"""Parsing of a turn of the policy into a message: reasoning, text, and tool calls."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def format_of(chat_template: str) -> str:
 
 
 def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-    """The message that the policy drew. form: one of FORMATS; empty: no calls. opened: the prompt has opened a
+    """Parse a turn of the policy into a message. form: one of FORMATS; empty: no calls. opened: the prompt has opened a
     <think>. tools: the JSON schemas of the tools, by which values without a type are read. Calls within the reasoning
     are none. Raises `ConfigError` for an unknown form."""
     if form and form not in FORMATS:
@@ -125,8 +125,8 @@ def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping
     content, calls = FORMATS[form](content) if form else (content, ())
     right: list[dict[str, Any]] = []
     malformed: list[dict[str, Any]] = []
-    for place, call in enumerate(calls, 1):
-        number = f"call{place:05}"
+    for index, call in enumerate(calls, 1):
+        number = f"call{index:05}"
         if isinstance(call, MalformedCall):
             malformed.append({"id": number, "text": call.text.strip()[:SHOWN_CHARS], "error": call.error})
             continue
@@ -191,7 +191,7 @@ def _of_json(text: str, key: str) -> Calls:
     except (ValueError, RecursionError):
         return [MalformedCall(text, f"the call cannot be read: it is not JSON of the form {form}")]
     if isinstance(value, list):
-        return [_call_of(text, one, key, form) for one in value] or [MalformedCall(text, "the list has no call")]
+        return [_call_of(text, item, key, form) for item in value] or [MalformedCall(text, "the list has no call")]
     return [_call_of(text, value, key, form)]
 
 

@@ -64,22 +64,22 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def _json_type(hint: Any, of: str) -> dict[str, Any]:
+def _json_type(hint: Any, parameter: str) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
     if origin is typing.Literal:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
-        kinds = [_json_type(one, of) for one in arguments if one is not type(None)]
-        found = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-        return found | {"nullable": True} if type(None) in arguments else found
+        kinds = [_json_type(argument, parameter) for argument in arguments if argument is not type(None)]
+        schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        return schema | {"nullable": True} if type(None) in arguments else schema
     if (origin or hint) in (list, tuple, Sequence):
-        return {"type": "array"} | ({"items": _json_type(arguments[0], of)} if arguments else {})
+        return {"type": "array"} | ({"items": _json_type(arguments[0], parameter)} if arguments else {})
     if (origin or hint) in (dict, Mapping):
         return {"type": "object"}
     if hint not in JSON_TYPES:
-        raise NoSchema(f"the parameter {of} has the type {hint}, which is no JSON")
+        raise NoSchema(f"the parameter {parameter} has the type {hint}, which is no JSON")
     return {"type": JSON_TYPES[hint]}
 
 
@@ -110,10 +110,10 @@ def argument_of(value: Any, schema: Mapping[str, Any]) -> Any:
     if isinstance(schema.get("enum"), list):
         return _member_of(value, schema["enum"])
     kind = schema.get("type")
-    found = _of_kind(value, kind)
+    result = _of_kind(value, kind)
     if kind == "array" and isinstance(schema.get("items"), Mapping):
-        return [argument_of(item, schema["items"]) for item in found]
-    return found
+        return [argument_of(item, schema["items"]) for item in result]
+    return result
 
 
 def _first_kind(value: Any, kinds: Sequence[Mapping[str, Any]], nullable: bool) -> Any:
@@ -212,7 +212,7 @@ class ToolEnvironment:
         return _reply(message, contents)
 
     def _called(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-        """What a call of a plain function returned, as a message's content."""
+        """Call a plain function; returns its result as a message's content."""
         try:
             function, arguments = self._bound(call)
         except WrongCall as error:
@@ -226,7 +226,7 @@ class ToolEnvironment:
         return content_of(returned)
 
     async def _awaited(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-        """What a call of an async function returned, as a message's content."""
+        """Call an async function; returns its result as a message's content."""
         try:
             function, arguments = self._bound(call)
         except WrongCall as error:
@@ -273,7 +273,7 @@ async def _result(awaitable: Any) -> Any:
 
 
 def _reply(message: Mapping[str, Any], contents: Sequence[str | list[dict[str, Any]]]) -> Any:
-    """What follows a turn: an answer to each call, those that cannot be read included, in the order of the calls.
+    """The reply to a turn: an answer to each call, malformed ones included, in the order of the calls.
     contents: of the answers to those that can."""
     calls, malformed = message.get("tool_calls") or [], message.get("invalid_tool_calls") or []
     failed = sum(isinstance(content, str) and content.startswith("error: ") for content in contents)
@@ -290,7 +290,7 @@ def _reply(message: Mapping[str, Any], contents: Sequence[str | list[dict[str, A
 
 
 def content_of(returned: Any) -> str | list[dict[str, Any]]:
-    """What a tool returned as a message's content: parts if it has pictures, else text.
+    """Convert a tool's result to a message's content: parts if it has images, else text.
 
     >>> content_of([1, "two"]), content_of([{"type": "image", "image": b"..."}, "a cat"])
     ('[1, "two"]', [{'type': 'image', 'image': b'...'}, {'type': 'text', 'text': 'a cat'}])
@@ -298,15 +298,15 @@ def content_of(returned: Any) -> str | list[dict[str, Any]]:
     if isinstance(returned, str):
         return returned
     every = returned if isinstance(returned, list | tuple) else [returned]
-    if not any(_is_picture(one) for one in every):
+    if not any(_is_picture(item) for item in every):
         return json.dumps(returned, default=str)
-    return [_content_part(one) for one in every]
+    return [_content_part(item) for item in every]
 
 
 def _is_picture(value: Any) -> bool:
     if isinstance(value, dict):
         return value.get("type") == "image" and "image" in value
-    return any(one.__module__.startswith("PIL.") for one in type(value).__mro__)
+    return any(base.__module__.startswith("PIL.") for base in type(value).__mro__)
 
 
 def _content_part(value: Any) -> dict[str, Any]:

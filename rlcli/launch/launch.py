@@ -41,7 +41,7 @@ from rlcli.launch.run_outcome import outcome_of
 from rlcli.launch.startup_report import StartReport
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.rollout.model_servers.server_actors import Serving, serving
-from rlcli.rollout.scheduler.prefetch import GONE_S
+from rlcli.rollout.scheduler.prefetch import KILL_TIMEOUT_S
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.curve_marks import INPUTS_CHANGED, INPUTS_UNRECORDED, marks_of
 from rlcli.runs.folder import RunFolder, events_of
@@ -128,7 +128,7 @@ def build(groups: Sequence[Workers]) -> None:
     except BaseException:
         for group in groups:
             group.kill()
-        wait(building, GONE_S)  # their threads, before Ray is shut down under them
+        wait(building, KILL_TIMEOUT_S)  # their threads, before Ray is shut down under them
         raise
 
 

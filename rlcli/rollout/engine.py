@@ -1,6 +1,6 @@
 """The interface between the trainer and an inference engine: tokens in, tokens and log-probs out; weights in.
 
-`Engine` is what a class must have to generate for a run. `rollout.engine` names one of the entry-point group
+`Engine` is the protocol of a class that generates for a run. `rollout.engine` names one of the entry-point group
 `rlcli.engines`:
 
     [project.entry-points."rlcli.engines"]
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from rlcli.errors import ConfigError
 from rlcli.registry import Registry
@@ -19,6 +19,8 @@ from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float32, Int32, UInt, UInt8
+    from torch import Tensor
 
     from rlcli.config.schema import RunConfig
     from rlcli.context import RunContext
@@ -31,124 +33,159 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of a batch of responses. temperature 0 is greedy; max_tokens limits the response, end token
-    included; top_p: sample from the smallest set of most likely tokens with this total probability (1: from all)."""
+    """Sampling parameters of a batch of responses."""
 
     temperature: float
+    """0: greedy."""
     max_tokens: int
+    """Maximum number of tokens of a response, the end token included."""
     top_p: float = 1.0
+    """Sample from the smallest set of most likely tokens with this total probability; 1: from all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One response to generate. key: the caller's own index. prompt: int32 token ids. seed: of this response alone, so
-    that its samples do not depend on what else is in the batch. greedy: take the most likely token each time, whatever
-    the temperature of the batch. begun: int32 ids of the response so far, if it was aborted: only what follows them is
-    returned, and they count towards `Sampling.max_tokens`. max_tokens: of this one, if fewer than of the batch.
-    conversation: which one it is a turn of; its turns begin alike, so one server should have all of them. pictures: of
-    the prompt, as `ImageRule.prepared` gives them; for each, the prompt has as many placeholders as it has tokens."""
+    """One response to generate."""
 
     key: int
-    prompt: np.ndarray
+    """Index that the caller chooses."""
+    prompt: Int32[np.ndarray, " T"]
+    """Ids of the prompt."""
     seed: int
+    """Seed of this response, so that its samples do not depend on the rest of the batch."""
     greedy: bool = False
-    begun: np.ndarray | None = None
+    """Take the most likely token each time, whatever the temperature of the batch."""
+    response_prefix: Int32[np.ndarray, " R"] | None = None
+    """Ids of the response so far, if it was aborted: only the tokens that follow them are returned, and they count
+    towards `Sampling.max_tokens`."""
     max_tokens: int | None = None
+    """Limit of this response, if lower than that of the batch."""
     conversation: int | None = None
-    pictures: tuple[np.ndarray, ...] = ()
+    """Conversation of which it is a turn: the turns share a prefix, so one server should get all of them."""
+    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    """Images of the prompt, from `ImageRule.prepared`. For each the prompt has as many placeholders as it has
+    tokens."""
 
     def limit(self, sampling: Sampling) -> int:
-        """Tokens that may still be generated."""
-        most = sampling.max_tokens if self.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
-        return most - (0 if self.begun is None else len(self.begun))
+        """Number of tokens that may still be generated."""
+        limit = sampling.max_tokens if self.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
+        return limit - (0 if self.response_prefix is None else len(self.response_prefix))
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One response. tokens: int32 `[n]`, including the end token if there is one. log_probs: float32 `[n]`, of those
-    tokens under the distribution that was sampled from: after temperature (at 1 if the response is greedy) and after
-    top-p, which gives the tokens that it keeps a higher probability than the model does. finish_reason: None if it was
-    aborted. routes: of prompt and response without its last token, with `EngineSpec.routes`, as far as they are known
-    (`rlcli.data.expert_routes`)."""
+    """One response."""
 
     key: int
-    tokens: np.ndarray
-    log_probs: np.ndarray
+    """Key of its request."""
+    tokens: Int32[np.ndarray, " R"]
+    """Ids of the response, including the end token if there is one."""
+    log_probs: Float32[np.ndarray, " R"]
+    """Log-probs of the tokens under the distribution that was sampled from: after temperature (at 1 if the response is
+    greedy) and after top-p, which raises the probability of the tokens that it keeps."""
     finish_reason: FinishReason | None
-    routes: np.ndarray | None = None
+    """None if it was aborted."""
+    routes: UInt[np.ndarray, "T layers chosen"] | None = None
+    """With `EngineSpec.routes`: the experts of prompt and response without its last token, as far as they are known
+    (`rlcli.data.expert_routes`)."""
 
 
 def shared_memory_prefix(group_id: str) -> str:
-    """Prefix of everything that a run leaves in /dev/shm, to distinguish it from other runs' and to remove it."""
+    """Prefix of all files of a run in /dev/shm, to distinguish them from those of other runs and to remove them."""
     return f"rlcli-{group_id}-"
 
 
 Sleep = Literal["all", "cache", "none"]
-"""What an engine releases while a trainer uses the device: weights and KV cache, the cache alone, or nothing."""
+"""Memory that an engine releases while a trainer uses the device: weights and KV cache, the cache alone, or nothing."""
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Of the engine `server`. urls: servers of others, of which each engine uses its share; none: each engine starts
-    `count`. folder: where weights are put for servers to read; empty: in memory of this machine. logs: the run's logs,
-    if there is a run. answer_s: longest time for an answer to anything but a generation."""
+    """Settings of the engine `server`."""
 
     urls: tuple[str, ...] = ()
+    """Running servers, of which each engine uses its share; empty: each engine starts `count` servers."""
     count: int = 1
+    """Servers that each engine starts."""
     folder: str = ""
+    """Folder through which servers get weights; empty: in memory of this machine."""
     logs: str = ""
+    """Folder of the run's logs, if there is a run."""
     answer_s: float = 600.0
+    """Longest time for an answer to anything but a generation."""
 
     @classmethod
     def of(cls, config: RunConfig, logs: str) -> ServerSettings:
-        """Those of a run with its logs in the folder `logs`. A server that is silent is lost before the watchdog ends
-        its worker, which waits for it."""
-        rollout, silent_s = config.rollout, config.fault_tolerance.stall_s / 2
-        urls, count = rollout.server_urls, rollout.servers if isinstance(rollout.servers, int) else 0
-        return cls(tuple(dict.fromkeys(url.rstrip("/") for url in urls)), count, rollout.servers_folder, logs, silent_s)
+        """The settings of a run with its logs in the folder `logs`. A silent server is lost before the watchdog ends
+        the worker that waits for it."""
+        rollout = config.rollout
+        return cls(
+            urls=tuple(dict.fromkeys(url.rstrip("/") for url in rollout.server_urls)),
+            count=rollout.servers if isinstance(rollout.servers, int) else 0,
+            folder=rollout.servers_folder,
+            logs=logs,
+            answer_s=config.fault_tolerance.stall_s / 2,
+        )
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """The engine's settings. max_length: prompt and response together, in tokens. kv_cache_bytes: None lets the engine
-    take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the
-    first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing. exact_steps:
-    `step` returns all tokens that it has scheduled, since weights change between two of them. speculate: as
-    `rollout.speculate`. routes: generations have them. float_head: logits are computed in float32. lora_experts: the
-    adapter is on experts too. images: how the model sees pictures, if it does; pictures: the most that a prompt has."""
+    """Settings of an engine."""
 
     model: str
+    """Folder or hub id of the model."""
     dtype: str
+    """Dtype of weights and activations, by torch's name."""
     device: str
+    """`cuda` or `cpu`."""
     max_length: int
+    """Maximum number of tokens of prompt and response together."""
     max_concurrent: int
+    """Responses that are generated at once."""
     tensor_parallel: int
+    """Ranks that share one engine."""
     lora_rank: int
+    """Rank of the adapter; 0: none."""
     weights_follow: bool
+    """Whether `load_weights` is called before the first use, so that the checkpoint need not be read."""
     kv_cache_bytes: int | None
+    """Size of the KV cache; None: the engine takes its share of the GPU's memory."""
     gpu_memory_utilization: float
+    """Share of the GPU's memory, as in `rollout.gpu_memory_utilization`."""
     enforce_eager: bool
+    """As `rollout.enforce_eager`."""
     stop_token_ids: tuple[int, ...]
+    """Tokens that end a response."""
     group_id: str
+    """Id of the run on this machine, in the names of its files in shared memory."""
     quantization: str = ""
+    """As `rollout.quantization`; empty: none."""
     exact_steps: bool = False
+    """Whether `step` returns all tokens that it has scheduled, because weights change between two steps."""
     servers: ServerSettings = ServerSettings()
+    """Settings of the engine `server`."""
     speculate: int = 0
+    """As `rollout.speculate`."""
     routes: bool = False
+    """Whether generations have their experts."""
     float_head: bool = False
+    """Whether logits are computed in float32."""
     lora_targets: str = "all-linear"
     """As `lora.targets`."""
     lora_experts: bool = False
+    """Whether the adapter is on experts too."""
     sleep: Sleep = "all"
-    """What `Colocated.sleep` releases."""
+    """Memory that `Colocated.sleep` releases."""
     images: ImageRule | None = None
+    """Preprocessing of images, for a model that takes images."""
     pictures: int = 0
+    """Maximum number of images of a prompt."""
 
     @classmethod
     def of(cls, context: RunContext, group_id: str, logs: str) -> EngineSpec:
-        """The engine of a run's workers. group_id: of the run on this machine. logs: folder of its logs."""
+        """The settings of a run's engines. group_id: of the run on this machine. logs: folder of its logs."""
         config, facts, rollout = context.config, context.facts, context.config.rollout
-        asked = "all" if rollout.sleep == "auto" else rollout.sleep  # where the planner knew too little to choose
+        sleep = "all" if rollout.sleep == "auto" else rollout.sleep  # auto: where the planner knew too little to choose
         return cls(
             model=config.model.path,
             dtype=facts.dtype,
@@ -159,7 +196,7 @@ class EngineSpec:
             lora_rank=config.lora.rank if context.separate_adapter else 0,
             lora_targets=config.lora.targets,
             lora_experts=context.separate_adapter and config.lora.on_experts,
-            sleep="none" if context.engine_alone else asked,
+            sleep="none" if context.engine_alone else sleep,
             weights_follow=context.trains and not context.separate_adapter,
             kv_cache_bytes=facts.kv_cache_bytes,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
@@ -191,7 +228,7 @@ class Generator(Protocol):
 
     @property
     def slots(self) -> int:
-        """Responses that are generated at once; others wait within the engine."""
+        """Number of responses that are generated at once; others wait within the engine."""
         ...
 
     def begin(self, sampling: Sampling) -> None:
@@ -199,7 +236,7 @@ class Generator(Protocol):
         ...
 
     def add(self, request: GenerationRequest) -> None:
-        """Generate this response too."""
+        """Add a response to the generation."""
         ...
 
     def step(self) -> Sequence[Generation]:
@@ -207,37 +244,37 @@ class Generator(Protocol):
         ...
 
     def abort(self) -> Sequence[Generation]:
-        """Abort everything unfinished; returns the tokens so far of each, possibly none. One that had finished already,
-        but was not returned by `step`, has its finish reason."""
+        """Abort all unfinished responses; returns the tokens so far of each, possibly none. A response that had
+        finished, but was not returned by `step`, has its finish reason."""
         ...
 
     def agree(self, value: T) -> T:
         """The value of the first of the workers that share this engine."""
         ...
 
-    def prompt_log_probs(self, tokens: np.ndarray) -> np.ndarray:
-        """float32 `[len(tokens) - 1]`: log-prob of each token after the first, at temperature 1."""
+    def prompt_log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[np.ndarray, " T-1"]:
+        """Log-prob of each token after the first, at temperature 1."""
         ...
 
-    def cached_tokens(self, prompt: np.ndarray) -> int:
-        """Make the prefix cache hold one block, which repeats `prompt`; returns how many of its tokens were cached
+    def cached_tokens(self, prompt: Int32[np.ndarray, " T"]) -> int:
+        """Fill one block of the prefix cache with `prompt`, repeated; returns how many of its tokens were cached
         already. 0 if the engine sleeps, or has no prefix cache."""
         ...
 
-    def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
+    def probe(self, tokens: Int32[np.ndarray, " T"]) -> tuple[int, Float32[np.ndarray, " T-1"]]:
         """`cached_tokens` and `prompt_log_probs` of `tokens`, in one step of the engine."""
         ...
 
     def close(self) -> None:
-        """Free everything; the engine is not used again."""
+        """Free all resources; the engine is not used again."""
         ...
 
 
 class WeightReceiver(Protocol):
-    """Takes over the trained weights: `load_weights` or `load_adapter`, then `verify`."""
+    """Receives the trained weights: `load_weights` or `load_adapter`, then `verify`."""
 
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Load full tensors under checkpoint names, in any order, and forget all cached prefixes."""
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load full tensors under checkpoint names, in any order, and clear the prefix cache."""
         ...
 
     def load_adapter(self, folder: str) -> None:
@@ -246,18 +283,18 @@ class WeightReceiver(Protocol):
         ...
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
-        """Compare the weights in use with what was sent: all weights, or the adapter's. Called after a load, by all
-        workers that share the engine."""
+        """Compare the weights in use with those that were sent: all weights, or the adapter's. Called after a load, by
+        all workers that share the engine."""
         ...
 
 
 @runtime_checkable
 class Colocated(Protocol):
     """Shares a device with a trainer: `sleep` (the trainer uses the memory) → `wake_weights` → load and verify →
-    `wake_cache`. An engine without these needs workers of its own (`rollout.workers`)."""
+    `wake_cache`. An engine without these needs dedicated workers (`rollout.workers`)."""
 
     def sleep(self) -> None:
-        """Release the device's memory, as far as `EngineSpec.sleep` asks for it and the engine can."""
+        """Release the device's memory, as far as `EngineSpec.sleep` says and the engine can."""
         ...
 
     def wake_weights(self) -> None:
@@ -271,35 +308,35 @@ class Colocated(Protocol):
 
 @runtime_checkable
 class Keeping(Protocol):
-    """Its weights may change between two steps while responses run (`async.on_update = keep`): these go on with keys
-    and values that the earlier weights computed, and no response that is added later uses any of those."""
+    """Allows weights to change between two steps while responses run (`async.on_update = keep`): in-flight responses
+    continue with the KV cache of the earlier weights, which no response that is added later uses."""
 
     def peek(self) -> Sequence[Generation]:
-        """As `abort`, but everything goes on. No step is under way then."""
+        """As `abort`, but all responses continue. Not called during a step."""
         ...
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """Says what it has drawn of a response that is not finished."""
+    """Returns the tokens so far of a response that is not finished."""
 
     def so_far(self, key: int) -> Sequence[int]:
-        """The ids of its tokens so far; empty if it waits or is unknown."""
+        """Ids of its tokens so far; empty if it waits or is unknown."""
         ...
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """Counts what happens to it: the metrics `engine/NAME`, summed over the engines."""
+    """Counts events of the engine: the metrics `engine/NAME`, summed over the engines."""
 
     def counts(self) -> Mapping[str, float]:
-        """By name, since the last call."""
+        """Counts since the last call, by name."""
         ...
 
 
 @runtime_checkable
 class Described(Protocol):
-    """Says what computes the responses."""
+    """Describes the software that computes the responses."""
 
     def describe(self) -> str:
         """Library, version and variant, for the run's record: `vLLM 0.32.0, first model runner, …`."""
@@ -311,28 +348,28 @@ class Speculating(Protocol):
     """Drafts tokens and verifies several of a response in one step (`rollout.speculate`)."""
 
     def speculated(self) -> tuple[int, int]:
-        """How many tokens were drafted since the engine was built, and how many of them were kept."""
+        """Numbers of drafted and of accepted tokens since the engine was built."""
         ...
 
 
 class Engine(Generator, WeightReceiver, Protocol):
-    """What an entry point of `rlcli.engines` names: a class that is constructed from an `EngineSpec` in each worker,
-    after torch.distributed is initialised. Importing its module must be cheap: the controller does so too.
-
-    requires: modules that must be installed. settings: which of `ENGINE_KEYS` it implements; a run that sets another
-    one is refused. on_step: called before each step of a generation.
-    """
+    """An inference engine, named by an entry point of `rlcli.engines`. It is constructed from an `EngineSpec` in each
+    worker, after torch.distributed is initialised. Importing its module must be cheap: the controller does so too."""
 
     requires: ClassVar[tuple[str, ...]]
+    """Modules that must be installed."""
     settings: ClassVar[frozenset[str]]
+    """Those of `ENGINE_KEYS` that it implements; a run that sets another one is refused."""
     spec: EngineSpec
+    """Its settings."""
     on_step: Callable[[], None]
+    """Called before each step of a generation."""
 
     def __init__(self, spec: EngineSpec) -> None: ...
 
     @staticmethod
     def preload() -> None:
-        """Import what the first engine of a process would import."""
+        """Import the modules that the first engine of a process would import."""
         ...
 
     @staticmethod
@@ -348,8 +385,8 @@ ENGINE_KEYS = (
     *("rollout.tensor_parallel", "rollout.quantization", "rollout.gpu_memory_utilization", "rollout.kv_cache_mb"),
     *("rollout.enforce_eager", "rollout.speculate", "rollout.replay_routes", "model.head_dtype"),
 )
-"""Keys that an engine may not implement. (And "lora": an adapter besides the weights, in bfloat16;
-"images": prompts with pictures.)"""
+"""Keys that an engine need not implement. (And "lora": an adapter besides the weights, in bfloat16;
+"images": prompts with images.)"""
 
 
 def engine_named(name: str) -> type[Engine]:
@@ -360,7 +397,7 @@ def engine_named(name: str) -> type[Engine]:
 
 
 def finished(engine: Generator, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
-    """One whole generation: yields each response as it finishes, in any order."""
+    """Run one generation; yields each response as it finishes, in any order."""
     engine.begin(sampling)
     for request in requests:
         engine.add(request)

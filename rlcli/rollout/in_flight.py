@@ -1,8 +1,8 @@
-"""Responses that an engine is generating: they go on when its weights change, each token with the version that drew it.
+"""In-flight responses across weight updates: each token is recorded with the policy version that generated it.
 
-A pause aborts them in the engine and keeps their tokens; after it they are added again, and the engine computes their
-keys and values with the weights that it has then. An engine that is `Keeping` can also go on without an abort: what
-follows is then drawn by the new weights from keys and values of the old ones.
+A pause aborts the requests in the engine and keeps their tokens. To resume, they are added again, and the engine
+recomputes their KV cache with its current weights. An engine that is `Keeping` can also continue without an abort: the
+new weights then generate from the KV cache of the old ones.
 """
 
 from __future__ import annotations
@@ -11,140 +11,141 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlcli.data.expert_routes import continued
 from rlcli.data.trajectories import Trajectory
 from rlcli.rollout.engine import Generation, GenerationRequest, Generator, Keeping
 from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
-    import numpy as np
+    from jaxtyping import Float32, Int32, UInt
 
 
 @dataclass(frozen=True)
-class Part:
-    """Consecutive response tokens that weights of one version generated."""
+class VersionedTokens:
+    """Consecutive response tokens of one policy version."""
 
-    tokens: np.ndarray
-    """int32 `[n]`."""
-    log_probs: np.ndarray
-    """float32 `[n]`: in nats."""
+    tokens: Int32[np.ndarray, " R"]
+    """Token ids."""
+    log_probs: Float32[np.ndarray, " R"]
+    """Log-probs of the tokens, in nats."""
     version: int
     """Policy version (number of weight syncs)."""
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What the policy has generated of one request."""
+class RequestOutput:
+    """Response tokens of one request so far."""
 
     key: int
     """Key of the request."""
-    parts: Sequence[Part]
-    """In their order; at least one, which may be empty."""
+    parts: Sequence[VersionedTokens]
+    """Parts in generation order; at least one, which may be empty."""
     finish_reason: FinishReason | None
     """Why it ended; None if it has not."""
-    routes: np.ndarray | None = None
-    """As `Generation.routes`, each token's from when it was generated."""
+    routes: UInt[np.ndarray, "T layers chosen"] | None = None
+    """As `Generation.routes`; each token has those of the forward pass that generated it."""
 
     @property
-    def tokens(self) -> np.ndarray:
-        import numpy as np
-
-        tokens: np.ndarray = np.concatenate([part.tokens for part in self.parts])
-        return tokens
+    def tokens(self) -> Int32[np.ndarray, " R"]:
+        """Tokens of all parts."""
+        return np.concatenate([part.tokens for part in self.parts])
 
     @property
-    def log_probs(self) -> np.ndarray:
-        import numpy as np
+    def log_probs(self) -> Float32[np.ndarray, " R"]:
+        """Log-probs of all parts."""
+        return np.concatenate([part.log_probs for part in self.parts])
 
-        log_probs: np.ndarray = np.concatenate([part.log_probs for part in self.parts])
-        return log_probs
+    def appended_to(self, trajectory: Trajectory) -> Trajectory:
+        """Extend `trajectory` by these tokens: a span for each version.
 
-    def after(self, before: Trajectory) -> Trajectory:
-        """The trajectory `before` and what was drawn then: a span for each version.
-
-        >>> import numpy as np
         >>> ids, log_probs = np.arange(5, dtype=np.int32), np.zeros(5, np.float32)
-        >>> parts = [Part(ids[1:3], log_probs[1:3], 4), Part(ids[3:], log_probs[3:], 5)]
-        >>> whole = Drawn(0, parts, "stop").after(Trajectory.of_prompt(ids[:1]))
-        >>> whole.tokens.tolist(), whole.versions, whole.stop_reason
+        >>> parts = [VersionedTokens(ids[1:3], log_probs[1:3], 4), VersionedTokens(ids[3:], log_probs[3:], 5)]
+        >>> trajectory = RequestOutput(0, parts, "stop").appended_to(Trajectory.of_prompt(ids[:1]))
+        >>> trajectory.tokens.tolist(), trajectory.versions, trajectory.stop_reason
         ([0, 1, 2, 3, 4], [4, 5], 'stop')
         """
         for part in [part for part in self.parts if len(part.tokens)] or self.parts[-1:]:
-            before = before.extended("policy", part.tokens, part.log_probs, part.version)
-        return replace(before, stop_reason=self.finish_reason).routed(self.routes)
+            trajectory = trajectory.extended("policy", part.tokens, part.log_probs, part.version)
+        return replace(trajectory, stop_reason=self.finish_reason).routed(self.routes)
 
 
 class InFlight:
-    """The requests of one generation that `engine` has not finished. tokens: drawn so far, of all requests.
+    """Requests of one generation that `engine` has not finished.
 
     in_flight.add(request)
-    drawn = [in_flight.finished(generation, version) for generation in engine.step()]
-    in_flight.pause(version)                # the engine is free: for other weights, or another generation
+    outputs = [in_flight.finished(generation, version) for generation in engine.step()]
+    in_flight.pause(version)                # the engine is idle: for other weights, or another generation
     engine.begin(sampling)
-    drawn += in_flight.resume()
+    outputs += in_flight.resume()
     """
 
     def __init__(self, engine: Generator) -> None:
         self.tokens = 0
+        """Tokens generated so far, of all requests."""
         self._engine = engine
         self._requests: dict[int, GenerationRequest] = {}
-        self._parts: dict[int, list[Part]] = {}
-        self._routes: dict[int, np.ndarray | None] = {}
-        self._held: dict[int, int] = {}  # how many tokens of `_parts` the engine returns once more
-        self._reasons: dict[int, FinishReason | None] = {}  # of what it has finished and not returned
+        self._parts: dict[int, list[VersionedTokens]] = {}
+        self._routes: dict[int, UInt[np.ndarray, "T layers chosen"] | None] = {}
+        self._returned_before: dict[int, int] = {}  # tokens of `_parts` that the engine will return again
+        self._reasons: dict[int, FinishReason | None] = {}  # of requests that it has finished and not returned
         self._paused: set[int] = set()
-        self._ended: list[Drawn] = []
+        self._ended: list[RequestOutput] = []
 
     def add(self, request: GenerationRequest) -> None:
+        """Add a request to the engine."""
         self._requests[request.key] = request
         self._engine.add(request)
 
-    def finished(self, generation: Generation, version: int) -> Drawn:
-        """Take a response from the engine, whose weights have been of `version` since the last pause."""
-        self._took(generation, version)
+    def finished(self, generation: Generation, version: int) -> RequestOutput:
+        """Record a finished response of the engine, whose weights are of `version` since the last pause."""
+        self._record(generation, version)
         del self._requests[generation.key]
         self._reasons.pop(generation.key, None)
         parts, routes = self._parts.pop(generation.key), self._routes.pop(generation.key)
-        return Drawn(generation.key, parts, generation.finish_reason, routes)
+        return RequestOutput(generation.key, parts, generation.finish_reason, routes)
 
     def pause(self, version: int, *, keep: bool = False) -> None:
-        """Before the weights change, which are of `version`. keep: leave the requests in the engine, with their keys
-        and values."""
+        """Record the tokens so far, before weights of `version` are replaced. keep: the requests stay in the engine,
+        with their KV cache."""
         if keep:
             assert isinstance(self._engine, Keeping), "refused before the run starts"
             for generation in self._engine.peek():
-                self._took(generation, version)
-                self._held[generation.key] = len(generation.tokens)
+                self._record(generation, version)
+                self._returned_before[generation.key] = len(generation.tokens)
                 self._reasons[generation.key] = generation.finish_reason
             return
         for generation in self._engine.abort():
             if generation.finish_reason is not None:
                 self._ended.append(self.finished(generation, version))
                 continue
-            self._took(generation, version)
+            self._record(generation, version)
             self._paused.add(generation.key)
 
-    def resume(self) -> list[Drawn]:
-        """Add what was paused to the engine again, in the order of the keys. Returns what ended at the pause."""
-        import numpy as np
-
+    def resume(self) -> list[RequestOutput]:
+        """Add paused requests to the engine again, in the order of their keys. Returns those that ended at the
+        pause."""
         for key in sorted(self._paused):
             request = self._requests[key]
-            begun = [] if request.begun is None else [request.begun]
-            begun += [part.tokens for part in self._parts[key]]
-            self._engine.add(replace(request, begun=np.concatenate(begun)))
+            parts = [] if request.response_prefix is None else [request.response_prefix]
+            parts += [part.tokens for part in self._parts[key]]
+            self._engine.add(replace(request, response_prefix=np.concatenate(parts)))
         self._paused.clear()
         ended, self._ended = self._ended, []
         return ended
 
-    def so_far(self) -> Mapping[int, Drawn]:
-        """What was drawn of each request until the last pause, by key."""
-        return {key: Drawn(key, parts, self._reasons.get(key), self._routes[key]) for key, parts in self._parts.items()}
+    def so_far(self) -> Mapping[int, RequestOutput]:
+        """Tokens of each request until the last pause, by key."""
+        return {
+            key: RequestOutput(key, parts, self._reasons.get(key), self._routes[key])
+            for key, parts in self._parts.items()
+        }
 
-    def _took(self, generation: Generation, version: int) -> None:
-        held, parts = self._held.pop(generation.key, 0), self._parts.setdefault(generation.key, [])
+    def _record(self, generation: Generation, version: int) -> None:
+        start, parts = self._returned_before.pop(generation.key, 0), self._parts.setdefault(generation.key, [])
         self._routes[generation.key] = continued(self._routes.get(generation.key), generation.routes)
-        part = Part(generation.tokens[held:], generation.log_probs[held:], version)
+        part = VersionedTokens(generation.tokens[start:], generation.log_probs[start:], version)
         self.tokens += len(part.tokens)
         if len(part.tokens) or not parts:
             parts.append(part)

@@ -1,11 +1,11 @@
-"""A conversation with a model that is loaded in this process."""
+"""Chat with a model that is loaded in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.data.messages import sample_seed
 from rlcli.data.prompts import chat_template
@@ -16,24 +16,30 @@ from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Samp
 from rlcli.support.machine.gpus import gpu_available
 
 if TYPE_CHECKING:
-    from rlcli.rollout.engine import Engine
+    from transformers import PreTrainedTokenizerBase
 
-HALF = "\ufffd"
-"""What a decoder writes for a character whose last bytes are missing."""
+    from rlcli.rollout.engine import Engine
+    from rlcli.types import FinishReason
+
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Decoded in place of a character whose last bytes are missing."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """text: without control tokens. tokens: how many were drawn. finish_reason: stop or length; None: interrupted."""
+    """One answer of the model."""
 
     text: str
+    """Its text, without control tokens."""
     tokens: int
-    finish_reason: str | None
+    """Number of generated tokens."""
+    finish_reason: FinishReason | None
+    """None if it was interrupted."""
 
 
 def local_engine(model: str, stops: Sequence[int], max_length: int, group_id: str) -> Engine:
-    """transformers with the weights of `model` (a folder or hub id), for one response at a time. Raises `RlcliError`,
-    also for a model that sees pictures."""
+    """The transformers engine with the weights of `model` (a folder or hub id), for one response at a time. Raises
+    `RlcliError`, also for a model that takes images."""
     from transformers.utils import logging
 
     from rlcli.model.io.model_checks import check_model
@@ -66,19 +72,26 @@ def local_engine(model: str, stops: Sequence[int], max_length: int, group_id: st
 
 @dataclass
 class Chat:
-    """messages: of the conversation so far. stops: ids that end a turn. positions: most tokens of a conversation.
+    """A chat between a user and a model.
 
     chat = Chat.load("my-model", Sampling(temperature=0.7, max_tokens=256))
     chat.ask("2+2?", on_text=print).text
     """
 
     engine: Engine
-    tokenizer: Any
+    """Engine with the model."""
+    tokenizer: PreTrainedTokenizerBase
+    """The model's tokenizer, with its chat template."""
     stops: frozenset[int]
+    """Tokens that end a turn."""
     positions: int
+    """Maximum number of tokens of a conversation."""
     sampling: Sampling
+    """Sampling parameters of all answers."""
     seed: int = 0
+    """Seed of the chat."""
     messages: list[dict[str, str]] = field(default_factory=list)
+    """Messages so far."""
 
     @classmethod
     def load(cls, model: str, sampling: Sampling, *, seed: int = 0, system: str = "") -> Chat:
@@ -95,14 +108,14 @@ class Chat:
         return chat
 
     def restart(self, system: str = "") -> None:
-        """Forget the conversation."""
+        """Clear the conversation. system: text of the new system message; empty: none."""
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def ask(self, question: str, on_text: Callable[[str], None] = lambda text: None) -> Reply:
-        """The model's answer to a further message of the user. Both join the conversation; Ctrl-C ends the answer.
+        """Add a message of the user, and generate the model's answer; Ctrl-C ends it.
 
-        on_text: receives the answer piece by piece as it is drawn, or whole if the engine does not say. Raises
-        `RlcliError` if the conversation is too long; then it is unchanged.
+        on_text: called with each piece of the answer as it is generated, or with the complete answer if the engine does
+        not stream. Raises `RlcliError` if the conversation is too long; then it is unchanged.
         """
         import numpy as np
 
@@ -117,12 +130,13 @@ class Chat:
                 "begin a new one, or ask less",
             )
         seed = sample_seed(self.seed, "chat", len(messages), "", 0)
-        drawn = self._draw(GenerationRequest(0, np.asarray(ids, np.int32), seed), on_text)
-        reply = Reply(self._text(drawn.tokens.tolist()), len(drawn.tokens), drawn.finish_reason)
+        generation = self._generate(GenerationRequest(0, np.asarray(ids, np.int32), seed), on_text)
+        tokens = generation.tokens.tolist()
+        reply = Reply(self._text(tokens), len(tokens), generation.finish_reason)
         self.messages = [*messages, {"role": "assistant", "content": reply.text}]
         return reply
 
-    def _draw(self, request: GenerationRequest, on_text: Callable[[str], None]) -> Generation:
+    def _generate(self, request: GenerationRequest, on_text: Callable[[str], None]) -> Generation:
         import numpy as np
 
         engine, shown = self.engine, ""
@@ -130,7 +144,7 @@ class Chat:
         def show(tokens: Sequence[int], *, last: bool = False) -> None:
             nonlocal shown
             text = self._text(tokens)
-            if text.startswith(shown) and (last or not text.endswith(HALF)):
+            if text.startswith(shown) and (last or not text.endswith(REPLACEMENT_CHARACTER)):
                 on_text(text[len(shown) :])
                 shown = text
 
@@ -154,9 +168,9 @@ class Chat:
         return harmony.speaks(self.tokenizer.get_vocab())
 
     def _text(self, tokens: Sequence[int]) -> str:
-        """Without the token that ends the turn and other control tokens."""
-        kept = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
+        """Decode a turn, without the token that ends it and other control tokens."""
+        content = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
         if self._speaks_harmony:
-            return harmony.plain(self.tokenizer.decode(kept, clean_up_tokenization_spaces=False))
-        text: str = self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            return harmony.plain(self.tokenizer.decode(content, clean_up_tokenization_spaces=False))
+        text: str = self.tokenizer.decode(content, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -22,62 +22,72 @@ from rlcli.registry import near
 from rlcli.types import Message
 
 TRIES = 6
+"""Tries of a request that fails temporarily."""
 BACKOFF_S = 0.5
+"""First wait between two tries; it doubles each time."""
 LONGEST_WAIT_S = 30.0
+"""Longest wait between two tries."""
 CONNECT_S = 10.0
+"""Timeout of a connection."""
 LISTING_S = 30.0
+"""Timeout of the list of models."""
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("max_tokens", "seed"),
 )
-"""The sampling values of a request. Each is sent, since a server takes those that are missing from the defaults of the
-model's generation config: then four samples at temperature 1 may be equal."""
+"""The sampling values of a request. All of them are sent: a server takes missing ones from the model's generation
+config, so that four samples at temperature 1 may be equal."""
 BEYOND_OPENAI = ("top_k", "min_p", "repetition_penalty")
-"""Those that vLLM, SGLang and others know, and OpenAI's own protocol does not."""
-PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
+"""Sampling values that vLLM, SGLang and others support, but OpenAI's own protocol does not."""
+TEMPORARY = frozenset({408, 429, 500, 502, 503, 504, 529})
 """HTTP statuses that are retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One requested response. `key` is the caller's own and is returned with the result; a seed of None sends none;
-    top_p: sample from the most likely tokens with this total probability. All tokens are sampled from otherwise, and
-    none is penalised. extra: further fields of the request, which not every server supports.
+    """One requested response. By default all tokens are sampled from, and none is penalised.
 
     >>> request = ChatRequest(key="gsm8k:0/1", messages=[{"role": "user", "content": "2+2?"}], max_tokens=64, seed=1)
     """
 
     key: str
+    """Key that the caller chooses; the result has it too."""
     messages: Sequence[Message]
+    """The conversation so far."""
     temperature: float = 0.0
+    """0: greedy."""
     max_tokens: int = 1024
+    """Maximum number of tokens of the response."""
     seed: int | None = None
+    """None: no seed is sent."""
     top_p: float = 1.0
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Sample from the most likely tokens with this total probability."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of the request, which not every server supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
-    """One response.
-
-    finish_reason: as reported by the server (`stop`, `length`, …). completion_tokens: None if the server sends none.
-    latency_s: seconds from the successful request to its answer; failed tries and the waits between are excluded.
-    """
+    """One response."""
 
     key: str
+    """Key of the request."""
     text: str
+    """Text of the response."""
     finish_reason: str
+    """As reported by the server: `stop`, `length`, …"""
     completion_tokens: int | None
+    """None if the server sends none."""
     latency_s: float
+    """Seconds from the successful request to its answer, without failed tries and the waits between them."""
 
 
 class ChatClient:
     """A synchronous client of one endpoint.
 
     base_url: `http://host:8000` or `http://host:8000/v1`. model: if unset, the only one that the endpoint serves.
-    timeout_s: the longest time for one response. concurrency: concurrent requests. omit: those of `SAMPLING` that are
-    not sent, for a server that refuses them. The API key is OPENAI_API_KEY; it
-    appears in no message.
+    timeout_s: longest time for one response. concurrency: number of concurrent requests. omit: those of `SAMPLING` that
+    are not sent, for a server that refuses them. The API key is OPENAI_API_KEY; no message contains it.
 
         for result in ChatClient("http://localhost:8000").generate(requests):
             print(result.key, result.text)
@@ -111,10 +121,10 @@ class ChatClient:
         return bool(self._api_key)
 
     def generate(self, requests: Iterable[ChatRequest]) -> Iterator[ChatResult]:
-        """The results, each as it finishes, in any order.
+        """Yield each result as it finishes, in any order.
 
-        Requests run in a separate thread, so they continue while the caller processes a result, and `requests` is read
-        there, at most `concurrency` ahead. Leaving the loop early, or an error, cancels running requests.
+        Requests run in a separate thread, so that they continue while the caller processes a result; `requests` is read
+        there, at most `concurrency` in advance. Leaving the loop early, or an error, cancels running requests.
         """
         results: queue.SimpleQueue[ChatResult | None] = queue.SimpleQueue()
         with start_blocking_portal(name="rlcli-endpoint") as portal:
@@ -156,7 +166,7 @@ class ChatClient:
             "max_tokens": request.max_tokens,
             **({} if request.seed is None else {"seed": request.seed}),
         }
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": self.model,
             "messages": [dict(message) for message in request.messages],
             **{name: value for name, value in sampling.items() if name not in self.omit},
@@ -190,62 +200,67 @@ class ChatClient:
         return names[0]
 
     async def _send(
-        self, http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None = None
+        self, http: httpx.AsyncClient, method: str, path: str, body: dict[str, object] | None = None
     ) -> tuple[Any, float]:
-        """The endpoint's JSON answer and the seconds it took; temporary failures are retried."""
+        """Send a request; returns the endpoint's JSON answer and its latency in seconds. Temporary failures are
+        retried."""
         limit_s = min(self.timeout_s, LISTING_S) if method == "GET" else self.timeout_s
-        tries, left = 0, TRIES
+        tries, remaining = 0, TRIES
         while True:
             tries, start = tries + 1, time.monotonic()
-            asked_s = 0.0
+            retry_after_s = 0.0
             try:
                 async with asyncio.timeout(limit_s):
                     response = await http.request(method, f"{self.base_url}/{path}", json=body)
                 if response.status_code == 200:
                     self._reached = True
                     return self._json(path, response), time.monotonic() - start
-                if response.status_code not in PASSING:
+                if response.status_code not in TEMPORARY:
                     raise await self._refusal(http, path, response, body or {})
-                left -= 1
+                remaining -= 1
                 trouble = f"answers {response.status_code} {self._detail(response)}".rstrip()
                 retry_after = response.headers.get("retry-after", "")
                 # Its other form, a date, counts as none.
-                asked_s = float(retry_after) if retry_after.isdecimal() else 0.0
+                retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
             except TimeoutError:
-                left -= TRIES // 2  # a request that was too slow once will rarely be faster: one more try
+                remaining -= TRIES // 2  # a request that was too slow once will rarely be faster: one more try
                 trouble = f"gave no answer in {limit_s:g} s"
             except httpx.RequestError as error:
-                # No answer so far means no server: do not keep the user waiting.
-                left = left - 1 if self._reached else 0
+                # No answer so far means no server: fail at once.
+                remaining = remaining - 1 if self._reached else 0
                 trouble = f"cannot be reached ({self._line(str(error) or type(error).__name__)})"
-            if left <= 0:
+            if remaining <= 0:
                 times = f" ({tries} tries)" if tries > 1 else ""
                 raise EndpointError(
                     f"endpoint {self.base_url} {trouble}{times}", "check that the server runs and is not overloaded"
                 )
-            await asyncio.sleep(_wait_s(tries, asked_s))
+            await asyncio.sleep(_wait_s(tries, retry_after_s))
 
     async def _refusal(
-        self, http: httpx.AsyncClient, path: str, response: httpx.Response, body: Mapping[str, Any]
+        self, http: httpx.AsyncClient, path: str, response: httpx.Response, body: Mapping[str, object]
     ) -> EndpointError:
+        """The error for a request that the endpoint refuses."""
         status, detail = response.status_code, self._detail(response)
-        where = f"endpoint {self.base_url}"
+        endpoint = f"endpoint {self.base_url}"
         if status in (401, 403):
-            had, hint = ("the API key", "check OPENAI_API_KEY") if self._api_key else ("access", "set OPENAI_API_KEY")
-            return EndpointError(f"{where} refuses {had} ({status} {detail})", hint)
+            denied, hint = (
+                ("the API key", "check OPENAI_API_KEY") if self._api_key else ("access", "set OPENAI_API_KEY")
+            )
+            return EndpointError(f"{endpoint} refuses {denied} ({status} {detail})", hint)
         if status == 404 and path == "chat/completions":
             try:
                 names = await self._models(http)
             except EndpointError:
-                return EndpointError(f"{where} has no /{path} (404 {detail})", "give --endpoint up to and with /v1")
+                return EndpointError(f"{endpoint} has no /{path} (404 {detail})", "give --endpoint up to and with /v1")
             return EndpointError(
-                f"{where} serves no model '{self._line(str(self.model))}'", self._line(near(str(self.model), names))
+                f"{endpoint} serves no model '{self._line(str(self.model))}'",
+                self._line(near(str(self.model), names)),
             )
         if status in (400, 422) and (names := _refused_values(response, body)):
             values = ", ".join(f"{name} = {body[name]}" for name in names)
-            return EndpointError(f"{where} refuses {values} ({status} {detail})", _without(names, body))
+            return EndpointError(f"{endpoint} refuses {values} ({status} {detail})", _omit_hint(names, body))
         hint = "give --endpoint up to and with /v1" if status == 404 else "change the request or the server"
-        return EndpointError(f"{where} answers {status} to /{path}: {detail}", hint)
+        return EndpointError(f"{endpoint} answers {status} to /{path}: {detail}", hint)
 
     def _json(self, path: str, response: httpx.Response) -> Any:
         try:
@@ -278,25 +293,25 @@ class ChatClient:
         return line if len(line) <= 200 else line[:199] + "…"
 
 
-def _refused_values(response: httpx.Response, body: Mapping[str, Any]) -> list[str]:
+def _refused_values(response: httpx.Response, body: Mapping[str, object]) -> list[str]:
     """The sampling values of a request that the server's error is about: those that it names as a parameter (OpenAI) or
-    by their place (FastAPI), else those that its text has as a word."""
+    by their location (FastAPI), else those that its text has as a word."""
     sent = [name for name in SAMPLING if name in body]
     try:
         answer = response.json()
         error = answer.get("error", answer)
-        places = [one["loc"][-1] for one in answer.get("detail", ()) if isinstance(one, dict)]
-        named = [error.get("param") if isinstance(error, dict) else None, *places]
+        locations = [detail["loc"][-1] for detail in answer.get("detail", ()) if isinstance(detail, dict)]
+        parameters = [error.get("param") if isinstance(error, dict) else None, *locations]
         text = json.dumps(error.get("message") or error) if isinstance(error, dict) else str(error)
     except (ValueError, AttributeError, LookupError, TypeError):
-        named, text = [], response.text
-    return [name for name in sent if name in named] or [
+        parameters, text = [], response.text
+    return [name for name in sent if name in parameters] or [
         name for name in sent if re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", text)
     ]
 
 
-def _without(names: Sequence[str], body: Mapping[str, Any]) -> str:
-    """How a request is made without these sampling values."""
+def _omit_hint(names: Sequence[str], body: Mapping[str, object]) -> str:
+    """The options that leave these sampling values out of a request."""
     if set(names) & set(BEYOND_OPENAI):
         names = [*dict.fromkeys([*names, *(name for name in BEYOND_OPENAI if name in body)])]
     options = " ".join(f"--omit {name}" for name in names)
@@ -316,9 +331,10 @@ def _versioned(base_url: str) -> str:
     return address if url.path.rstrip("/") else f"{address}/v1"
 
 
-def _wait_s(tries: int, asked_s: float) -> float:
-    """Seconds before the next try: doubling, or the server's value; with jitter, so that requests spread out."""
-    return min(max(asked_s, BACKOFF_S * 2.0 ** (tries - 1)), LONGEST_WAIT_S) * random.uniform(1.0, 1.25)
+def _wait_s(tries: int, retry_after_s: float) -> float:
+    """Seconds before the next try: exponential backoff, or the server's value; with jitter, so that requests spread
+    out."""
+    return min(max(retry_after_s, BACKOFF_S * 2.0 ** (tries - 1)), LONGEST_WAIT_S) * random.uniform(1.0, 1.25)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -9,23 +9,24 @@ from rlcli.data.columns import TruncatedRule
 from rlcli.rollout.engine import Sampling
 
 PROGRESS_EVERY_S = 0.25
+"""Shortest interval of a worker's progress reports."""
 MOST_PROGRESS_PER_S = 40.0
-"""Messages of all workers together: reading them costs the controller time, however long generation takes."""
+"""Maximum rate of the reports of all workers together: reading them costs the controller time."""
 GREEDY = -1
-"""Used instead of a sample's index for the greedy response to a prompt. As a baseline it is not one of its samples; in
-`PromptTask.wanted` it is one like the others."""
+"""Index of the greedy response to a prompt. As a baseline it is not one of the samples; in `PromptTask.wanted` it is
+like any other."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of streaming generation: the call returns what is complete, and the next call with a slice resumes the
-    rest. One of the two limits is given."""
+    """A part of streaming generation: the call returns complete samples, and the next call with a slice resumes the
+    others. Exactly one of the two limits is set."""
 
     steps: int | None = None
-    """It ends after this many engine steps, with the verdicts on all that is finished, so that no clock decides what
-    the call returns."""
+    """It ends after this many engine steps and with the verdicts of all finished samples, so that the result does not
+    depend on time."""
     seconds: float | None = None
-    """It ends after this time, with the verdicts that are there."""
+    """It ends after this time, with the verdicts that have arrived."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,19 @@ class RolloutCall:
     """File for this worker's samples, as parquet, with `{rank}` in the name; empty: none. With `{part}` in the name
     they are saved as they finish, each time in a new part."""
     keep_tokens: bool = True
-    """Whether the tokens will be needed."""
+    """Whether the tokens will be needed: not in an evaluation."""
     progress_s: float = PROGRESS_EVERY_S
     """Interval of a worker's progress reports (`progress_every`), in seconds."""
     truncated: TruncatedRule | Literal[""] = ""
-    """As `train.truncated`, to record what is left out; empty: nothing is, as in an evaluation."""
+    """As `train.truncated`, to record which samples are excluded; empty: none, as in an evaluation."""
     first_group: int = 0
     """Number of the step's groups in earlier rounds."""
     slice: Slice | None = None
-    """When the call returns before all is finished; None: never."""
+    """Limit after which the call returns with unfinished requests; None: the call finishes all."""
 
 
 def progress_every(workers: int) -> float:
-    """Seconds between two progress reports of each of so many workers.
+    """Seconds between two progress reports of each worker, by the number of workers.
 
     >>> progress_every(8), progress_every(256)
     (0.25, 6.4)

@@ -1,23 +1,26 @@
 """Counter-based sampling: the noise of each token is a function of the response's seed and the token's position only.
 
-vLLM's first model runner keeps a torch generator for each seeded request and calls each of them in turn, token by
-token: a loop of tiny calls, one per concurrent response. Here the noise of a whole batch comes from one hash of (seed,
-position in the sequence) and, on GPUs, the index in the vocabulary, so nothing is kept between tokens: an aborted
-response that resumes from its tokens draws what it would have drawn, whatever else is in the batch. The second model
-runner does the same by itself and is not changed.
+vLLM's first model runner keeps a torch generator for each seeded request and calls them one by one for each token: a
+loop of tiny calls, one per concurrent response. Here the noise of a whole batch comes from one hash of (seed, position
+in the sequence) and, on GPUs, the index in the vocabulary, so that no state is kept between tokens: an aborted response
+that resumes from its tokens gets the same continuation, for any batch. vLLM's second model runner does the same and is
+not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rlcli.model.logit_chunks import BLOCK_LOGITS
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from jaxtyping import Float, Float32, Float64, Int64, UInt64
+    from torch import Generator, Tensor
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.worker.worker_base import WorkerBase
 
 SEED = "rlcli_seed"
 """The key of a request's `extra_args` that holds its seed; with vLLM's own `seed` vLLM would create a generator."""
@@ -28,26 +31,32 @@ SPAN = 256
 """Tokens whose probabilities are added up first: about the square root of large vocabularies."""
 
 
-def draw_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A 63-bit key for each (seed, position), all independent: int64, from int64 arrays of one shape. A key determines
-    all noise of a response at that position."""
+class Draw(Protocol):
+    """Samples one token per row from softmax(logits): `gumbel_argmax` or `inverse_cdf`."""
+
+    def __call__(self, logits: Float[Tensor, "B V"], keys: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]: ...
+
+
+def draw_keys(seeds: Int64[np.ndarray, " B"], positions: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
+    """A 63-bit key for each (seed, position), all independent. A key determines all noise of a response at that
+    position."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴
         mixed = _mixed(seeds.astype(np.uint64) + np.uint64(GOLDEN))
-        keys: np.ndarray = _mixed(mixed + positions.astype(np.uint64) * np.uint64(GOLDEN)) >> np.uint64(1)
+        keys = _mixed(mixed + positions.astype(np.uint64) * np.uint64(GOLDEN)) >> np.uint64(1)
     return keys.astype(np.int64)
 
 
-def _mixed(state: np.ndarray) -> np.ndarray:
+def _mixed(state: UInt64[np.ndarray, " B"]) -> UInt64[np.ndarray, " B"]:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    last: np.ndarray = state ^ (state >> np.uint64(31))
-    return last
+    mixed: np.ndarray = state ^ (state >> np.uint64(31))
+    return mixed
 
 
-def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
-    """One draw from softmax(logits) per row, `[B]` int64: the largest of logits `[B, V]` plus Gumbel noise, which is a
-    function of (key, index). keys: `[B]` int64. A logit of −inf is never drawn.
+def gumbel_argmax(logits: Float[Tensor, "B V"], keys: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """Sample one token per row from softmax(logits): the argmax of the logits plus Gumbel noise, which is a function of
+    (key, index). A logit of −inf is never sampled.
 
     Integer arithmetic wraps, and shifts of signed numbers extend the sign, which the masks remove.
     """
@@ -63,30 +72,27 @@ def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
     return (logits.float() - (-torch.log1p(-uniform)).log()).argmax(-1)
 
 
-def inverse_cdf(logits: Tensor, keys: Tensor) -> Tensor:
-    """One draw from softmax(logits) per row, `[B]` int64: the first token up to which the probabilities add up to more
-    than a uniform number, which is a function of the key. keys: `[B]` int64. A logit of −inf is never drawn.
+def inverse_cdf(logits: Float[Tensor, "B V"], keys: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """Sample one token per row from softmax(logits): the first one whose cumulative probability exceeds a uniform
+    number, which is a function of the key. A logit of −inf is never sampled.
 
     For CPUs: an exponential for each token in place of a hash and two logarithms. Sums of spans are searched first,
-    then the tokens of one, both in float64.
+    then the tokens of one span, both in float64.
     """
     import torch
 
-    return torch.cat([_first_above(*part) for part in zip(*_blocks(logits.float(), _uniform(keys)), strict=True)])
+    rows = max(1, BLOCK_LOGITS // logits.shape[1])  # the caches of a CPU hold these, which several passes read
+    blocks = zip(logits.float().split(rows), _uniform(keys).split(rows), strict=True)
+    return torch.cat([_first_above(block, uniform) for block, uniform in blocks])
 
 
-def _blocks(logits: Tensor, uniform: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Rows that the caches of a CPU hold at once: several passes read them."""
-    rows = max(1, BLOCK_LOGITS // logits.shape[1])
-    return logits.split(rows), uniform.split(rows)
-
-
-def _uniform(keys: Tensor) -> Tensor:
-    """float64, more than 0 and less than 1: the upper half of keys of 63 bits, which are not negative."""
+def _uniform(keys: Int64[Tensor, " B"]) -> Float64[Tensor, " B"]:
+    """Uniform numbers between 0 and 1, exclusive: from the upper half of keys of 63 bits, which are not negative."""
     return ((keys >> 31).double() + 0.5) * 2.0**-32
 
 
-def _first_above(logits: Tensor, uniform: Tensor) -> Tensor:
+def _first_above(logits: Float32[Tensor, "B V"], uniform: Float64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """Index of the first token of each row whose cumulative probability exceeds `uniform`."""
     import torch
 
     vocabulary = logits.shape[1]
@@ -95,15 +101,15 @@ def _first_above(logits: Tensor, uniform: Tensor) -> Tensor:
     sums = weights[:, :even].unflatten(1, (even // SPAN, SPAN)).sum(-1)
     sums = torch.cat([sums, weights[:, even:].sum(-1, keepdim=True)], dim=1).double()
     ends = sums.cumsum(-1)
-    wanted = uniform[:, None] * ends[:, -1:]
-    span = torch.searchsorted(ends, wanted, right=True)
-    # The same in the span, whose sum is not 0: where in it the number lies, as a share.
-    share = (wanted - (ends - sums).gather(1, span)) / sums.gather(1, span)
-    places = span * SPAN + torch.arange(SPAN)
-    inside = weights.gather(1, places.clamp(max=vocabulary - 1)).double().masked_fill_(places >= vocabulary, 0.0)
+    threshold = uniform[:, None] * ends[:, -1:]
+    span = torch.searchsorted(ends, threshold, right=True)
+    # The threshold within its span, whose sum is not 0, as a share of that sum.
+    share = (threshold - (ends - sums).gather(1, span)) / sums.gather(1, span)
+    indexes = span * SPAN + torch.arange(SPAN)
+    inside = weights.gather(1, indexes.clamp(max=vocabulary - 1)).double().masked_fill_(indexes >= vocabulary, 0.0)
     ends = inside.cumsum(-1)
-    within = torch.searchsorted(ends, share.clamp(0.0, 1.0 - 2.0**-32) * ends[:, -1:], right=True)
-    return (span * SPAN + within)[:, 0]
+    offset = torch.searchsorted(ends, share.clamp(0.0, 1.0 - 2.0**-32) * ends[:, -1:], right=True)
+    return (span * SPAN + offset)[:, 0]
 
 
 def _signed(value: int) -> int:
@@ -111,36 +117,36 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def install(worker: Any) -> bool:
-    """Make this vLLM worker's sampler draw by counter; False if it has no such hook: then requests carry `seed`.
+def install(worker: WorkerBase) -> bool:
+    """Make this vLLM worker's sampler draw by counter. Returns False if it has no such hook: then requests have `seed`.
 
     Called in the worker through `collective_rpc`. vLLM's processing before (temperature, top-p) and after (greedy
     requests, log-probs) is unchanged.
     """
-    runner: Any = getattr(worker, "model_runner", None)
-    sampler: Any = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
-    batch: Any = getattr(runner, "input_batch", None)
-    wanted = ((sampler, "logprobs_mode"), (batch, "req_ids"), (batch, "num_tokens_no_spec"), (runner, "requests"))
-    if not all(hasattr(owner, name) for owner, name in wanted):
+    runner = getattr(worker, "model_runner", None)
+    sampler = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
+    batch = getattr(runner, "input_batch", None)
+    attributes = ((sampler, "logprobs_mode"), (batch, "req_ids"), (batch, "num_tokens_no_spec"), (runner, "requests"))
+    if sampler is None or not all(hasattr(owner, name) for owner, name in attributes):
         return False
     sampler.forward = _Sampler(runner, sampler.forward, sampler.logprobs_mode)
     return True
 
 
-def draws_by_place(worker: Any) -> bool:
+def draws_by_place(worker: WorkerBase) -> bool:
     """Whether this vLLM worker's own draws depend only on (seed, position), as in its second model runner."""
     return type(getattr(worker, "model_runner", None)).__module__.startswith("vllm.v1.worker.gpu.")
 
 
-def draw_keys_of(runner: Any, requests: int, rows: Sequence[int] = ()) -> np.ndarray | None:
-    """Keys, int64, of the requests in the batch of vLLM's first model runner, in its order; None if it does not have so
-    many (vLLM's own warm-up). Those that are not ours are greedy, and their keys are not used. rows: of each request,
-    how many keys: for its next token and those after it; one if not given."""
+def draw_keys_of(runner: GPUModelRunner, requests: int, rows: Sequence[int] = ()) -> Int64[np.ndarray, " B"] | None:
+    """Keys of the requests in the batch of vLLM's first model runner, in its order; None if it has another number of
+    requests (vLLM's own warm-up). Requests of vLLM itself are greedy, and their keys are not used. rows: number of keys
+    of each request, for its next token and the following ones; empty: one each."""
     names = runner.input_batch.req_ids
     if not requests or len(names) != requests:
         return None
     extra = [runner.requests[name].sampling_params.extra_args or {} for name in names]
-    seeds = np.array([one.get(SEED, 0) for one in extra], dtype=np.int64)
+    seeds = np.array([arguments.get(SEED, 0) for arguments in extra], dtype=np.int64)
     # The number of tokens in a sequence is the position of the next one.
     positions: np.ndarray = runner.input_batch.num_tokens_no_spec[:requests]
     if len(rows):
@@ -150,9 +156,9 @@ def draw_keys_of(runner: Any, requests: int, rows: Sequence[int] = ()) -> np.nda
 
 
 class _Sampler:
-    """Replaces `TopKTopPSampler.forward`: the same arguments, the same results. draw: as `gumbel_argmax`."""
+    """Replaces `TopKTopPSampler.forward`, with the same arguments and results."""
 
-    def __init__(self, runner: Any, original: Any, logprobs_mode: str) -> None:
+    def __init__(self, runner: GPUModelRunner, original: Callable[..., Any], logprobs_mode: str) -> None:
         import torch
         from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
@@ -161,17 +167,21 @@ class _Sampler:
         # On GPUs one pass over the logits, without an intermediate [B, V] tensor. vLLM's Gumbel kernel for CPUs takes
         # three times as long as the inverse, and in its first version neighbouring rows share noise
         # (vllm-project/vllm#59786).
-        self.draw = inverse_cdf if runner.device.type == "cpu" else torch.compile(gumbel_argmax, dynamic=True)
+        self.draw: Draw = inverse_cdf if runner.device.type == "cpu" else torch.compile(gumbel_argmax, dynamic=True)
 
     def __call__(
-        self, logits: Tensor, generators: dict[int, Any], k: Tensor | None, p: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        logits: Float[Tensor, "B V"],
+        generators: dict[int, Generator],
+        k: Int64[Tensor, " B"] | None,
+        p: Float[Tensor, " B"] | None,
+    ) -> tuple[Int64[Tensor, " B"], Float32[Tensor, "B V"] | None]:
         import torch
 
         keys = draw_keys_of(self._runner, len(logits))
         if keys is None:
-            drawn: tuple[Tensor, Tensor | None] = self._original(logits, generators, k, p)
-            return drawn
+            result: tuple[Tensor, Tensor | None] = self._original(logits, generators, k, p)
+            return result
         logits = self._filter(logits, k, p).to(torch.float32)
         returned = None
         if self._mode == "processed_logits":

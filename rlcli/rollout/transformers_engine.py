@@ -1,16 +1,16 @@
-"""transformers as an engine, in the worker's own process: a plain decode loop over its models and KV caches.
+"""The engine on transformers, in the worker's own process: a plain decode loop over its models and KV caches.
 
 For platforms without vLLM, for debugging, and as a reference in tests. It is slower than vLLM, and has no tensor
-parallelism, no prefix cache and no adapters of its own. The noise of a draw depends on the response's seed and the
-token's position only (`rlcli.rollout.sampling`), so that responses do not depend on the batch, and one that is aborted
-continues as it would have.
+parallelism, no prefix cache and no separate adapters. The noise of a sampled token depends on the response's seed and
+the token's position only (`rlcli.rollout.sampling`), so that responses do not depend on the batch, and an aborted
+response that is resumed gets the same tokens.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rlcli.errors import ConfigError
 from rlcli.rollout.decode_batch import DecodeBatch, Row
@@ -18,9 +18,13 @@ from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Samp
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float32, Int32
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.model.weight_check.engine_weights import Verified
+    from rlcli.types import FinishReason
 
 T = TypeVar("T")
 
@@ -43,7 +47,7 @@ class TransformersEngine:
         self.on_step: Callable[[], None] = lambda: None
         self._lm = _model(spec)
         self._shapes = {name: parameter.shape for name, parameter in self._lm.named_parameters()}
-        self._received: set[str] = set()
+
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
         self._waiting: list[Row] = []
         self._batch = DecodeBatch(self._lm, torch.device(spec.device))
@@ -56,7 +60,7 @@ class TransformersEngine:
 
     @staticmethod
     def check_beside_trainer(capability: tuple[int, int]) -> None:
-        """Any GPU that trains generates too."""
+        """All GPUs are supported."""
 
     @property
     def unfinished(self) -> int:
@@ -71,11 +75,19 @@ class TransformersEngine:
         self._sampling = sampling
 
     def add(self, request: GenerationRequest) -> None:
-        sampling, begun = self._sampling, [] if request.begun is None else request.begun.tolist()
-        most = min(request.limit(sampling), self.spec.max_length - len(request.prompt) - len(begun))
-        temperature = 0.0 if request.greedy else sampling.temperature
-        context = [*request.prompt.tolist(), *begun]
-        self._waiting.append(Row(request.key, context, request.seed, temperature, sampling.top_p, most))
+        sampling = self._sampling
+        prefix = [] if request.response_prefix is None else request.response_prefix.tolist()
+        context = [*request.prompt.tolist(), *prefix]
+        self._waiting.append(
+            Row(
+                key=request.key,
+                context=context,
+                seed=request.seed,
+                temperature=0.0 if request.greedy else sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=min(request.limit(sampling), self.spec.max_length - len(context)),
+            )
+        )
 
     def step(self) -> list[Generation]:
         import torch
@@ -102,34 +114,32 @@ class TransformersEngine:
     def agree(self, value: T) -> T:
         return value
 
-    def prompt_log_probs(self, tokens: np.ndarray) -> np.ndarray:
+    def prompt_log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[np.ndarray, " T-1"]:
         import torch
 
         ids = torch.as_tensor(tokens, dtype=torch.int64, device=self.spec.device)
         with torch.inference_mode():
             logits = self._lm(input_ids=ids[None], use_cache=False).logits[0, :-1]
             log_probs = logits.float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-        found: np.ndarray = log_probs.cpu().numpy()
-        return found
+        result: np.ndarray = log_probs.cpu().numpy()
+        return result
 
-    def cached_tokens(self, prompt: np.ndarray) -> int:
+    def cached_tokens(self, prompt: Int32[np.ndarray, " T"]) -> int:
         return 0
 
-    def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
+    def probe(self, tokens: Int32[np.ndarray, " T"]) -> tuple[int, Float32[np.ndarray, " T-1"]]:
         return 0, self.prompt_log_probs(tokens)
 
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         import torch
 
         from rlcli.model.tensor_names import named_weights
 
-        own = dict(named_weights(self._lm))
-        self._received = set()
+        parameters = dict(named_weights(self._lm))
         with torch.no_grad():
             for name, tensor in weights:
-                if name in own:  # `verify` reports another one
-                    own[name].copy_(tensor)
-                    self._received.add(name)
+                if name in parameters:  # `verify` reports unknown ones
+                    parameters[name].copy_(tensor)
 
     def load_adapter(self, folder: str) -> None:
         raise ConfigError(
@@ -138,7 +148,7 @@ class TransformersEngine:
         )
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
-        """All tensors are kept as they are sent, so that each is compared by itself, exactly."""
+        """Compare each tensor exactly: the engine holds all tensors as they are sent."""
         from rlcli.model.tensor_names import named_weights
         from rlcli.model.weight_check.checksum import Checksums
         from rlcli.model.weight_check.engine_weights import Verified
@@ -149,8 +159,8 @@ class TransformersEngine:
         held = sums.sent()
         differences = [f"{name} was not loaded" for name in sent if name not in held]
         differences += [f"{name} was not sent" for name in held if name not in sent]
-        differences += [f"{name} differs" for name, one in sent.items() if name in held and held[name] != one]
-        equal = sum(held.get(name) == one for name, one in sent.items())
+        differences += [f"{name} differs" for name, tensor in sent.items() if name in held and held[name] != tensor]
+        equal = sum(held.get(name) == tensor for name, tensor in sent.items())
         return Verified(equal, 0, differences)
 
     def sleep(self) -> None:
@@ -165,14 +175,14 @@ class TransformersEngine:
                 parameter.data = parameter.data.new_empty(self._shapes[name])
 
     def wake_cache(self) -> None:
-        """A cache is allocated as responses grow."""
+        """The cache is allocated as responses grow."""
 
     def close(self) -> None:
         self._batch.take(lambda row: True)
         del self._lm
 
     def _admit(self) -> None:
-        """Let waiting rows run, as many as one prefill takes at a time, if enough slots are free."""
+        """Start waiting rows, in prefills of limited size, if enough slots are free."""
         free = self.slots - len(self._batch)
         if free * ADMIT_SHARE < self.slots and len(self._batch):
             return
@@ -186,14 +196,14 @@ class TransformersEngine:
             self._batch.admit(self._waiting[:count])
             self._waiting, free = self._waiting[count:], free - count
 
-    def _finish_reason(self, row: Row) -> Any:
+    def _finish_reason(self, row: Row) -> FinishReason | None:
         if row.tokens and row.tokens[-1] in self.spec.stop_token_ids:
             return "stop"
-        return "length" if len(row.tokens) >= row.most else None
+        return "length" if len(row.tokens) >= row.max_tokens else None
 
 
-def _model(spec: EngineSpec) -> Any:
-    """The model of `spec.model`, with its weights unless they follow."""
+def _model(spec: EngineSpec) -> PreTrainedModel:
+    """The model of `spec.model`, with uninitialised weights if `weights_follow`."""
     import torch
     from accelerate import init_empty_weights
     from torch import nn
@@ -216,7 +226,7 @@ def _model(spec: EngineSpec) -> Any:
     return lm.to(spec.device).requires_grad_(False).eval()
 
 
-def _generation(row: Row, reason: Any) -> Generation:
+def _generation(row: Row, reason: FinishReason | None) -> Generation:
     import numpy as np
 
     return Generation(

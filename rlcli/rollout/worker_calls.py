@@ -1,4 +1,4 @@
-"""What the scheduler of generation may call on workers."""
+"""The calls of the rollout scheduler on workers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 
 
 class RolloutCalls(Protocol):
-    """The methods by which a group of workers generates. A reference comes in a list, or Ray would pass its value."""
+    """Methods with which a group of workers generates. References are returned in lists: Ray would pass their
+    values."""
 
     @dispatch(send="scatter", collect="stream", shared=["queue"])
     def rollout(
         self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue | None = None
     ) -> Iterator[Progress | RolloutBatch]:
-        """Generate and verify; yields Progress now and then, and what there is last. queue: further tasks, of all
+        """Generate and verify; yields Progress regularly, and the report last. queue: further tasks, shared by all
         engines."""
 
     @dispatch()
     def interrupted_rollout(self, end: bool) -> RolloutBatch:
-        """What the calls of `rollout` with slices have so far; its tokens by `take_shard`. end: they do not go on."""
+        """Report the results so far of the calls of `rollout` with slices; `take_shard` has their tokens. end: discard
+        the running requests."""
 
     @dispatch()
     def take_shard(self) -> list[ObjectRef[SampleShard] | None]:
@@ -41,4 +43,4 @@ class RolloutCalls(Protocol):
 
 
 RolloutWorkers = WorkerGroup[RolloutCalls]
-"""A group of workers, as the scheduler knows them: all of them, or those that host the engines."""
+"""The workers that generate: all of them, or those that host the engines."""

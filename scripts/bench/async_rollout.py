@@ -128,7 +128,7 @@ def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> Non
         return seed
 
     def bounded(request: Any) -> Any:
-        given, begun = params(request), 0 if request.begun is None else len(request.begun)
+        given, begun = params(request), 0 if request.response_prefix is None else len(request.response_prefix)
         length = round(middle * math.exp(spread * drawn[request.seed]))
         added[0] += len(request.prompt) + begun
         begun_at[request.key] = len(request.prompt) + begun - taken[0]

@@ -49,7 +49,9 @@ def break_off(engine: Any, requests: list[Any]) -> tuple[dict[int, Any], dict[in
     assert engine.unfinished == 0
     begun = {one.key: one for one in rest}
     going_on = [
-        GenerationRequest(r.key, r.prompt, r.seed, begun=begun[r.key].tokens) for r in requests if r.key in begun
+        GenerationRequest(r.key, r.prompt, r.seed, response_prefix=begun[r.key].tokens)
+        for r in requests
+        if r.key in begun
     ]
     gone_on = {one.key: told(one) for one in finished(engine, going_on, Sampling(1.0, LIMIT))}
     return {one.key: told(one) for one in [*whole, *rest]}, gone_on

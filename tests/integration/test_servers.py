@@ -139,7 +139,7 @@ def broken_off(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
 
     begun_on_both(engine, requests)
     begun = {one.key: one for one in [*engine.step(), *engine.abort()]}
-    rest = [replace(r, begun=begun[r.key].tokens) for r in requests if begun[r.key].finish_reason is None]
+    rest = [replace(r, response_prefix=begun[r.key].tokens) for r in requests if begun[r.key].finish_reason is None]
     gone_on = finished(engine, rest, Sampling(1.0, LIMIT))
     return [[key, one.tokens.tolist()] for key, one in begun.items()], [[o.key, o.tokens.tolist()] for o in gone_on]
 

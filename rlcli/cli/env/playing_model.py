@@ -33,10 +33,10 @@ def play_model(task: Task) -> None:
             trajectory = trajectory.extended(
                 "policy", generation.tokens, generation.log_probs, 0, generation.finish_reason
             )
-            message = conversation.drew(trajectory, template.text(generation.tokens.tolist()))
+            message = conversation.add_turn(trajectory, template.text(generation.tokens.tolist()))
             print_message(message)
             reply = answer(session, message)
-            conversation.replied(reply)
+            conversation.add_reply(reply)
             print_reply(reply)
     engine.close()
     print_end(conversation.ended, conversation.trajectory.turns, conversation.reward)
@@ -48,7 +48,7 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
     import numpy as np
 
     from rlcli.data.messages import PromptTask
-    from rlcli.environments.finished_conversation import Held
+    from rlcli.environments.finished_conversation import FinishedConversation
     from rlcli.environments.gateway.agent_pool import AgentPool
     from rlcli.environments.gateway.agent_round import AgentRound
     from rlcli.rollout.local_chat import local_engine
@@ -58,8 +58,8 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
         engine = local_engine(config.model.path, stops, config.max_length, "env-try")
         round = AgentRound(agents, 0, ordered=True)
         round.open(0, PromptTask(0, np.zeros(0, np.int32), prompt, 1))
-        while not isinstance(event := round.poll()[0], Held):
-            round.drew(0, _generate(engine, config, event.tokens, event.room, event.number))
+        while not isinstance(event := round.poll()[0], FinishedConversation):
+            round.add_turn(0, _generate(engine, config, event.tokens, event.room, event.number))
     engine.close()
     if event.failure is not None:
         raise RlcliError(f"the agent failed twice: {event.failure.detail}", "a run would leave this sample out")

@@ -1,4 +1,4 @@
-"""The agents of one engine: programs that ask the policy, of which so many run at once."""
+"""The agents of one engine: programs that request turns of the policy, a limited number at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlcli.config.schema import RunConfig
 from rlcli.environments.environment import EnvironmentFailed
@@ -17,6 +17,9 @@ from rlcli.environments.gateway.session_record import Generated
 from rlcli.errors import ConfigError
 from rlcli.images.image_processor import Sight
 from rlcli.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 AT_ONCE = 32
 """Agents of one engine, unless `environment.processes` is set."""
@@ -31,29 +34,33 @@ ANSWERS = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """A request for a turn. future: takes what is generated; cancelled if the agent gives up."""
+    """An agent's request for a turn."""
 
     ask: GenerationAsk
+    """The turn to generate."""
     future: Future[Generated]
+    """Receives the generated turn; cancelled if the agent gives up."""
 
 
 @dataclass(frozen=True)
 class Over:
-    """An agent has ended. run: what it did, or how it failed."""
+    """The end of an agent."""
 
     run: Future[AgentRun]
+    """Its result, or its failure."""
 
 
 class AgentPool:
-    """Starts the programs of `environment.name`. What they do comes in `events`, with the id of their session.
-    tokenizer: with its chat template fixed. stops: the ids that end a response. opened: a prompt ends within an open
-    <think>. sight: of a model that sees pictures. at_once: how many may run. Raises `SetupError` if there is no such
-    program."""
+    """Starts the programs of `environment.name`; their requests and ends are in the queue `events`.
+
+    tokenizer: with its final chat template. stops: tokens that end a response. opened: prompts end within an open
+    <think>. sight: preprocesses images, for a model that takes images. Raises `SetupError` if there is no such program.
+    """
 
     def __init__(
         self,
         config: RunConfig,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
         *,
         opened: bool = False,
@@ -61,7 +68,9 @@ class AgentPool:
     ) -> None:
         self._section = config.environment
         self.at_once = self._section.processes or AT_ONCE
+        """Maximum number of programs that run at once."""
         self.events: queue.SimpleQueue[tuple[str, Asked | Over]] = queue.SimpleQueue()
+        """Id of a session, and the event."""
         words_of(self._section.name)
         self._gateway = Gateway(tokenizer, stops, limits_of(config), self._submit, opened=opened, sight=sight)
 
@@ -95,11 +104,11 @@ class AgentPool:
             ) from error
 
     def close(self) -> None:
-        """End all programs. Harmless when repeated."""
+        """End all programs. Idempotent."""
         self._gateway.close()
 
     def _row(self, prompt: Prompt) -> dict[str, Any]:
-        """What a program gets of a row: the answer only if `environment.ground_truth` asks for it."""
+        """The row for a program, with the answer only if `environment.ground_truth` is set."""
         row = row_of(prompt, urls=True)
         if not self._section.ground_truth:
             del row["ground_truth"]

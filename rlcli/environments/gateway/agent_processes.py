@@ -33,18 +33,22 @@ END_S = 5.0
 
 @dataclass(frozen=True)
 class AgentRun:
-    """What one process did. branches: trajectories of the same sample; the last one holds the last turn. reward: what
-    it posted; None if it posted none. ended: the limit that refused its last request; None if none did. calls: of
-    tools, by the policy; failed_calls: those that cannot be read. copies: of the pictures that it showed, by digest.
-    reward_refused: why its last post of a reward was; empty if it was not."""
+    """Result of one agent."""
 
     branches: Sequence[Branch]
+    """Trajectories of the sample; the last one has the last turn."""
     reward: float | None
+    """The reward that it posted; None if it posted none."""
     ended: Ended | None
+    """The limit that refused its last request; None if none did."""
     calls: int = 0
+    """Tool calls of the policy."""
     failed_calls: int = 0
+    """Tool calls that could not be read."""
     copies: Mapping[str, bytes] = field(default_factory=dict)
+    """Digest → small copy, of the images that it showed."""
     reward_refused: str = ""
+    """Reason why its last reward was refused; empty if it was not."""
 
 
 def run_agent(
@@ -74,12 +78,20 @@ def run_agent(
 
 @dataclass(frozen=True)
 class _Agent:
+    """One agent; fields as the arguments of `run_agent`."""
+
     session: GatewaySession
+    """Its session."""
     command: str
+    """Its command line."""
     row: Mapping[str, Any]
+    """Row of the dataset, as JSON values."""
     deadline_s: float
+    """Longest time without a request for a turn."""
     memory_bytes: int
+    """Limit of one process; 0: none."""
     variables: Sequence[str]
+    """Names of further environment variables that it inherits."""
 
     async def run(self, gateway: Gateway) -> AgentRun:
         session = self.session
@@ -112,14 +124,14 @@ class _Agent:
         row.write_text(json.dumps(self.row), encoding="utf-8")
         key.write_text(session.reward_key, encoding="utf-8")
         session.until_turn = (key, row) if "ground_truth" in self.row else (key,)
-        own = {
+        session_variables = {
             "OPENAI_BASE_URL": session.url,
             "OPENAI_API_KEY": session.token,
             "RLCLI_SESSION": session.id,
             "RLCLI_ROW": str(row),
             "RLCLI_REWARD_KEY": str(key),
         }
-        return for_agent(os.environ, self.variables, own)
+        return for_agent(os.environ, self.variables, session_variables)
 
     async def _status(self, environment: Mapping[str, str], errors: IO[bytes]) -> int | None:
         """Its exit status; None if it passed its deadline. None of its processes is left."""
@@ -137,9 +149,9 @@ class _Agent:
             raise EnvironmentFailed(Failure.DIED, f"the agent cannot be started: {error.strerror}") from error
         self.session.quiet_since = time.monotonic()
         try:
-            while (left := self._left()) > 0:
+            while (remaining := self._left()) > 0:
                 with contextlib.suppress(TimeoutError):
-                    return await asyncio.wait_for(process.wait(), left)
+                    return await asyncio.wait_for(process.wait(), remaining)
             return None
         finally:
             await _end(process)
@@ -155,8 +167,10 @@ class _Agent:
     ) -> EnvironmentFailed | None:
         session = self.session
         if status is None and session.ended is None:
-            asked = "another turn" if session.branches else "a turn"
-            return EnvironmentFailed(Failure.TIMEOUT, f"the agent did not ask for {asked} within {self.deadline_s:g} s")
+            missing = "another turn" if session.branches else "a turn"
+            return EnvironmentFailed(
+                Failure.TIMEOUT, f"the agent did not ask for {missing} within {self.deadline_s:g} s"
+            )
         if status and session.ended is None:
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
             secrets = [session.token, session.reward_key]
@@ -165,9 +179,9 @@ class _Agent:
             for name in ("RLCLI_REWARD_KEY", "RLCLI_ROW"):
                 if environment[name] in last and not Path(environment[name]).exists():
                     hint = f"the file {name} is removed when the agent asks for its first turn"
-            how, kind = (f"exit status {status}", Failure.CRASH) if status > 0 else (f"signal {-status}", Failure.DIED)
+            end, kind = (f"exit status {status}", Failure.CRASH) if status > 0 else (f"signal {-status}", Failure.DIED)
             detail = f"{last} ({hint})" if hint else last
-            return EnvironmentFailed(kind, f"the agent ended with {how}: {detail}".rstrip(": "))
+            return EnvironmentFailed(kind, f"the agent ended with {end}: {detail}".rstrip(": "))
         if not session.branches:
             detail = f"the agent ended without a turn of the policy: {session.refused}".rstrip(": ")
             return EnvironmentFailed(Failure.PROTOCOL, detail)

@@ -1,4 +1,4 @@
-"""The agents of one round: what they ask goes to the engine, and what they have done at their end is a sample."""
+"""Agents of one round: their requests go to the engine, and a finished agent is a sample."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
 
 from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import OUT_OF_TOKENS, states_of
 from rlcli.environments.environment import VERIFIER, EnvironmentFailed, Failure
-from rlcli.environments.finished_conversation import Held, Turn
+from rlcli.environments.finished_conversation import EnvironmentReport, FinishedConversation, RequestFields, Turn
 from rlcli.environments.gateway.agent_pool import AgentPool, Asked, Over
 from rlcli.environments.gateway.agent_processes import AgentRun
 from rlcli.environments.gateway.session_record import Generated
@@ -22,79 +21,80 @@ from rlcli.rewards.expression import parse
 from rlcli.types import Ended, Outcome, Verdict
 
 TRIES = 2
-"""How often a sample's agent is started if it fails."""
+"""Maximum number of starts of a sample's agent if it fails."""
 
 
 @dataclass
 class _Sample:
-    """session: of its agent. asked: its request that waits for the engine. is_thinking: its agent is at work, and has
-    asked nothing."""
+    """State of one sample's agent."""
 
     task: PromptTask
+    """Its group."""
     session: str = ""
+    """Id of the agent's session; empty: no agent runs."""
     failures: int = 0
-    asked: Asked | None = None
+    """Agents that failed."""
+    request: Asked | None = None
+    """The agent's request that waits for the engine."""
     is_thinking: bool = False
+    """Whether the agent runs without a request."""
 
 
 class AgentRound:
-    """On the rank that leads an engine: `open` an agent for each sample; `poll` returns the turns that they ask for,
-    and the samples whose agents have ended; `drew` answers a request. version: of the weights that draw all turns:
-    they do not change while an agent runs.
-    ordered: `poll` waits until each agent that runs has asked or ended, so that what the engine computes together does
-    not depend on how long agents take.
+    """Agents of one round, on the rank that leads an engine: `open` an agent for each sample; `poll` returns the turns
+    that they request and the samples whose agents have ended; `add_turn` answers a request.
 
-    The trajectory of a sample has all that its agent drew, branch by branch. No round breaks off: what a program has
-    heard cannot be said to it again, so that `rollout.oversample` is refused.
+    A sample's trajectory has all turns of its agent, branch by branch. No round is interrupted: a program cannot replay
+    its requests, so that `rollout.oversample` is refused.
     """
 
-    redrawn = 0
-
     def __init__(self, agents: AgentPool, version: int, *, ordered: bool = False) -> None:
-        self.version, self._agents, self._ordered = version, agents, ordered
+        self.version = version
+        """Policy version of all turns: the weights do not change while an agent runs."""
+        self._agents = agents
+        self._ordered = ordered  # `poll` waits for all agents: batches do not depend on their speed
         self._samples: dict[int, _Sample] = {}
         self._queued: deque[int] = deque()
         self._keys: dict[str, int] = {}  # session → sample
-        self._drawing: dict[int, Asked] = {}  # what the engine works at; it cannot be taken back
+        self._generating: dict[int, Asked] = {}  # requests that the engine is generating
 
     @property
     def waiting(self) -> int:
-        """Samples whose agents have to do something before the engine can go on with them."""
+        """Number of samples whose agents have no request for the engine."""
         return sum(sample.is_thinking for sample in self._samples.values())
 
     def room(self, slots: int) -> int:
-        """How many more to open on an engine of so many slots."""
+        """Number of samples to open now, on an engine with this many slots."""
         return min(2 * slots, self._agents.at_once) - len(self._samples)
 
-    def open(self, key: int, task: PromptTask, record: Trajectory | None = None) -> None:
-        """Begin the sample `key`, once there is room for its agent."""
-        assert record is None, "no earlier round broke it off"
+    def open(self, key: int, task: PromptTask) -> None:
+        """Start the sample `key`, once there is room for its agent."""
         self._samples[key] = _Sample(task)
         self._queued.append(key)
         self._fill()
 
-    def drew(self, key: int, generation: Generated) -> None:
+    def add_turn(self, key: int, generation: Generated) -> None:
         """Answer the request of the sample `key`."""
-        asked, sample = self._drawing.pop(key), self._samples.get(key)
-        if asked.future.set_running_or_notify_cancel():
-            asked.future.set_result(generation)
-        if sample is not None and sample.asked is None and sample.session:
+        request, sample = self._generating.pop(key), self._samples.get(key)
+        if request.future.set_running_or_notify_cancel():
+            request.future.set_result(generation)
+        if sample is not None and sample.request is None and sample.session:
             sample.is_thinking = True
 
-    def poll(self) -> list[Turn | Held]:
-        """What has come since the last call, in the order of the samples."""
-        held: list[Held] = []
+    def poll(self) -> list[Turn | FinishedConversation]:
+        """Turns to generate and finished samples since the last call, in the order of the samples."""
+        finished: list[FinishedConversation] = []
         with contextlib.suppress(queue.Empty):
             while not self._ordered or self.waiting:
-                held += self._took(*self._agents.events.get(block=self._ordered))
-        return [*self._turns(), *sorted(held, key=attrgetter("key"))]
+                finished += self._handle_event(*self._agents.events.get(block=self._ordered))
+        return [*self._turns(), *sorted(finished, key=attrgetter("key"))]
 
     def _turns(self) -> Iterable[Turn]:
         for key, sample in sorted(self._samples.items()):
-            if sample.asked is not None and key not in self._drawing:
-                asked = self._drawing[key] = sample.asked
-                sample.asked = None
-                ask = asked.ask
+            if sample.request is not None and key not in self._generating:
+                request = self._generating[key] = sample.request
+                sample.request = None
+                ask = request.ask
                 yield Turn(key, ask.prompt, ask.max_tokens, ask.turn, pictures=ask.pictures)
 
     def _fill(self) -> None:
@@ -104,25 +104,25 @@ class AgentRound:
     def _start(self, key: int) -> None:
         sample = self._samples[key]
         sample.session = self._agents.start(sample.task.source, self.version)
-        sample.asked, sample.is_thinking = None, True
+        sample.request, sample.is_thinking = None, True
         self._keys[sample.session] = key
 
-    def _took(self, session: str, event: Asked | Over) -> list[Held]:
+    def _handle_event(self, session: str, event: Asked | Over) -> list[FinishedConversation]:
         key = self._keys.get(session)
         if key is None:  # of an agent that has ended since
             return []
         sample = self._samples[key]
         sample.is_thinking = False
         if isinstance(event, Asked):
-            sample.asked = event
+            sample.request = event
             return []
         del self._keys[session]
-        sample.session, sample.asked = "", None
-        found = self._ended(key, event)
+        sample.session, sample.request = "", None
+        finished = self._ended(key, event)
         self._fill()
-        return found
+        return finished
 
-    def _ended(self, key: int, event: Over) -> list[Held]:
+    def _ended(self, key: int, event: Over) -> list[FinishedConversation]:
         sample = self._samples[key]
         try:
             run = event.run.result()
@@ -132,39 +132,52 @@ class AgentRound:
             if sample.failures < TRIES:
                 self._start(key)
                 return []
-            held = self._lost(key, sample.task, error)
+            finished = self._lost(key, sample.task, error)
         else:
-            held = _held(key, run)
+            finished = _finished_of(key, run)
         del self._samples[key]
-        return [held]
+        return [finished]
 
-    def _lost(self, key: int, task: PromptTask, error: EnvironmentFailed) -> Held:
-        """What it drew is left out of everything, so that only the prompt stays."""
+    def _lost(self, key: int, task: PromptTask, error: EnvironmentFailed) -> FinishedConversation:
+        """The sample of a failed agent. Its tokens are excluded everywhere: only the prompt is kept."""
         import numpy as np
 
-        empty: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
         prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32), task.pictures)
-        whole = prompt.extended("policy", *empty, self.version, "stop")
-        verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
-        return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, verdict)
+        no_tokens, no_log_probs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return FinishedConversation(
+            key=key,
+            trajectory=prompt.extended("policy", no_tokens, no_log_probs, self.version, "stop"),
+            fields={"environment": {"ended": "failed"}},
+            tool_calls=0,
+            failed_calls=0,
+            failure=Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error)),
+        )
 
 
-def _held(key: int, run: AgentRun) -> Held:
+def _finished_of(key: int, run: AgentRun) -> FinishedConversation:
+    """The sample of an agent that has ended."""
     last = run.branches[-1]
-    cut: Ended = "turn_tokens" if last.trajectory.stop_reason == "length" else "done"
-    ended = run.ended or cut
+    last_reason: Ended = "turn_tokens" if last.trajectory.stop_reason == "length" else "done"
+    ended = run.ended or last_reason
     joined = Trajectory.joined([branch.trajectory for branch in run.branches])
-    whole = replace(joined, stop_reason="length" if ended in OUT_OF_TOKENS else "stop")
+    trajectory = replace(joined, stop_reason="length" if ended in OUT_OF_TOKENS else "stop")
     rewards = [] if run.reward is None else [run.reward]
-    facts: dict[str, Any] = {"rewards": rewards, "ended": ended, "info": {}}
-    fields = {"conversation": [dict(message) for message in last.messages], "environment": facts}
-    by_turn = [0.0] * (whole.turns - 1) + [run.reward or 0.0]  # a program posts its reward at the end
-    credit = tuple(by_turn), tuple(states_of(whole))
-    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit, run.copies)
+    report = EnvironmentReport(rewards=rewards, ended=ended, info={})
+    messages = [dict(message) for message in last.messages]
+    return FinishedConversation(
+        key=key,
+        trajectory=trajectory,
+        fields=RequestFields(conversation=messages, environment=report),
+        tool_calls=run.calls,
+        failed_calls=run.failed_calls,
+        turn_rewards=(*[0.0] * (trajectory.turns - 1), run.reward or 0.0),  # a program posts its reward at the end
+        turn_states=tuple(states_of(trajectory)),
+        copies=run.copies,
+    )
 
 
 def _check_reward(run: AgentRun, verifier: str) -> None:
-    """A reward that nothing reads, or that is missing, is no reward. Raises `EnvironmentFailed` (PROTOCOL)."""
+    """Raise `EnvironmentFailed` (PROTOCOL) for a reward that the verifier does not read, or that is missing."""
     reads = any(term.ref == VERIFIER for term in parse(verifier).terms) if verifier else False
     if reads and run.reward is None and run.ended is None:
         detail = f"the agent posted no reward, which the verifier '{verifier}' needs: {run.reward_refused}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""OpenAI's chat protocol: what a client sends, checked, and what it gets back."""
+"""OpenAI's chat protocol: validation of requests, and the form of answers."""
 
 from __future__ import annotations
 
@@ -33,33 +33,47 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A chat request. messages: with text as their content, and the arguments of calls as mappings where they are JSON
-    objects; those with pictures describe them in `images`. images: digest → encoded picture. max_tokens: None if it
-    gives none. stop: texts at which a turn ends."""
+    """A chat request of a client."""
 
     messages: list[Message]
+    """Messages with text as their content, and arguments of calls as mappings where they are JSON objects; those with
+    images describe them in `images`."""
     tools: list[dict[str, Any]]
+    """JSON schemas of the tools."""
     max_tokens: int | None
+    """Maximum number of tokens of the turn; None: not limited by the request."""
     stop: tuple[str, ...]
+    """Texts at which a turn ends."""
     stream: bool
+    """Whether the answer is sent as events."""
     include_usage: bool
+    """Whether the events end with the numbers of tokens."""
     logprobs: bool
+    """Whether the answer has log-probs."""
     model: str
+    """Name of the model, which the answer repeats."""
     images: Mapping[str, bytes] = field(default_factory=dict)
+    """Digest → encoded image."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A turn as a client gets it. message: with the arguments of calls as mappings. logprobs: of its tokens, as (text,
-    log-prob)."""
+    """A turn for the client."""
 
     id: str
+    """Id of the completion."""
     model: str
+    """Name of the model."""
     message: Message
+    """The policy's message, with arguments of calls as mappings."""
     finish_reason: str
+    """In OpenAI's terms."""
     prompt_tokens: int
+    """Tokens before the turn."""
     drawn_tokens: int
+    """Tokens of the turn."""
     logprobs: Sequence[tuple[str, float]] | None
+    """Text and log-prob of each token, if requested."""
 
 
 def read_chat(body: Any) -> ChatRequest:
@@ -94,9 +108,9 @@ def read_chat(body: Any) -> ChatRequest:
 
 def read_max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
     """The first of the fields `names` that is given. Raises `Refused` unless it is a number from 1."""
-    most = next((body[name] for name in names if body.get(name) is not None), None)
-    _only(most is None or (type(most) is int and most >= 1), f"{names[0]} = {most!r:.20} is no number from 1")
-    return most
+    value = next((body[name] for name in names if body.get(name) is not None), None)
+    _only(value is None or (type(value) is int and value >= 1), f"{names[0]} = {value!r:.20} is no number from 1")
+    return value
 
 
 def read_message(message: Any) -> tuple[Message, tuple[bytes, ...]]:
@@ -107,16 +121,18 @@ def read_message(message: Any) -> tuple[Message, tuple[bytes, ...]]:
     content = message.get("content")
     _only(content is None or isinstance(content, str | list), "a message's content is neither a text nor a list")
     try:
-        found, images = with_pictures({"role": role, "content": content or ""})
+        parsed_message, images = with_pictures({"role": role, "content": content or ""})
     except BadImage as error:
         raise Refused(400, str(error)) from error
     if role == "tool":
-        found |= {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
+        parsed_message |= {
+            name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)
+        }
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if role == "assistant" and isinstance(reasoning, str):
-        found["reasoning_content"] = reasoning
+        parsed_message["reasoning_content"] = reasoning
     calls = [_call(call) for call in _list(message.get("tool_calls"), "tool_calls")] if role == "assistant" else []
-    return found | ({"tool_calls": calls} if calls else {}), images
+    return parsed_message | ({"tool_calls": calls} if calls else {}), images
 
 
 def same(known: Message, sent: Message) -> bool:
@@ -124,11 +140,10 @@ def same(known: Message, sent: Message) -> bool:
     in its calls' JSON, in the calls' ids, and may lack its reasoning."""
     if known["role"] != "assistant" or sent["role"] != "assistant":
         return all(known.get(name) == sent.get(name) for name in ("role", "content", "images"))
-    calls = [[call["function"] for call in one.get("tool_calls", ())] for one in (known, sent)]
-    thoughts = [one.get("reasoning_content", "").strip() for one in (known, sent)]
-    said = known["content"].strip() == sent["content"].strip() and known.get("images") == sent.get("images")
-    found: bool = said and calls[0] == calls[1] and thoughts[1] in ("", thoughts[0])
-    return found
+    calls = [[call["function"] for call in message.get("tool_calls", ())] for message in (known, sent)]
+    reasoning = [message.get("reasoning_content", "").strip() for message in (known, sent)]
+    same_content = known["content"].strip() == sent["content"].strip() and known.get("images") == sent.get("images")
+    return bool(same_content and calls[0] == calls[1] and reasoning[1] in ("", reasoning[0]))
 
 
 def completion(answer: Answer) -> dict[str, Any]:
@@ -145,10 +160,10 @@ def chunks(answer: Answer, include_usage: bool) -> Iterator[str]:
     deltas += [{name: text} for name in ("reasoning_content", "content") if (text := answer.message.get(name))]
     deltas += [_calls(answer, numbered=True)] if answer.message.get("tool_calls") else []
     head = _head(answer, "chat.completion.chunk")
-    for place, delta in enumerate([*deltas, {}]):
-        is_last = place == len(deltas)
+    for index, delta in enumerate([*deltas, {}]):
+        is_last = index == len(deltas)
         choice = {"index": 0, "delta": delta, "finish_reason": answer.finish_reason if is_last else None}
-        choice["logprobs"] = _logprobs(answer) if place == len(deltas) - 1 else None
+        choice["logprobs"] = _logprobs(answer) if index == len(deltas) - 1 else None
         yield _event(head | {"choices": [choice]})
     if include_usage:
         yield _event(head | {"choices": [], "usage": _usage(answer)})
@@ -175,8 +190,8 @@ def _tool(tool: Any) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     _only(isinstance(function, dict) and isinstance(function.get("name"), str), "a tool is no function with a name")
     assert isinstance(function, dict)
-    kept = ("name", "description", "parameters")
-    return {"type": "function", "function": {name: function[name] for name in kept if function.get(name) is not None}}
+    fields = ("name", "description", "parameters")
+    return {"type": "function", "function": {name: function[name] for name in fields if function.get(name) is not None}}
 
 
 def _call(call: Any) -> dict[str, Any]:
@@ -190,16 +205,16 @@ def _call(call: Any) -> dict[str, Any]:
         except (ValueError, RecursionError):
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
-    found = {"name": function["name"], "arguments": arguments}
-    return {"id": str(call.get("id") or "call00001"), "type": "function", "function": found}
+    parsed_message = {"name": function["name"], "arguments": arguments}
+    return {"id": str(call.get("id") or "call00001"), "type": "function", "function": parsed_message}
 
 
 def _calls(answer: Answer, numbered: bool = False) -> dict[str, Any]:
     calls = [
-        ({"index": place} if numbered else {})
+        ({"index": index} if numbered else {})
         | call
         | {"function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-        for place, call in enumerate(answer.message.get("tool_calls", ()))
+        for index, call in enumerate(answer.message.get("tool_calls", ()))
     ]
     return {"tool_calls": calls} if calls else {}
 

@@ -1,4 +1,4 @@
-"""The server on loopback. It draws nothing: what a client asks for goes to the engine's side as token ids."""
+"""The gateway: a server on loopback that sends the turns that clients request to the engine, as token ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ from rlcli.environments.gateway.chat_protocol import (
     read_chat,
     read_max_tokens,
 )
-from rlcli.environments.gateway.session_record import OUT_OF_CONTEXT, Ask, Branch, Drawn, Generated, Record
+from rlcli.environments.gateway.session_record import (
+    OUT_OF_CONTEXT,
+    Branch,
+    Generated,
+    GeneratedTurn,
+    Record,
+    TurnRequest,
+)
 from rlcli.environments.tool_calls import cleaned, format_of, parse
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ModelError
@@ -40,6 +47,8 @@ from rlcli.types import Ended
 if TYPE_CHECKING:
     import numpy as np
     from aiohttp import web
+    from jaxtyping import Int32, UInt8
+    from transformers import PreTrainedTokenizerBase
 
 MOST_BYTES = 64 << 20
 """Of a request's body."""
@@ -51,14 +60,18 @@ NOT_THE_REWARD_KEY = (
 
 @dataclass(frozen=True)
 class GenerationAsk:
-    """What the engine's side generates. session: its id. turn: of the session, from 0. prompt: int32 token ids.
-    max_tokens: of the response. pictures: those in the prompt, as the model sees them."""
+    """One turn for the engine to generate."""
 
     session: str
+    """Id of the session."""
     turn: int
-    prompt: np.ndarray
+    """Number of the turn in the session, from 0."""
+    prompt: Int32[np.ndarray, " T"]
+    """Token ids."""
     max_tokens: int
-    pictures: tuple[np.ndarray, ...] = ()
+    """Maximum number of tokens of the response."""
+    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    """Images in the prompt, preprocessed for the model."""
 
 
 Submit = Callable[[GenerationAsk], "Future[Generated]"]
@@ -68,26 +81,34 @@ aborted, the client gets an error and nothing is recorded. It is cancelled if th
 
 @dataclass
 class GatewaySession:
-    """One sample's programs. url: for OPENAI_BASE_URL. token: for OPENAI_API_KEY, of turns. reward_key: of
-    `/sessions/ID/reward`. reward: what was posted there, the last one; None if nothing was. refused: why a request was,
-    the last one; empty: none was. reward_refused: the same of rewards. until_turn: files that are removed before the
-    first turn. busy: a turn is being drawn. quiet_since: since when none is, by the monotonic clock."""
+    """The session of one sample's programs."""
 
     id: str
+    """Its id."""
     token: str = field(repr=False)
+    """Key of requests for turns, for OPENAI_API_KEY."""
     reward_key: str = field(repr=False)
+    """Key of `/sessions/ID/reward`."""
     url: str
+    """Address, for OPENAI_BASE_URL."""
     record: Record
+    """Its turns."""
     reward: float | None = None
+    """The last reward that was posted; None if none was."""
     refused: str = ""
+    """Reason of the last refused request; empty: none was refused."""
     reward_refused: str = ""
+    """Reason of the last refused reward, until one is accepted."""
     until_turn: tuple[Path, ...] = ()
+    """Files that are removed before the first turn."""
     busy: bool = field(default=False, repr=False)
+    """Whether a turn is being generated."""
     quiet_since: float = field(default_factory=time.monotonic, repr=False)
+    """End of the last turn, by the monotonic clock."""
 
     @property
     def branches(self) -> list[Branch]:
-        """What was drawn: each branch is a trajectory, with its messages."""
+        """Branches of the session: trajectories with their messages."""
         return self.record.branches
 
     @property
@@ -98,7 +119,7 @@ class GatewaySession:
 
 class Gateway:
     """Serves `/sessions/ID/v1/chat/completions`, `/sessions/ID/v1/models`, `/sessions/ID/inference/v1/generate` and
-    `/sessions/ID/reward`, each with `Authorization: Bearer KEY`, on a free port of 127.0.0.1, in a thread of its own.
+    `/sessions/ID/reward`, each with `Authorization: Bearer KEY`, on a free port of 127.0.0.1, in a separate thread.
     The key of the reward is another one than that of the turns: what the policy writes may have the latter.
 
         with Gateway(tokenizer, stops, limits, submit) as gateway:
@@ -113,7 +134,7 @@ class Gateway:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
         limits: Limits,
         submit: Submit,
@@ -143,11 +164,11 @@ class Gateway:
         return session
 
     def close_session(self, session: GatewaySession) -> None:
-        """Its later requests get 404. Harmless when repeated."""
+        """Close a session: its later requests get 404. Idempotent."""
         self._sessions.pop(session.id, None)
 
     def close(self) -> None:
-        """End the server, and the agents that run on it; requests that wait are dropped. Harmless when repeated."""
+        """End the server, and the agents that run on it; waiting requests are dropped. Idempotent."""
         self._sessions.clear()
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -182,10 +203,10 @@ class Gateway:
             started.set_exception(error)
             return
         self.loop.run_forever()
-        left = asyncio.all_tasks(self.loop)  # agents too, whose processes end
-        for task in left:
+        tasks = asyncio.all_tasks(self.loop)  # agents too, whose processes end
+        for task in tasks:
             task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.run_until_complete(runner.cleanup())
         self.loop.close()
 
@@ -249,13 +270,13 @@ class Gateway:
     async def _chat(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
         from aiohttp import web
 
-        asked = read_chat(body)
-        answer = await self._alone(session, lambda: self._chat_turn(session, asked))
-        if not asked.stream:
+        chat = read_chat(body)
+        answer = await self._alone(session, lambda: self._chat_turn(session, chat))
+        if not chat.stream:
             return web.json_response(completion(answer))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await stream.prepare(request)
-        for chunk in chunks(answer, asked.include_usage):
+        for chunk in chunks(answer, chat.include_usage):
             await stream.write(chunk.encode())
         return stream
 
@@ -263,9 +284,13 @@ class Gateway:
         from aiohttp import web
 
         tokens = body.get("token_ids") if isinstance(body, dict) else None
-        most = len(self._tokenizer)
-        if not isinstance(tokens, list) or not tokens or not all(type(t) is int and 0 <= t < most for t in tokens):
-            raise Refused(400, f"token_ids is no list of ids below {most}")
+        vocabulary = len(self._tokenizer)
+        if (
+            not isinstance(tokens, list)
+            or not tokens
+            or not all(type(t) is int and 0 <= t < vocabulary for t in tokens)
+        ):
+            raise Refused(400, f"token_ids is no list of ids below {vocabulary}")
         sampling = body.get("sampling_params") or {}
         if not isinstance(sampling, dict) or sampling.get("n") not in (None, 1):
             raise Refused(400, "sampling_params is no JSON object, or asks for more than one choice")
@@ -291,30 +316,37 @@ class Gateway:
         finally:
             session.busy = False
 
-    async def _chat_turn(self, session: GatewaySession, asked: ChatRequest) -> Answer:
-        if asked.tools and not self._form:
+    async def _chat_turn(self, session: GatewaySession, chat: ChatRequest) -> Answer:
+        if chat.tools and not self._form:
             raise Refused(400, "tools: the chat template of the model describes no calls of tools that are known here")
-        offered, record = json.dumps(asked.tools, sort_keys=True), session.record
-        pictures = await self._seen(record, asked.images) if asked.images else {}
-        ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens, pictures)
-        turn, text = self._until(await self._drawn(session, ask), asked.stop)
-        form = self._form if asked.tools else ""
-        message, failed = parse(text, form, opened=self._opened, tools=asked.tools)
+        offered, record = json.dumps(chat.tools, sort_keys=True), session.record
+        pictures = await self._preprocessed(record, chat.images) if chat.images else {}
+        request = record.ask(chat.messages, offered, self._template(offered, chat.tools), chat.max_tokens, pictures)
+        turn, text = self._until(await self._generated(session, request), chat.stop)
+        form = self._form if chat.tools else ""
+        message, failed = parse(text, form, opened=self._opened, tools=chat.tools)
         message.pop("invalid_tool_calls", None)  # no field of OpenAI's messages
         record.failed_calls += failed
         for number, call in enumerate(message.get("tool_calls", ()), record.calls + 1):
             call["id"] = f"call{number:05}"  # unique in the session
-        record.drew(ask, turn, message)
-        reason = "tool_calls" if message.get("tool_calls") else str(turn.finish_reason)
-        pairs = self._pairs(turn) if asked.logprobs else None
-        counts = len(ask.trajectory.tokens), len(turn.tokens)
-        return Answer(_turn_id(session), asked.model or self._model, message, reason, *counts, pairs)
+        record.record_turn(request, turn, message)
+        return Answer(
+            id=_turn_id(session),
+            model=chat.model or self._model,
+            message=message,
+            finish_reason="tool_calls" if message.get("tool_calls") else str(turn.finish_reason),
+            prompt_tokens=len(request.trajectory.tokens),
+            drawn_tokens=len(turn.tokens),
+            logprobs=self._pairs(turn) if chat.logprobs else None,
+        )
 
-    async def _seen(self, record: Record, images: Mapping[str, bytes]) -> dict[str, Any]:
-        """Pictures as the model sees them, by digest."""
+    async def _preprocessed(
+        self, record: Record, images: Mapping[str, bytes]
+    ) -> dict[str, UInt8[np.ndarray, "height width 3"]]:
+        """Images, preprocessed for the model, by digest."""
         if self._sight is None:
             raise Refused(400, "a message has a picture, and the model reads text alone")
-        try:  # in a thread: other sessions go on
+        try:  # in a thread, so that other sessions continue
             shown = await asyncio.to_thread(self._sight.shown, list(images.values()), self._limits.tokens)
         except NoRoom as error:
             record.ended = "tokens"
@@ -324,43 +356,44 @@ class Gateway:
         record.copies |= shown.copies
         return dict(zip(images, shown.pictures, strict=True))
 
-    async def _token_turn(self, session: GatewaySession, tokens: list[int], most: int | None) -> Drawn:
-        ask = session.record.ask_tokens(tokens, most)
-        turn = await self._drawn(session, ask)
-        session.record.drew(ask, turn, None)
+    async def _token_turn(self, session: GatewaySession, tokens: list[int], max_tokens: int | None) -> GeneratedTurn:
+        request = session.record.ask_tokens(tokens, max_tokens)
+        turn = await self._generated(session, request)
+        session.record.record_turn(request, turn, None)
         return turn
 
-    async def _drawn(self, session: GatewaySession, ask: Ask) -> Drawn:
-        number, before = len(session.record.turns), ask.trajectory
-        request = GenerationAsk(session.id, number, before.tokens, ask.room, before.pictures)
+    async def _generated(self, session: GatewaySession, request: TurnRequest) -> GeneratedTurn:
+        """Have the engine generate a turn."""
+        number, trajectory = len(session.record.turns), request.trajectory
+        ask = GenerationAsk(session.id, number, trajectory.tokens, request.room, trajectory.pictures)
         try:
-            generation = await asyncio.wrap_future(self._submit(request))
+            generation = await asyncio.wrap_future(self._submit(ask))
         except Exception as error:
             raise Refused(500, f"the engine failed: {type(error).__name__}: {str(error)[:200]}") from error
         finally:
             session.quiet_since = time.monotonic()
         if generation.finish_reason is None or session.id not in self._sessions:
             raise Refused(503, "the generation was aborted")
-        return Drawn(generation.tokens, generation.log_probs, generation.finish_reason, generation.routes)
+        return GeneratedTurn(generation.tokens, generation.log_probs, generation.finish_reason, generation.routes)
 
-    def _until(self, turn: Drawn, stop: Sequence[str]) -> tuple[Drawn, str]:
-        """A turn and its text, without the token that ended it, up to the first of the texts `stop`. The tokens
-        end with the one that completes it."""
+    def _until(self, turn: GeneratedTurn, stop: Sequence[str]) -> tuple[GeneratedTurn, str]:
+        """Cut a turn at the first of the texts `stop`, after the token that completes it. Returns the turn and its
+        text, without the stop text and the token that ended it."""
         ids = turn.tokens.tolist()
         text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] in self._stops else ids)
-        places = [text.find(one) for one in stop if one in text]
-        if not places:
+        positions = [text.find(stop_text) for stop_text in stop if stop_text in text]
+        if not positions:
             return turn, text
 
         def has_stop(count: int) -> bool:
-            begun = self._tokenizer.decode(ids[:count])
-            return any(one in begun for one in stop)
+            prefix = self._tokenizer.decode(ids[:count])
+            return any(stop_text in prefix for stop_text in stop)
 
         count = bisect_left(range(len(ids) + 1), True, key=has_stop)
         tokens, log_probs = turn.tokens[:count], turn.log_probs[:count]
-        return replace(turn, tokens=tokens, log_probs=log_probs, finish_reason="stop"), text[: min(places)]
+        return replace(turn, tokens=tokens, log_probs=log_probs, finish_reason="stop"), text[: min(positions)]
 
-    def _pairs(self, turn: Drawn) -> list[tuple[str, float]]:
+    def _pairs(self, turn: GeneratedTurn) -> list[tuple[str, float]]:
         """The text and the log-prob of each token."""
         ids, values = turn.tokens.tolist(), turn.log_probs.tolist()
         return [(self._tokenizer.decode([token]), value) for token, value in zip(ids, values, strict=True)]

@@ -31,20 +31,20 @@ def serving_here(expressions: Iterable[str], on_note: Callable[[str], None]) -> 
     device, key = resolve_device("auto", ""), secrets.token_urlsafe(24)
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlcli-served-")))
-        found: dict[str, list[ModelServer]] = {}
-        taken = 0
+        servers: dict[str, list[ModelServer]] = {}
+        next_device = 0
         for served, classifies in models.items():
             on_note(f"starting a server of {served.model}")
             for number in range(served.servers):
-                visible = range(taken, taken := taken + served.tensor_parallel)
-                log = logs / f"{len(found)}-{number}.log"
-                place = ServerPlace(device, LOOPBACK, key, log, classifies, tuple(visible), group_id())
-                server = ModelServer(served, place)
+                visible = range(next_device, next_device := next_device + served.tensor_parallel)
+                log = logs / f"{len(servers)}-{number}.log"
+                server_place = ServerPlace(device, LOOPBACK, key, log, classifies, tuple(visible), group_id())
+                server = ModelServer(served, server_place)
                 stack.callback(server.close)
-                found.setdefault(served.model, []).append(server)
-        for server in [one for each in found.values() for one in each]:
+                servers.setdefault(served.model, []).append(server)
+        for server in [server for each in servers.values() for server in each]:
             server.wait()
-        publish({model: [one.url for one in each] for model, each in found.items()}, key)
+        publish({model: [server.url for server in each] for model, each in servers.items()}, key)
         stack.callback(lambda: [os.environ.pop(name, None) for name in (ADDRESSES, KEY)])
         yield
 

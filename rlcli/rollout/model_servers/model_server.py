@@ -1,4 +1,4 @@
-"""One server of a model: vLLM's own, which is started again where it dies."""
+"""One server of a model: vLLM's own, which is restarted if it dies."""
 
 from __future__ import annotations
 
@@ -32,18 +32,22 @@ CPU_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Where a server runs. host: the address that it listens on. key: what each path but /health asks for. log: its
-    output. classifies: it gives the logits of a sequence classifier in place of text. devices: its GPUs; none: those
-    that this process sees. group: id in the name of the folder for its sockets, so that what a killed run leaves is
-    removed."""
+    """Location and settings of a server."""
 
     device: str
+    """`cuda` or `cpu`."""
     host: str
+    """Address that it listens on."""
     key: str
+    """Key that each path but /health requires."""
     log: Path
+    """File for its output."""
     classifies: bool = False
+    """Whether it returns the logits of a sequence classifier instead of text."""
     devices: tuple[int, ...] = ()
+    """Its GPUs; empty: those that this process sees."""
     group: str = ""
+    """Id in the name of its folder of sockets, by which the folder of a killed run is found and removed."""
 
 
 class ModelServer:
@@ -53,25 +57,25 @@ class ModelServer:
     at the same address. It ends with this process, however that ends.
     """
 
-    def __init__(self, served: ServedModel, place: ServerPlace) -> None:
-        self._served, self._place = served, place
+    def __init__(self, served: ServedModel, location: ServerPlace) -> None:
+        self._served, self._place = served, location
         with socket.socket() as probe:
-            probe.bind((place.host, 0))
+            probe.bind((location.host, 0))
             self._port = probe.getsockname()[1]
-        self.url = f"http://{place.host}:{self._port}"
+        self.url = f"http://{location.host}:{self._port}"
         self.deaths = 0
         self._ready, self._closed = threading.Event(), threading.Event()
         self._failure: RunFailed | None = None
         # vLLM would put the sockets between its processes into the temporary folder, and leave them there. In /tmp: the
         # path of a socket has at most 107 bytes.
-        self._sockets = tempfile.mkdtemp(prefix=f"rlcli-{place.group}-served-", dir="/tmp")
+        self._sockets = tempfile.mkdtemp(prefix=f"rlcli-{location.group}-served-", dir="/tmp")
         self._process = self._started()
         self._watcher = threading.Thread(target=self._watch, name="rlcli-model-server", daemon=True)
         self._watcher.start()
 
     @property
     def pid(self) -> int:
-        """Of the process group of the server."""
+        """Id of the process group of the server."""
         return self._process.pid
 
     def wait(self) -> None:
@@ -81,21 +85,25 @@ class ModelServer:
                 raise self._failure
 
     def close(self) -> None:
-        """End its processes. Harmless when repeated."""
+        """End its processes. Idempotent."""
         self._closed.set()
         self._watcher.join()
         end_group(self._process)
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _started(self) -> subprocess.Popen[bytes]:
-        served, place = self._served, self._place
-        pool = Pool(served.tensor_parallel, place.device, threads=1)
-        own = {"VLLM_API_KEY": place.key, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "VLLM_RPC_BASE_PATH": self._sockets}
-        environment = {**inherited(), **worker_environment(pool, os.environ), **own}
-        if place.devices and place.device == "cuda":
-            environment[visible_variable()] = ",".join(map(str, place.devices))
+        served, location = self._served, self._place
+        pool = Pool(served.tensor_parallel, location.device, threads=1)
+        server_variables = {
+            "VLLM_API_KEY": location.key,
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "VLLM_RPC_BASE_PATH": self._sockets,
+        }
+        environment = {**inherited(), **worker_environment(pool, os.environ), **server_variables}
+        if location.devices and location.device == "cuda":
+            environment[visible_variable()] = ",".join(map(str, location.devices))
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # a server has its engine in another process
-        return start_group(command_of(served, place, self._port), environment, place.log)
+        return start_group(command_of(served, location, self._port), environment, location.log)
 
     def _watch(self) -> None:
         unanswered = 0
@@ -109,12 +117,12 @@ class ModelServer:
             self.deaths, unanswered = self.deaths + 1, unanswered + 1
             self._ready.clear()
             end_group(self._process)
-            how = f"the server of {self._served.model} ended (exit status {self._process.returncode})"
+            end = f"the server of {self._served.model} ended (exit status {self._process.returncode})"
             if not started_once or unanswered > DEATHS:
-                self._failure = RunFailed(f"{how}: {tail_of(self._place.log)}", f"its log is {self._place.log}")
+                self._failure = RunFailed(f"{end}: {tail_of(self._place.log)}", f"its log is {self._place.log}")
                 return
             with self._place.log.open("a") as log:
-                log.write(f"{how}; it is started again\n")
+                log.write(f"{end}; it is started again\n")
             self._process = self._started()
 
     def _answers(self) -> bool:
@@ -123,15 +131,15 @@ class ModelServer:
         return False
 
 
-def command_of(served: ServedModel, place: ServerPlace, port: int) -> Sequence[str]:
+def command_of(served: ServedModel, location: ServerPlace, port: int) -> Sequence[str]:
     """The command of vLLM's server. The longest sequence is what fits into its memory, at most the model's longest."""
     words = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", served.model]
-    words += ["--host", place.host, "--port", str(port), "--uvicorn-log-level", "warning"]
+    words += ["--host", location.host, "--port", str(port), "--uvicorn-log-level", "warning"]
     words += ["--middleware", "rlcli.support.server_key.RequireKey"]
     words += ["--tensor-parallel-size", str(served.tensor_parallel), "--max-model-len", "auto"]
-    if place.classifies:
+    if location.classifies:
         words += ["--runner", "pooling"]
-    if place.device == "cpu":
+    if location.device == "cpu":
         words += ["--dtype", "float32", "--enforce-eager"]  # by itself it would round float32 weights
         words += ["--kv-cache-memory-bytes", str(CPU_CACHE_BYTES), "--gpu-memory-utilization", "0.1"]
     return words

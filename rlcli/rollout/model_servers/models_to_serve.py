@@ -1,4 +1,4 @@
-"""Which models are to be served, and as what."""
+"""The models that verifiers need served, and their kinds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def models_of(expressions: Iterable[str]) -> dict[ServedModel, bool]:
 
     Raises `ConfigError` for one that is asked for with different settings, `ModelError` for one that cannot be read.
     """
-    found: dict[str, ServedModel] = {}
+    models: dict[str, ServedModel] = {}
     for expression in expressions:
         for served in served_by(expression):
-            if found.setdefault(served.model, served) != served:
+            if models.setdefault(served.model, served) != served:
                 raise ConfigError(f"{OPTION} names {served.model} with different settings", "give the same ones")
-    return {served: _classifies(served.model) for served in found.values()}
+    return {served: _classifies(served.model) for served in models.values()}
 
 
 def _classifies(model: str) -> bool:

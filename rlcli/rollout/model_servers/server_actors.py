@@ -1,4 +1,4 @@
-"""Servers of models under Ray, on devices of their own."""
+"""Servers of models under Ray, on dedicated devices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rlcli.support.served_models import KEY, ServedModel
 class ServerActor:
     """Holds one server on the devices that Ray gave it. hub_token: the driver's."""
 
-    def __init__(self, rank: int, world: int, served: ServedModel, place: ServerPlace, hub_token: str) -> None:
+    def __init__(self, rank: int, world: int, served: ServedModel, location: ServerPlace, hub_token: str) -> None:
         import ray
 
-        os.environ[KEY] = place.key  # so that it is known as a secret
+        os.environ[KEY] = location.key  # so that it is known as a secret
         if hub_token:
             os.environ.setdefault("HF_TOKEN", hub_token)
-        host = place.host or ray.util.get_node_ip_address()
-        log = place.log.with_name(f"{place.log.name}-{rank}.log")
-        self._server = ModelServer(served, replace(place, host=host, log=log))
+        host = location.host or ray.util.get_node_ip_address()
+        log = location.log.with_name(f"{location.log.name}-{rank}.log")
+        self._server = ModelServer(served, replace(location, host=host, log=log))
 
     @dispatch()
     def address(self) -> str:
@@ -45,11 +45,14 @@ class ServerActor:
 
 @dataclass(frozen=True)
 class Serving:
-    """Servers that run. addresses: by model. wait: returns when all of them answer."""
+    """Running servers."""
 
     addresses: Mapping[str, tuple[str, ...]]
+    """Model → addresses of its servers."""
     key: str = field(repr=False)
+    """Key that their requests need."""
     wait: Callable[[], None]
+    """Returns when all of them answer."""
 
 
 @contextmanager
@@ -65,13 +68,23 @@ def serving(
     pools = [pool_of(served, device) for served in models]
     groups: dict[str, WorkerGroup[ServerActor]] = {}
     try:
-        places = reserve(pools, placed_pools=beside) if pools else []
-        for number, ((served, classifies), pool, held) in enumerate(zip(models.items(), pools, places, strict=True)):
+        placements = reserve(pools, placed_pools=beside) if pools else []
+        for number, ((served, classifies), pool, held) in enumerate(
+            zip(models.items(), pools, placements, strict=True)
+        ):
             name = f"served-{number}"
             host = "127.0.0.1" if loopback else ""
-            place = ServerPlace(device, host, key, logs.resolve() / name, classifies, group=group_id())
-            given = (served, place, os.environ.get("HF_TOKEN", ""))
-            groups[served.model] = start_group(ServerActor, pool, logs.resolve(), *given, name=name, reservation=held)
+            location = ServerPlace(device, host, key, logs.resolve() / name, classifies, group=group_id())
+            groups[served.model] = start_group(
+                ServerActor,
+                pool,
+                logs.resolve(),
+                served,
+                location,
+                os.environ.get("HF_TOKEN", ""),
+                name=name,
+                places=held,
+            )
         addresses = {model: tuple(group.call(ServerActor.address)) for model, group in groups.items()}
 
         def wait() -> None:
@@ -85,6 +98,6 @@ def serving(
 
 
 def pool_of(served: ServedModel, device: str) -> Pool:
-    """Where the servers of a model run."""
+    """Placement of the servers of a model."""
     key = f"workers of the served model {served.model}"
     return Pool(served.workers, device, 1, key=key, engine=served.tensor_parallel, whole=True)

@@ -1,4 +1,4 @@
-"""The processes of one server: a group of their own, which ends with this process, however that ends."""
+"""The processes of one server: a process group that ends with this process, even if this is killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start_group(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """End all its processes: those that do not end by themselves are killed, also those that have left its group.
-    Harmless when repeated."""
+    Idempotent."""
     if not _ended(process, lambda: os.killpg(process.pid, signal.SIGTERM)):
         assert process.stdin is not None
         _ended(process, process.stdin.close)  # the supervisor kills the others

@@ -1,1 +1,1 @@
-"""Where a step's samples come from: prompts, groups, dispatch to engines and prefetching."""
+"""Scheduling of rollouts: prompts, groups, dispatch to engines and prefetching."""

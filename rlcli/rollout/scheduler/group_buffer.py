@@ -1,4 +1,4 @@
-"""Groups between generation and training: their states, and who moves them on."""
+"""Groups between generation and training: a buffer with named states and transitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlcli.data.messages import PartialRollout, RolloutBatch
 from rlcli.rollout.scheduler.groups import NONE, Group, GroupState, by_prompt
 
 KeepRule = Callable[[Sequence[Group]], Sequence[Group]]
-"""Complete groups → those of them that are worth training on, the same objects."""
+"""Complete groups → the subset that is worth training on, as the same objects."""
 
 
 class GroupBuffer:
@@ -78,7 +78,7 @@ class GroupBuffer:
         self.groups += groups
 
     def start(self, group: Group, number: int) -> None:
-        """A queued group is sent to an engine, which knows it by `number`."""
+        """Mark a queued group as sent to an engine, which identifies it by `number`."""
         assert group.state is GroupState.QUEUED, f"the group is {group.state.value}"
         group.state, group.number = GroupState.RUNNING, number
 
@@ -88,8 +88,8 @@ class GroupBuffer:
         running = {group.number: group for group in self.running}
         samples = {int(table.prompt[0]): table for table in by_prompt(report.samples)}
         partial: dict[int, list[PartialRollout]] = {}
-        for one in report.partial:
-            partial.setdefault(one.prompt, []).append(one)
+        for rollout in report.partial:
+            partial.setdefault(rollout.prompt, []).append(rollout)
         finished = []
         for number in sorted(samples.keys() | partial.keys() | report.baselines.keys()):
             group = running[number]
@@ -97,16 +97,16 @@ class GroupBuffer:
             if not self.missing(group) and not (self.greedy and group.baseline is None):
                 group.state = GroupState.COMPLETE
                 finished.append(group)
-        kept = set(map(id, self.keep(finished)))
-        self._drop([group for group in finished if id(group) not in kept])
+        kept_ids = set(map(id, self.keep(finished)))
+        self._drop([group for group in finished if id(group) not in kept_ids])
         return finished
 
     def missing(self, group: Group) -> int:
-        """Samples of the group that are not verified yet."""
+        """Number of the group's samples that are not verified yet."""
         return self.samples_per_prompt - len(group.samples)
 
     def requeue(self) -> None:
-        """The round is over: groups that are not complete wait for the next one."""
+        """Return running groups to the queue at the end of a round."""
         for group in self.running:
             group.state = GroupState.QUEUED
 
@@ -121,7 +121,7 @@ class GroupBuffer:
         assert all(group.is_complete for group in groups), "a step takes complete groups"
         for group in groups:
             group.state = GroupState.TAKEN
-        self._remove_gone()
+        self._remove_ended()
         return groups
 
     def clear(self) -> None:
@@ -136,11 +136,11 @@ class GroupBuffer:
     def _drop(self, groups: Sequence[Group]) -> None:
         for group in groups:
             group.state = GroupState.DROPPED
-        self._remove_gone()
+        self._remove_ended()
 
-    def _remove_gone(self) -> None:
-        gone = (GroupState.TAKEN, GroupState.DROPPED)
-        self.groups = [group for group in self.groups if group.state not in gone]
+    def _remove_ended(self) -> None:
+        ended = (GroupState.TAKEN, GroupState.DROPPED)
+        self.groups = [group for group in self.groups if group.state not in ended]
 
     def _in(self, state: GroupState) -> list[Group]:
         return [group for group in self.groups if group.state is state]

@@ -1,4 +1,4 @@
-"""Groups of samples between rollout and step: as one batch, and as plain values in checkpoints."""
+"""Groups of samples between rollout and step: records, conversion to one batch, and to plain values in checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 
@@ -17,8 +17,56 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.rollout.rollout_call import GREEDY
 from rlcli.types import Outcome, Sample, Verdict
 
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
 NONE = Samples.of([])
 UNKNOWN = -1
+
+
+class OpenGroupState(TypedDict, total=False):
+    """Plain values of an incomplete group, besides those of every group."""
+
+    index: int
+    """As `Group.prompt_index`."""
+    first_sample: int
+    """As `Group.first_sample`."""
+    begun: list[dict[str, Any]]
+    """Fields of each `PartialRollout`."""
+
+
+class SavedGroup(TypedDict, total=False):
+    """Plain values of a group in a checkpoint. Older checkpoints lack some."""
+
+    step: int
+    """As `Group.step`."""
+    baseline: dict[str, Any] | None
+    """Fields of the greedy response's verdict."""
+    samples: list[dict[str, Any]]
+    """Fields of each verified `Sample`."""
+    open: OpenGroupState | None
+    """None if the group is complete."""
+    source: str
+    """As `Group.source`."""
+    data_source: str
+    """As `Group.data_source`."""
+    prompt_id: str
+    """As `Group.prompt_id`."""
+    number: int
+    """As `Group.number`."""
+    engine: int
+    """As `Group.engine`."""
+
+
+class SourceState(TypedDict, total=False):
+    """Plain values of a `Source` in a checkpoint."""
+
+    waiting: list[SavedGroup]
+    """Groups that no step has taken."""
+    rounds: dict[str, object]
+    """As `StepTotals.state`."""
+    groups: int
+    """Groups that streaming rollouts have numbered."""
 
 
 class Source(Protocol):
@@ -30,7 +78,7 @@ class Source(Protocol):
     """Order of the prompts; with `state`, all state between steps."""
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether samples of the next step have been generated."""
         ...
 
@@ -42,8 +90,8 @@ class Source(Protocol):
         """While step `step` is trained on, generate for the steps after it. is_over: whether the engines are needed."""
         ...
 
-    def state(self) -> tuple[dict[str, Any], list[ShardRef]]:
-        """For `restore`: plain values, and references to shards of tokens."""
+    def state(self) -> tuple[SourceState, list[ShardRef]]:
+        """State for `restore`: plain values, and references to shards of tokens."""
         ...
 
     def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
@@ -56,7 +104,7 @@ class Source(Protocol):
 
 
 class GroupState(Enum):
-    """Where a group is between the data cursor and the step that trains on it: see `GroupBuffer`."""
+    """State of a group between the data cursor and the step that trains on it: see `GroupBuffer`."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -86,7 +134,7 @@ class Group:
     shards: Sequence[ShardRef] = ()
     """References to their tokens, indexed by `Sample.shard` and `PartialRollout.shard`."""
     partial: Sequence[PartialRollout] = ()
-    """Responses that were aborted and will be resumed; other missing ones were not started."""
+    """Aborted responses, which will be resumed; other missing ones were not started."""
     baseline: Verdict | None = None
     """Verdict on the greedy response, if there is one."""
     source: str = ""
@@ -96,9 +144,10 @@ class Group:
     prompt_id: str = ""
     """Id of its prompt; empty in older checkpoints."""
     number: int = UNKNOWN
-    """Number by which the engines know it: its position in a round, or in a streaming run; UNKNOWN before the first."""
+    """Number by which the engines identify it: its index in a round, or in a streaming run; UNKNOWN before the
+    first."""
     engine: int = UNKNOWN
-    """Of a streaming run: index of the engine that generates it."""
+    """Index of the engine that generates it, in a streaming run."""
 
     @property
     def is_complete(self) -> bool:
@@ -108,7 +157,7 @@ class Group:
     @property
     def aborted(self) -> set[int]:
         """Samples that were aborted."""
-        return {one.sample for one in self.partial}
+        return {rollout.sample for rollout in self.partial}
 
     def add(
         self,
@@ -117,46 +166,48 @@ class Group:
         shards: Sequence[ShardRef],
         baseline: Verdict | None,
     ) -> None:
-        """Add what a round generated. One of `shards`, as samples and partial index them, holds all that is new: one
-        worker generates a whole group."""
-        used = {*samples.shard.tolist(), *(one.shard for one in partial)}
+        """Add a round's samples and partial responses. All their tokens are in one of `shards`, which `Sample.shard`
+        and `PartialRollout.shard` index: one worker generates a whole group."""
+        used = {*samples.shard.tolist(), *(rollout.shard for rollout in partial)}
         assert len(used) <= 1, "one worker generates a whole group"
-        new = {one.sample for one in partial} | set(samples.sample.tolist()) | ({GREEDY} if baseline else set())
+        new = {rollout.sample for rollout in partial} | set(samples.sample.tolist()) | ({GREEDY} if baseline else set())
         last = len(self.shards)
-        kept = [one for one in self.partial if one.sample not in new] + [replace(one, shard=last) for one in partial]
+        pending = [rollout for rollout in self.partial if rollout.sample not in new] + [
+            replace(rollout, shard=last) for rollout in partial
+        ]
         joined = replace(samples, shard=samples.shard * 0 + last)
         if len(self.samples):
             joined = Samples.joined([self.samples, joined])
             joined = joined.take(joined.sample.argsort())  # not by prompt: each round renumbers prompts
         all_shards = [*self.shards, *(shards[shard] for shard in used)]
-        needed = sorted({*joined.shard.tolist(), *(one.shard for one in kept)})
+        needed = sorted({*joined.shard.tolist(), *(rollout.shard for rollout in pending)})
         renumbered = {shard: number for number, shard in enumerate(needed)}
         self.samples = replace(joined, shard=_renumbered(joined.shard, renumbered))
         self.shards = [all_shards[shard] for shard in needed]
         self.baseline = baseline or self.baseline
-        self.partial = [replace(one, shard=renumbered[one.shard]) for one in kept]
+        self.partial = [replace(rollout, shard=renumbered[rollout.shard]) for rollout in pending]
 
 
 def task_of(group: Group, prompts: TokenizedPrompts, samples: int, greedy: bool) -> PromptTask:
-    """What is missing of a group, to be generated under the group's number. samples: of a complete group. greedy:
-    whether it has a baseline."""
-    there = set(group.samples.sample.tolist())
+    """The task that generates a group's missing samples, under the group's number. samples: G, of a complete group.
+    greedy: whether groups have a greedy baseline."""
+    verified = set(group.samples.sample.tolist())
     return PromptTask(
-        group.number,
-        prompts.tokens(group.prompt_index),
-        prompts.prompts[group.prompt_index],
-        samples,
-        group.first_sample,
-        greedy and group.baseline is None,
-        tuple(index for index in range(samples) if index not in there) if there else None,
-        group.step,
-        {one.sample: one for one in group.partial},
-        group.shards,
+        prompt=group.number,
+        tokens=prompts.tokens(group.prompt_index),
+        source=prompts.prompts[group.prompt_index],
+        samples=samples,
+        first_sample=group.first_sample,
+        greedy=greedy and group.baseline is None,
+        wanted=tuple(index for index in range(samples) if index not in verified) if verified else None,
+        step=group.step,
+        begun={rollout.sample: rollout for rollout in group.partial},
+        shards=group.shards,
     )
 
 
 def batch_of(groups: Sequence[Group]) -> RolloutBatch:
-    """The groups as one batch: prompts and shards renumbered, each shard's reference once."""
+    """Merge groups into one batch: prompts and shards are renumbered, and each shard's reference occurs once."""
     shards, numbers = _joined_shards(groups)
     counts = [len(group.samples) for group in groups]
     columns = [_renumbered(group.samples.shard, by_group) for group, by_group in zip(groups, numbers, strict=True)]
@@ -176,26 +227,25 @@ def batch_of(groups: Sequence[Group]) -> RolloutBatch:
 
 
 def by_prompt(samples: Samples) -> list[Samples]:
-    """The samples of each prompt that has any. `samples` must be ordered by prompt."""
+    """Split a table of samples, ordered by prompt, into one table for each prompt."""
     starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
     return [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
 
 
-def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[ShardRef]]:
-    """Groups as JSON values with numbered shards, and the references to those shards. `open` is what is known of a
-    group that is not complete."""
+def as_plain(groups: Sequence[Group]) -> tuple[list[SavedGroup], list[ShardRef]]:
+    """Groups as JSON values with numbered shards, and the references to those shards."""
     batch = batch_of(groups)
     shards, renumbered = _joined_shards(groups)
-    plain: list[dict[str, Any]] = []
+    plain: list[SavedGroup] = []
     for position, (group, numbers) in enumerate(zip(groups, renumbered, strict=True)):
         partial = [{**asdict(rollout), "shard": numbers[rollout.shard]} for rollout in group.partial]
-        known = {"index": group.prompt_index, "first_sample": group.first_sample, "begun": partial}
+        incomplete = OpenGroupState(index=group.prompt_index, first_sample=group.first_sample, begun=partial)
         plain.append(
             {
                 "step": group.step,
-                "baseline": group.baseline and asdict(group.baseline),
+                "baseline": None if group.baseline is None else asdict(group.baseline),
                 "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
-                "open": None if group.is_complete else known,
+                "open": None if group.is_complete else incomplete,
                 "source": group.source,
                 "data_source": group.data_source,
                 "prompt_id": group.prompt_id,
@@ -206,46 +256,47 @@ def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[ShardR
     return plain, shards
 
 
-def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[ShardRef]) -> list[Group]:
-    """The inverse of `as_plain`. Groups that are not complete are queued: no engine has them."""
+def as_groups(plain: Sequence[SavedGroup], shards: Sequence[ShardRef]) -> list[Group]:
+    """The inverse of `as_plain`. Incomplete groups are queued: no engine has them."""
 
     def verdict(fields: Mapping[str, Any]) -> Verdict:
         return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
 
     def sample(fields: Mapping[str, Any]) -> Sample:
-        known = {RENAMED.get(name, name): value for name, value in fields.items()}
-        known |= {name: tuple(known[name]) for name in RAGGED if name in known}
-        return Sample(**{**known, "verdict": verdict(fields["verdict"])})
+        values = {RENAMED.get(name, name): value for name, value in fields.items()}
+        values |= {name: tuple(values[name]) for name in RAGGED if name in values}
+        return Sample(**{**values, "verdict": verdict(fields["verdict"])})
 
     groups = []
     for group in plain:
         samples = [sample(fields) for fields in group["samples"]]
-        known = group.get("open") or {}  # older checkpoints have complete groups alone
-        partial = [PartialRollout(**fields) for fields in known.get("begun", ())]
-        used = sorted({*(s.shard for s in samples), *(one.shard for one in partial)})
-        place = {shard: number for number, shard in enumerate(used)}
+        incomplete = group.get("open") or OpenGroupState()  # older checkpoints have only complete groups
+        partial = [PartialRollout(**fields) for fields in incomplete.get("begun", ())]
+        used = sorted({*(s.shard for s in samples), *(rollout.shard for rollout in partial)})
+        renumbered = {shard: number for number, shard in enumerate(used)}
         groups.append(
             Group(
-                group["step"],
-                known.get("index", UNKNOWN),
-                known.get("first_sample", 0),
-                GroupState.QUEUED if known else GroupState.COMPLETE,
-                Samples.of(replace(s, shard=place[s.shard]) for s in samples),
-                [shards[shard] for shard in used],
-                [replace(one, shard=place[one.shard]) for one in partial],
-                verdict(group["baseline"]) if group["baseline"] else None,
-                group.get("source", ""),
-                group.get("data_source", ""),
-                group.get("prompt_id", ""),
-                group.get("number", UNKNOWN),
-                group.get("engine", UNKNOWN),
+                step=group["step"],
+                prompt_index=incomplete.get("index", UNKNOWN),
+                first_sample=incomplete.get("first_sample", 0),
+                state=GroupState.QUEUED if incomplete else GroupState.COMPLETE,
+                samples=Samples.of(replace(s, shard=renumbered[s.shard]) for s in samples),
+                shards=[shards[shard] for shard in used],
+                partial=[replace(rollout, shard=renumbered[rollout.shard]) for rollout in partial],
+                baseline=verdict(group["baseline"]) if group["baseline"] else None,
+                source=group.get("source", ""),
+                data_source=group.get("data_source", ""),
+                prompt_id=group.get("prompt_id", ""),
+                number=group.get("number", UNKNOWN),
+                engine=group.get("engine", UNKNOWN),
             )
         )
     return groups
 
 
 def _joined_shards(groups: Sequence[Group]) -> tuple[list[ShardRef], list[dict[int, int]]]:
-    """The references of all groups, each once, and for each group: its number of a shard → the index among them."""
+    """References to the shards of all groups, each once, and for each group a map from its shard numbers to indexes
+    among these references."""
     shards: list[ShardRef] = []
     index_of: dict[int, int] = {}
     renumbered = []
@@ -258,10 +309,8 @@ def _joined_shards(groups: Sequence[Group]) -> tuple[list[ShardRef], list[dict[i
     return shards, renumbered
 
 
-def _renumbered(column: np.ndarray, numbers: Mapping[int, int]) -> np.ndarray:
-    """A column of shards, each with its new number."""
+def _renumbered(column: Int[np.ndarray, " S"], numbers: Mapping[int, int]) -> Int[np.ndarray, " S"]:
+    """Map a column of shard numbers to new numbers."""
     if len(numbers) == 1:  # the usual case
-        renumbered: np.ndarray = np.full(len(column), next(iter(numbers.values())), np.int64)
-    else:
-        renumbered = np.array([numbers[shard] for shard in column.tolist()], np.int64)
-    return renumbered
+        return np.full(len(column), next(iter(numbers.values())), np.int64)
+    return np.array([numbers[shard] for shard in column.tolist()], np.int64)

@@ -1,4 +1,4 @@
-"""The source of a run's samples, by its config."""
+"""Construction of the source of a run's samples from its config."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def source_of(
     greedy: bool,
     on_progress: OnProgress,
 ) -> Source:
-    """The source that the config asks for. samples: the folder where workers save theirs, if at all."""
+    """Build the source that the config selects. samples: folder where workers save their samples, if they do."""
     cursor = cursor_of(prompts.prompts, config)
     if config.data.response:
         return SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
@@ -41,11 +41,11 @@ def source_of(
 
 
 def rollouts_of(config: RunConfig) -> type[Rollouts]:
-    """The scheduler of generation that the config asks for."""
+    """The scheduler class that the config selects."""
     return StreamingRollouts if config.in_flight else SyncRollouts
 
 
 def by_rank(folder: Path, step: int) -> str:
-    """Where each worker writes its samples: `step-000001/rank-{rank}.parquet`, with the rank for it to fill in. One
+    """Path template of the workers' samples, `step-000001/rank-{rank}.parquet`; each worker fills in its rank. One
     folder per step: workers sync their files to disk themselves, and the controller opens none of them."""
     return str(folder / f"step-{step:06d}" / "rank-{rank}.parquet")

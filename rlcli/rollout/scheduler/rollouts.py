@@ -1,4 +1,4 @@
-"""What synchronous and streaming rollouts have in common: drawing prompts, totals of a step, and checkpoints."""
+"""Base class of synchronous and streaming rollouts: drawing prompts, totals of a step, and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rlcli.rollout.engine import Sampling
 from rlcli.rollout.rollout_call import RolloutCall
 from rlcli.rollout.scheduler.dispatcher import OnProgress
 from rlcli.rollout.scheduler.group_buffer import GroupBuffer
-from rlcli.rollout.scheduler.group_results import judged, judged_groups, kept_groups
-from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain, batch_of, task_of
+from rlcli.rollout.scheduler.group_results import correct_and_scored, judged_groups, kept_groups
+from rlcli.rollout.scheduler.groups import Group, SourceState, as_groups, as_plain, batch_of, task_of
 from rlcli.rollout.scheduler.round_totals import DrawCheck, StepTotals
 from rlcli.rollout.scheduler.verifier_failures import part_weights
 from rlcli.rollout.worker_calls import RolloutWorkers
 
 
 class Rollouts(ABC):
-    """Draws prompts from the cursor, has the engines generate and verify groups, and gives each step its groups.
+    """Draws prompts from the cursor, generates and verifies groups on the engines, and returns the groups of each step.
 
     `SyncRollouts` and `StreamingRollouts` decide when the engines generate and which groups a step takes; `GroupBuffer`
     holds the groups. With the cursor, `state` is all state between two steps.
 
-    What is sampled is a function of (seed, step, prompt, sample), whatever the layout of the workers: if a step draws
-    a prompt again, in another round too, its sample numbers continue (`Group.first_sample`).
+    Sampling is a function of (seed, step, prompt, sample), for any layout of the workers: if a step draws a prompt
+    several times, the sample numbers of the later groups continue (`Group.first_sample`).
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Rollouts(ABC):
         self.greedy = greedy
         """Whether to generate greedy baselines."""
         self.on_progress = on_progress
+        """Called with the finished and all responses of the step."""
         self.buffer = GroupBuffer(
             config.rollout.samples_per_prompt, greedy, lambda groups: kept_groups(groups, self.config)
         )
@@ -70,18 +71,18 @@ class Rollouts(ABC):
         """While step `step` is trained on, generate for the steps after it. is_over: whether the engines are needed."""
 
     @property
-    def begun(self) -> bool:
-        """Whether samples of the next step have been generated already."""
+    def has_started(self) -> bool:
+        """Whether samples of the next step have been generated."""
         return self.totals.stats.rounds > 0
 
-    def state(self) -> tuple[dict[str, Any], list[ShardRef]]:
-        """All state between two steps besides the cursor, as plain values, and references to the tokens that it
-        names."""
+    def state(self) -> tuple[SourceState, list[ShardRef]]:
+        """All state between two steps besides the cursor, as plain values, and references to the shards of its
+        tokens."""
         groups, shards = as_plain(self._snapshot())
         return {"waiting": groups, "rounds": self.totals.state(), "groups": self._numbered}, shards
 
     def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
-        """Restore the result of `state`. Older checkpoints have groups alone."""
+        """Restore the result of `state`. Older checkpoints have only groups."""
         if state.get("ahead"):
             raise CheckpointError(
                 "the checkpoint has samples that were generated ahead in the form of an earlier version",
@@ -101,11 +102,11 @@ class Rollouts(ABC):
 
     @abstractmethod
     def _snapshot(self) -> list[Group]:
-        """The groups of a checkpoint, with what the engines have generated of running ones."""
+        """The groups of a checkpoint; running ones have their partial responses."""
 
     @abstractmethod
     def _stop_engines(self) -> None:
-        """Have the engines discard what they generate."""
+        """Discard the requests that the engines are generating."""
 
     @property
     def _batch_size(self) -> int:
@@ -121,8 +122,8 @@ class Rollouts(ABC):
         return min(self.config.async_.staleness, self.config.train.steps - step)
 
     def _begin(self, step: int, max_age: int) -> None:
-        """Generation for `step` begins, or continues after a weight update. max_age: complete groups that were drawn
-        for a step longer ago are dropped, unless `async.too_old` keeps them."""
+        """Start generation for `step`, or continue it after a weight update. max_age: complete groups that were drawn
+        more than this many steps ago are dropped, unless `async.too_old` keeps them."""
         rule = self.config.async_.too_old
         if rule == "drop" or (rule is None and self.config.rollout.oversample <= 1):
             expired = self.buffer.expire(step - max_age)
@@ -133,10 +134,10 @@ class Rollouts(ABC):
         """Draw `count` prompts from the cursor and queue their groups."""
         indexes = self.cursor.take(count)
         self._draw_check.check(indexes)
-        self.buffer.fill([self._drawn(index, step) for index in indexes])
+        self.buffer.fill([self._new_group(index, step) for index in indexes])
 
-    def _drawn(self, index: int, step: int) -> Group:
-        """A new group of the prompt in row `index`."""
+    def _new_group(self, index: int, step: int) -> Group:
+        """Create a group of the prompt in row `index`."""
         rows, draws = self.prompts.prompts, self.totals.draws
         first_sample = draws[index] * self.config.rollout.samples_per_prompt
         draws[index] += 1
@@ -149,22 +150,23 @@ class Rollouts(ABC):
         return task_of(group, self.prompts, self.config.rollout.samples_per_prompt, self.greedy)
 
     def _call(self, step: int) -> RolloutCall:
-        """The arguments of a round for `step`, for all workers."""
+        """Arguments of a round for `step`, for all workers."""
         rollout, train = self.config.rollout, self.config.train
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
         return RolloutCall(sampling, train.seed, "train", step, truncated=train.truncated)
 
     def _finish(self, report: RolloutBatch, sent: int) -> None:
-        """Add a round to the totals and to its groups. sent: groups that it was to generate."""
+        """Add a round's report to the totals and to its groups. sent: number of groups that the engines received."""
         prompts = {group.number: self.prompts.prompts[group.prompt_index] for group in self.buffer.running}
         self.totals.add(report, prompts, sent, self.config.train.truncated)
         finished = self.buffer.finish(report)
         for group in finished:
             tokens = int(group.samples.tokens.sum())
-            self.cursor.account(group.prompt_index, tokens, *judged(group.samples, self.config))
-        kept = [group for group in finished if group.is_complete]
-        self.totals.judged += judged_groups(finished, kept, self.config)
-        dropped = self.totals.stats.dropped + len(finished) - len(kept)
+            correct, scored = correct_and_scored(group.samples, self.config)
+            self.cursor.account(group.prompt_index, tokens, correct, scored)
+        selected = [group for group in finished if group.is_complete]
+        self.totals.judged += judged_groups(finished, selected, self.config)
+        dropped = self.totals.stats.dropped + len(finished) - len(selected)
         self.totals.stats = replace(self.totals.stats, dropped=dropped)
 
     def _check_failures(self) -> None:
@@ -173,7 +175,7 @@ class Rollouts(ABC):
         self.totals.failures.check(config.verifier.max_crash_rate, config.environment.max_failure_rate)
 
     def _batch(self, step: int, groups: Sequence[Group]) -> RolloutBatch:
-        """Take complete groups as the batch of a step, and begin new totals. Raises RunFailed if there are none."""
+        """Take complete groups as the batch of a step, and reset the totals. Raises RunFailed if there are none."""
         stats, rules = self.totals.stats, self.config.dynamic_sampling
         if not groups:
             raise RunFailed(

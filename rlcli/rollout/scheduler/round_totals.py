@@ -1,4 +1,4 @@
-"""What was generated since the last step took its groups: totals, and a check that the data cursor moves."""
+"""Totals of the rounds since the last step took its groups, and a check that the data cursor moves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepTotals:
     """Totals over all rounds since the last step took its groups."""
 
     draws: Counter[int] = field(default_factory=Counter)
-    """Row of the dataset → how often the cursor yielded it."""
+    """Row of the dataset → number of times that the cursor yielded it."""
     stats: RolloutStats = field(default_factory=RolloutStats)
     """Counters of the rounds."""
     failures: Failures = field(default_factory=Failures)
@@ -30,10 +30,10 @@ class StepTotals:
     judged: list[JudgedGroup] = field(default_factory=list)
     """Each completed group."""
     phase: int = 0
-    """How often generation was begun for the step: number of the files of streaming generation."""
+    """Number of starts of generation for the step, which numbers the files of streaming rollouts."""
 
     def add(self, round: RolloutBatch, prompts: Mapping[int, Prompt], groups: int, truncated: TruncatedRule) -> None:
-        """Add a round. prompts: by `Sample.prompt`. groups: how many it was to generate. truncated: as
+        """Add a round. prompts: by `Sample.prompt`. groups: number of groups that the engines received. truncated: as
         `train.truncated`."""
         counting = rewarded(round.samples, truncated).score[round.samples.excluded(truncated) == 0]
         self.failures.add_samples(prompts, round.samples)
@@ -47,8 +47,8 @@ class StepTotals:
             responses=len(round.samples) + len(round.baselines),
         )
 
-    def state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint, without the failures, which only end the run."""
+    def state(self) -> dict[str, object]:
+        """Plain values for a checkpoint. Failures are left out: they only end the run."""
         return {
             "drawn": list(self.draws.items()),
             "judged": list(self.judged),
@@ -64,20 +64,20 @@ class StepTotals:
 
 
 class DrawCheck:
-    """Checks that the data cursor moves: compares each draw of prompts with the previous two. count: of the prompts in
-    the dataset, the smallest of several. An epoch's first prompts may equal the last ones of the epoch before, but not
-    a third time."""
+    """Checks that the data cursor moves: compares each draw of prompts with the previous two. An epoch's first prompts
+    may equal the last ones of the previous epoch, but not a third time."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._before: list[list[int]] = [[], []]
+        """Prompts in the dataset, or in the smallest of several."""
+        self._previous: list[list[int]] = [[], []]
 
     def check(self, indexes: list[int]) -> None:
         """Raise RunFailed if the same prompts are drawn a third time although the dataset has others."""
-        if len(indexes) > 1 and self._before == [indexes, indexes] and 2 * len(indexes) <= self.count:
+        if len(indexes) > 1 and self._previous == [indexes, indexes] and 2 * len(indexes) <= self.count:
             raise RunFailed(
                 f"the last {len(indexes)} prompts are drawn a third time, of {self.count} in the dataset: the data "
                 "cursor does not move",
                 REPORT,
             )
-        self._before = [self._before[1], indexes]
+        self._previous = [self._previous[1], indexes]

@@ -1,7 +1,7 @@
-"""Which samples of a step count: failed verifications and masked responses count in neither loss nor statistics.
+"""Exclusion of samples from a step: failed verifications and masked responses count in neither loss nor statistics.
 
-A sample that is left out is deleted before anything is computed from the step: it is in no loss, denominator, group
-mean, standard deviation or baseline, whitening or criterion of dynamic sampling.
+An excluded sample is removed before anything is computed from the step: it is in no loss, denominator, group mean,
+standard deviation or baseline, whitening or criterion of dynamic sampling.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rlcli.types import UNVERIFIED, Outcome, Verdict, is_reward
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Bool, Int8
 
 REASONS = ("timeout", "crash", "truncated", "environment", "unparsed", "baseline", "alone")
-"""Why a sample is left out: its verification timed out or crashed; it was cut off at the limit; its environment failed;
-its judge's reply could not be read; the verification of its group's greedy baseline failed; it is the only one left of
-a group whose samples are compared."""
+"""Reasons to exclude a sample: its verification timed out or crashed; it was cut off at the limit; its environment
+failed; its judge's reply could not be read; the verification of its group's greedy baseline failed; it is the only
+remaining sample of a group whose samples are compared."""
 
 
 def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
-    """The samples with the rewards of `train.truncated`: with zero_reward, cut-off responses get 0, as do their parts
-    and turns."""
+    """Apply `train.truncated` to rewards: with zero_reward, truncated responses get 0, as do their parts and turns."""
     import numpy as np
 
     if rule != "zero_reward" or not samples.truncated.any():
@@ -39,30 +39,30 @@ def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
     return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts, turn_rewards=by_turn)
 
 
-def right_of(samples: Samples, config: RunConfig) -> np.ndarray:
-    """Which samples are correct, bool `[N]`: not those whose reward was set to 0 because they were cut off."""
+def right_of(samples: Samples, config: RunConfig) -> Bool[np.ndarray, " S"]:
+    """Mask of correct samples, without those whose reward was set to 0 because they were truncated."""
     right = samples.is_(Outcome.OK)
     return right & ~samples.truncated if config.train.truncated == "zero_reward" else right
 
 
 def left_out(
     samples: Samples, rule: TruncatedRule, baselines: Mapping[int, Verdict] | None = None, *, compared: bool = False
-) -> np.ndarray:
-    """Why each sample is left out: int8 `[N]`, 0 if it counts, else 1 + its index in `REASONS`.
+) -> Int8[np.ndarray, " S"]:
+    """The reason to exclude each sample: 0 if it counts, else 1 + its index in `REASONS`.
 
-    baselines: prompt → verdict on its greedy response; a group whose baseline failed is left out. compared: the samples
-    of a group are compared with one another, so the last one left of a larger group is left out as well.
+    baselines: prompt → verdict on its greedy response; a group whose baseline failed is excluded. compared: the samples
+    of a group are compared with one another, so that the only remaining sample of a larger group is excluded too.
     """
     import numpy as np
 
-    found = samples.excluded(rule)
+    reasons = samples.excluded(rule)
     failed = [prompt for prompt, verdict in (baselines or {}).items() if verdict.outcome in UNVERIFIED]
-    found[(found == 0) & np.isin(samples.prompt, failed)] = 1 + REASONS.index("baseline")
-    if compared and found.any():
+    reasons[(reasons == 0) & np.isin(samples.prompt, failed)] = 1 + REASONS.index("baseline")
+    if compared and reasons.any():
         _, group, sizes = np.unique(samples.prompt, return_inverse=True, return_counts=True)
-        remaining = np.bincount(group, weights=found == 0, minlength=len(sizes))
-        found[(found == 0) & ((remaining == 1) & (sizes > 1))[group]] = 1 + REASONS.index("alone")
-    return found
+        remaining = np.bincount(group, weights=reasons == 0, minlength=len(sizes))
+        reasons[(reasons == 0) & ((remaining == 1) & (sizes > 1))[group]] = 1 + REASONS.index("alone")
+    return reasons
 
 
 def compares_group(algorithm: Algorithm) -> bool:

@@ -1,4 +1,4 @@
-"""Streaming rollouts: the engines generate through weight updates, in slices."""
+"""Streaming rollouts: the engines generate across weight updates, in slices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcli.rollout.worker_calls import RolloutCalls
 SLICE_STEPS = 16
 """Engine steps of a slice, if steps are counted (`RunConfig.counts_steps`)."""
 SLICE_S = 0.25
-"""Seconds of a slice, if they are not: also how long a weight update waits for the engines, at most."""
+"""Seconds of a slice, if they are not: also the longest wait of a weight update for the engines."""
 
 
 class StreamingRollouts(Rollouts):
@@ -26,7 +26,7 @@ class StreamingRollouts(Rollouts):
     next slice resumes. A weight update does not wait for running groups: each token has the version that generated it.
 
     Bounded staleness: in all, groups taken + running + complete ≤ (`async.staleness` + step) · P, where P is
-    `rollout.prompts_per_step`. None is drawn that no step would train on.
+    `rollout.prompts_per_step`. No group is drawn that no step would train on.
 
     Dynamic sampling (DAPO, arXiv 2503.14476) replaces a rejected group in the next slice, until `max_batches` batches
     of groups were drawn for the step.
@@ -42,7 +42,7 @@ class StreamingRollouts(Rollouts):
         return replace(batch, stats=replace(batch.stats, in_flight=incomplete))
 
     def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
-        """Ends after the counted steps of the engines (`async.engine_steps`), or once the engines are needed."""
+        """Generate for `async.engine_steps` steps of the engines, or until the engines are needed."""
         capacity = self._batch_size * self._steps_ahead(step)
         self._begin(step + 1, self._max_age)
         for slice in self._slices(is_over):
@@ -64,7 +64,7 @@ class StreamingRollouts(Rollouts):
         return len(self._oldest) == self._batch_size and all(group.is_complete for group in self._oldest)
 
     def _has_work(self, capacity: int) -> bool:
-        """Whether groups may be drawn, or are not complete."""
+        """Whether new groups may be drawn, or some are incomplete."""
         groups = self.buffer.groups
         return (len(groups) < capacity and not self._is_exhausted) or len(self.buffer.complete) < len(groups)
 
@@ -76,7 +76,7 @@ class StreamingRollouts(Rollouts):
 
     @property
     def _slice(self) -> Slice:
-        """A slice for a step that is waited for."""
+        """A slice for a step that the run waits for."""
         return Slice(steps=SLICE_STEPS) if self.config.counts_steps else Slice(seconds=SLICE_S)
 
     def _slices(self, is_over: Callable[[], bool]) -> Iterator[Slice]:
@@ -90,12 +90,12 @@ class StreamingRollouts(Rollouts):
                 yield Slice(steps=min(SLICE_STEPS, steps - start))
 
     def _generate(self, step: int, capacity: int, slice: Slice) -> None:
-        """Generate one slice. New groups are drawn up to `capacity` first."""
-        batch, before = self._batch_size * self.config.rollout.samples_per_prompt, self.totals.stats.responses
+        """Draw new groups up to `capacity`, and generate one slice."""
+        batch = self._batch_size * self.config.rollout.samples_per_prompt
         self._fill(0 if self._is_exhausted else max(0, capacity - len(self.buffer.groups)), step)
         groups = self.buffer.queued
         shares = self._started(groups)
-        done = before
+        done = self.totals.stats.responses
 
         def finished(count: int) -> None:
             nonlocal done
@@ -109,15 +109,15 @@ class StreamingRollouts(Rollouts):
         self._finish_slice(collect(self.workers, reports), len(groups))
 
     def _finish_slice(self, report: RolloutBatch, sent: int) -> None:
-        """Add a slice. Failed verifications are counted once there are as many as a batch has."""
+        """Add a slice's report. Failure rates are checked once a batch of responses is verified."""
         self._finish(report, sent)
         if self.totals.stats.responses >= self._batch_size * self.config.rollout.samples_per_prompt:
             self._check_failures()
 
     def _started(self, groups: list[Group]) -> list[list[PromptTask]]:
         """Start queued groups; returns the tasks of each engine. A new group gets a number and the engine with the
-        fewest missing samples; one from a checkpoint keeps its own. Each engine gets its groups oldest first, as it did
-        before an interruption."""
+        fewest missing samples; a group from a checkpoint keeps its number and engine. Each engine gets its groups
+        oldest first, as in a run that was not interrupted."""
         loads = [0] * self._engines
         for group in self.buffer.queued + self.buffer.running:
             if group.engine in range(self._engines):
@@ -135,14 +135,14 @@ class StreamingRollouts(Rollouts):
         return shares
 
     def _snapshot(self) -> list[Group]:
-        """Does not interrupt running requests, so that a resumed run stays bit-identical: copies of the running groups
-        get their partial responses."""
+        """Copy the groups, running ones with their partial responses. In-flight requests are not interrupted, so that a
+        resumed run stays bit-identical."""
         if not self.buffer.running:
             return self.buffer.groups
         report = collect(self.workers, self.workers.call(RolloutCalls.interrupted_rollout, False))
         partial: dict[int, list[PartialRollout]] = {}
-        for one in report.partial:
-            partial.setdefault(one.prompt, []).append(one)
+        for rollout in report.partial:
+            partial.setdefault(rollout.prompt, []).append(rollout)
         # As in a run without this checkpoint: no round is counted, and no response was aborted.
         stats = replace(report.stats, rounds=0, version=self.totals.stats.version, aborted=0)
         self._finish_slice(replace(report, partial=(), stats=stats), 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlcli.data.columns import Samples
 from rlcli.data.messages import RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
@@ -12,32 +14,33 @@ from rlcli.data.prompts.prompt_table import set_of
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
+from rlcli.rollout.scheduler.groups import SourceState
 from rlcli.types import Outcome, Sample, Verdict
 
 IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
 
 
 class SupervisedSource:
-    """Batches of given responses, as `collect` returns them: one sample per prompt, each correct by definition.
+    """Batches of the dataset's responses, in the form of `collect`: one sample per prompt, each correct by
+    definition."""
 
-    prompts: tokenized with their responses. cursor: over them; the caller keeps it in checkpoints.
-    """
-
-    begun = False
+    has_started = False
 
     def __init__(self, prompts: TokenizedPrompts, cursor: Cursor, prompts_per_step: int) -> None:
         assert cursor.count == len(prompts), "the cursor is over other prompts"
         self.prompts = prompts
+        """Tokenized prompts with their responses."""
         self.cursor = cursor
+        """Order of the prompts; the caller saves it in checkpoints."""
         self.prompts_per_step = prompts_per_step
+        """P, samples of a step."""
 
     def take(self, step: int) -> RolloutBatch:
         """The samples of step `step`, determined by the cursor's order alone.
 
-        Their tokens are in one shard in Ray's object store. No engine generated them, so the shard's log-probs are
-        zeros and must not be compared with the policy's, and generation and verification took no time.
+        Their tokens are in one shard in Ray's object store. No engine generated them: the shard's log-probs are zeros
+        and must not be compared with the policy's, and generation and verification took no time.
         """
-        import numpy as np
         import ray
 
         builder, samples, sources, data_sources = ShardBuilder(), [], [], []
@@ -65,11 +68,12 @@ class SupervisedSource:
     def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
         """Nothing is generated."""
 
-    def state(self) -> tuple[dict[str, Any], list[ShardRef]]:
+    def state(self) -> tuple[SourceState, list[ShardRef]]:
+        """No group waits."""
         return {"waiting": []}, []
 
     def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
         """There is no state besides the cursor."""
 
     def drop(self) -> None:
-        """Nothing waits."""
+        """Nothing was generated for later steps."""

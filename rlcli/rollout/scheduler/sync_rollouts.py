@@ -1,4 +1,4 @@
-"""Synchronous rollouts: generation in rounds, at the end of which the engines are idle."""
+"""Synchronous rollouts: generation in rounds, after which the engines are idle."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rlcli.rollout.scheduler.rollouts import Rollouts
 
 
 class SyncRollouts(Rollouts):
-    """Generates in rounds until a step has its groups; with `async.staleness`, between weight updates, for later steps.
+    """Generates in rounds until a step has its groups; with `async.staleness`, also for later steps between updates.
 
     Dynamic sampling (DAPO, arXiv 2503.14476): groups that break the rule `dynamic_sampling.keep` are replaced by new
-    ones, in at most `max_batches` rounds. Each round generates `oversample` times what is missing (as much as is
-    missing if every group is kept). Kept groups beyond the step wait for the next one with their tokens; not for a
-    later one, whose policy would be too far from theirs.
+    ones, in at most `max_batches` rounds. Each round generates `oversample` times the missing groups (exactly the
+    missing ones if every group is kept). Surplus groups wait for the next step with their tokens, but for no later one,
+    whose policy would be too far from theirs.
 
     The long tail: with `rollout.oversample` a round starts that many times the groups that it needs, ends once enough
     of them are complete, and aborts the others. These are resumed in the next round or step, before new prompts are
     drawn: finished responses are kept, the others resume from their tokens so far, each token with the log-prob of the
-    policy that generated it. So a slow group is late but never wasted; none is dropped for its length.
+    policy that generated it. So a slow group is delayed but never wasted; no group is dropped for its length.
     """
 
     def take(self, step: int) -> RolloutBatch:
@@ -34,7 +34,7 @@ class SyncRollouts(Rollouts):
         return self._batch(step, self.buffer.complete[: self._batch_size])
 
     def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
-        """The next weight update waits until all of it is complete, whatever `is_over` returns."""
+        """Generate all groups for the next steps; the next weight update waits for them, whatever `is_over` returns."""
         capacity = self._batch_size * self._steps_ahead(step)
         self._begin(step + 1, self._max_age)
         while len(self.buffer.complete) < capacity and self._has_rounds_left:
@@ -49,8 +49,8 @@ class SyncRollouts(Rollouts):
         return self.totals.stats.rounds < self.config.dynamic_sampling.max_batches
 
     def _round(self, step: int, capacity: int) -> None:
-        """Generate, until `capacity` groups are complete if dynamic sampling keeps as many as it is expected to."""
-        rollout, rules, before = self.config.rollout, self.config.dynamic_sampling, self.totals.stats
+        """Generate enough groups for `capacity` complete ones, if dynamic sampling keeps the expected share."""
+        rollout, rules, stats = self.config.rollout, self.config.dynamic_sampling, self.totals.stats
         missing = capacity - len(self.buffer.complete)
         needed = _times(missing, 1.0 if rules.keep == "all" else rules.oversample)
         aborted = len(self.buffer.queued)
@@ -59,29 +59,29 @@ class SyncRollouts(Rollouts):
         groups = self.buffer.queued
         for number, group in enumerate(groups):
             self.buffer.start(group, number)
-        path = file_of_round(self.save_as(step), before.rounds + 1)
+        path = file_of_round(self.save_as(step), stats.rounds + 1)
         reports = gather(
             self.workers,
             [self._task(group) for group in groups],
-            replace(self._call(step), save_as=path, first_group=before.groups),
+            replace(self._call(step), save_as=path, first_group=stats.groups),
             tensor_parallel=rollout.tensor_parallel,
             slots=rollout.max_concurrent,
             until=needed if started > needed else None,
-            on_progress=lambda done, total: self.on_progress(before.responses + done, before.responses + total),
+            on_progress=lambda done, total: self.on_progress(stats.responses + done, stats.responses + total),
         )
-        of_earlier_steps = [(group, group.aborted) for group in groups if group.step < step]
+        aborted_earlier = [(group, group.aborted) for group in groups if group.step < step]
         self._finish(collect(self.workers, reports), len(groups))
         self._check_failures()
         self.buffer.requeue()
-        resumed = sum(len(aborted - group.aborted) for group, aborted in of_earlier_steps)
+        resumed = sum(len(aborted - group.aborted) for group, aborted in aborted_earlier)
         self.totals.stats = replace(self.totals.stats, resumed=self.totals.stats.resumed + resumed)
 
     def _snapshot(self) -> list[Group]:
-        """Between rounds the engines are idle; the next one numbers the groups anew."""
+        """Copy the groups without their numbers: each round numbers its groups."""
         return [replace(group, number=UNKNOWN) for group in self.buffer.groups]
 
     def _stop_engines(self) -> None:
-        """They are idle."""
+        """The engines are idle between rounds."""
 
 
 def _times(count: int, factor: float) -> int:

@@ -13,16 +13,18 @@ from rlcli.rewards.processes.scoring_worker import OVERRAN
 from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict
 
 MOST_TIMEOUTS = 0.5
-"""The run stops if a larger share of a step's verifications is killed, for CPU time or wall time, or if a larger share
-of a judge's replies cannot be read."""
+"""Largest share of a step's verifications that may be killed, for CPU time or wall time, or of a judge's replies that
+may be unreadable. Beyond it the run stops."""
 
 EXAMPLES = 3
+"""Examples of each outcome in an error message."""
 
 
 def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]:
-    """Part of the reward → its weight, if verifiers are composed and the advantage function reads it; else empty.
+    """Weight of each part of the reward, if verifiers are composed and the advantage function reads weights; else
+    empty.
 
-    Raises `ConfigError` if rows give one part different weights: the advantage could not know which applies.
+    Raises `ConfigError` if rows give one part different weights: the advantage could not know which one applies.
     """
     from rlcli.algorithms import advantages
 
@@ -41,14 +43,18 @@ def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]
 
 @dataclass
 class Failures:
-    """Verifications of one step that gave no verdict (`UNVERIFIED`), with the first examples. Those that exceeded
-    their CPU time are TIMEOUT here: a verifier that is too slow for every response must not train on zeros."""
+    """Verifications of one step that returned no verdict (`UNVERIFIED`). Those that exceeded their CPU time count as
+    TIMEOUT: a run must not train on the zeros of a verifier that is too slow for every response."""
 
     total: int = 0
+    """All verifications."""
     counts: Counter[Outcome] = field(default_factory=Counter)
+    """Failed ones, by outcome."""
     examples: dict[Outcome, list[str]] = field(default_factory=dict)
+    """The first examples of each outcome, for error messages."""
 
     def add(self, prompt: Prompt, verdict: Verdict) -> None:
+        """Add one verification."""
         self.total += 1
         outcome = Outcome.TIMEOUT if verdict.detail.startswith(OVERRAN) else verdict.outcome
         if outcome not in UNVERIFIED:
@@ -56,20 +62,20 @@ class Failures:
         self.counts[outcome] += 1
         by = "" if outcome is Outcome.ENVIRONMENT else f", {prompt.verifier}"
         example = f"{prompt.id}{by}: «{verdict.detail}»"
-        found = self.examples.setdefault(outcome, [])
-        if len(found) < EXAMPLES and example not in found:
-            found.append(example)
+        examples = self.examples.setdefault(outcome, [])
+        if len(examples) < EXAMPLES and example not in examples:
+            examples.append(example)
 
     def add_samples(self, prompts: Mapping[int, Prompt], samples: Samples) -> None:
-        """prompts: by `Sample.prompt`."""
+        """Add the verifications of samples. prompts: by `Sample.prompt`."""
         failed = (samples.is_(*UNVERIFIED) | samples.overran).nonzero()[0].tolist()
         self.total += len(samples) - len(failed)
-        for place in failed:
-            self.add(prompts[int(samples.prompt[place])], samples.verdict(place))
+        for index in failed:
+            self.add(prompts[int(samples.prompt[index])], samples.verdict(index))
 
     def check(self, max_crash_rate: float, max_failure_rate: float) -> None:
-        """Stop instead of training on the zeros of a failing verifier, or without the samples of a failing environment.
-        Raises `RunFailed` with examples."""
+        """Raise `RunFailed`, with examples, if too many verifications or environments failed: a run must not train on
+        the zeros of a failing verifier, or without the samples of a failing environment."""
         crashed, killed, lost = (self.counts[o] for o in (Outcome.CRASH, Outcome.TIMEOUT, Outcome.ENVIRONMENT))
         if lost > max_failure_rate * self.total:
             raise RunFailed(

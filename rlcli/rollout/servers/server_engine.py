@@ -75,7 +75,7 @@ class ServerEngine:
 
     @staticmethod
     def check_beside_trainer(capability: tuple[int, int]) -> None:
-        """A server has processes of its own."""
+        """Servers have separate processes: all GPUs are supported."""
 
     @property
     def unfinished(self) -> int:
@@ -92,15 +92,15 @@ class ServerEngine:
 
     def add(self, request: GenerationRequest) -> None:
         self._keys[request.key] = request
-        begun = [] if request.begun is None else request.begun.tolist()
-        tokens = [*request.prompt.tolist(), *begun]
+        prefix = [] if request.response_prefix is None else request.response_prefix.tolist()
+        tokens = [*request.prompt.tolist(), *prefix]
         ask = self._ask(
             tokens,
             most=min(request.limit(self._sampling), self.spec.max_length - len(tokens)),
             temperature=0.0 if request.greedy else self._sampling.temperature,
             top_p=self._sampling.top_p,
             seed=request.seed,
-            position=len(begun),
+            position=len(prefix),
         )
         key = request.key
         self._fleet.submit(Request(ask, lambda answer: self._done.put(_generation(key, answer)), request.conversation))
@@ -116,21 +116,21 @@ class ServerEngine:
                 finished.append(self._done.get_nowait())
         except Empty:
             pass
-        for one in finished:
-            del self._keys[one.key]
+        for generation in finished:
+            del self._keys[generation.key]
         return finished
 
     def abort(self) -> list[Generation]:
         unbegun = self._fleet.abort()
         self._raise_failure()
-        found: list[Generation] = []
+        aborted: list[Generation] = []
         while not self._done.empty():
-            found.append(self._done.get())
-        answered = {one.key for one in found}
-        found += [_generation(key, Answer([], [], None)) for key in self._keys if key not in answered]
-        assert len(found) == len(self._keys) == len(answered) + len(unbegun), "each is returned once"
+            aborted.append(self._done.get())
+        answered = {generation.key for generation in aborted}
+        aborted += [_generation(key, Answer([], [], None)) for key in self._keys if key not in answered]
+        assert len(aborted) == len(self._keys) == len(answered) + len(unbegun), "each is returned once"
         self._keys.clear()
-        return found
+        return aborted
 
     def agree(self, value: T) -> T:
         return value
@@ -147,15 +147,15 @@ class ServerEngine:
         return max(answer.cached for answer in self._answers(block))
 
     def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
-        """Of all servers: the most cached tokens of any, and the log-probs of the one that differs most from the mean
-        of all, so that the worst is compared with the trainer."""
+        """Probe all servers: the highest number of cached tokens, and the log-probs of the server that differs most
+        from the mean of all, so that the worst is compared with the trainer."""
         import numpy as np
 
         cached = self.cached_tokens(tokens)
         answers = self._answers(tokens.tolist(), prompt_log_probs=True)
-        found = np.asarray([answer.prompt_log_probs for answer in answers], np.float32)
-        distance = np.abs(found - found.mean(0)).max(-1)
-        worst: np.ndarray = found[int(distance.argmax())]
+        log_probs = np.asarray([answer.prompt_log_probs for answer in answers], np.float32)
+        distance = np.abs(log_probs - log_probs.mean(0)).max(-1)
+        worst: np.ndarray = log_probs[int(distance.argmax())]
         return cached, worst
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
@@ -173,8 +173,8 @@ class ServerEngine:
         )
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
-        """Of all servers, the comparison with the most differences."""
-        return max(self._fleet.verify(sent), key=lambda one: (len(one.differences), one.unchecked))
+        """The comparison of the server with the most differences."""
+        return max(self._fleet.verify(sent), key=lambda result: (len(result.differences), result.unchecked))
 
     def sleep(self) -> None:
         """Only servers that the run has started share its devices."""
@@ -189,9 +189,10 @@ class ServerEngine:
 
     def counts(self) -> dict[str, float]:
         """Since the last call: servers that are ready now, servers lost, responses that were moved to others."""
-        found = {"servers": self._fleet.ready, "lost": self._fleet.lost, "moved": self._fleet.moved}
-        self._fleet.lost = self._fleet.moved = 0
-        return {name: float(value) for name, value in found.items()}
+        fleet = self._fleet
+        counters = {"servers": fleet.ready, "lost": fleet.lost, "moved": fleet.moved}
+        fleet.lost = fleet.moved = 0
+        return {name: float(value) for name, value in counters.items()}
 
     def close(self) -> None:
         self.record.close()
@@ -204,19 +205,19 @@ class ServerEngine:
     def _shares(self) -> bool:
         return self._starts and self.spec.device == "cuda" and self.spec.sleep == "all"
 
-    def _wake(self, what: str) -> None:
+    def _wake(self, tag: str) -> None:
         if self._shares:
-            self._fleet.on_each(lambda server: server.wake(what, self.spec.servers.answer_s))
+            self._fleet.on_each(lambda server: server.wake(tag, self.spec.servers.answer_s))
 
     def _answers(self, tokens: list[int], *, prompt_log_probs: bool = False) -> list[Answer]:
         ask = self._ask(tokens, most=1, temperature=0.0, prompt_log_probs=prompt_log_probs)
         return self._fleet.on_each(lambda server: server.generate(ask, self.spec.servers.answer_s))
 
-    def _ask(self, tokens: list[int], **more: Any) -> Ask:
+    def _ask(self, tokens: list[int], **sampling: Any) -> Ask:
         self._asked += 1
-        more = {"temperature": 1.0, "top_p": 1.0, "seed": 0} | more
+        sampling = {"temperature": 1.0, "top_p": 1.0, "seed": 0} | sampling
         # A version of the weights, of this process: a server may outlive both.
-        return Ask(f"{self._salt}-{self._asked}", tokens, salt=f"{self._salt}-{self._fleet.version}", **more)
+        return Ask(f"{self._salt}-{self._asked}", tokens, salt=f"{self._salt}-{self._fleet.version}", **sampling)
 
     def _raise_failure(self) -> None:
         if not self._fleet.failures.empty():
@@ -224,12 +225,12 @@ class ServerEngine:
 
 
 def share(url: str, engines: int) -> int:
-    """Which of so many engines uses a server that joins."""
+    """Index of the engine that uses a server that joins."""
     return zlib.crc32(url.encode()) % engines
 
 
 def _generation(key: int, answer: Answer) -> Generation:
     import numpy as np
 
-    reason: Any = answer.reason
-    return Generation(key, np.asarray(answer.ids, np.int32), np.asarray(answer.log_probs, np.float32), reason)
+    ids, log_probs = np.asarray(answer.ids, np.int32), np.asarray(answer.log_probs, np.float32)
+    return Generation(key, ids, log_probs, answer.reason)

@@ -1,4 +1,4 @@
-"""The servers of one engine: each is attached, filled with the current weights, watched, and replaced when it is lost.
+"""The servers of one engine: each is attached, gets the current weights, and is watched and replaced when it is lost.
 
 All of it runs in one thread, in an event loop. `Fleet`'s public methods are called from the engine's thread.
 
@@ -52,26 +52,38 @@ ABORT_S = 0.1
 
 @dataclass
 class Member:
-    """A server and its state: starting, ready, lost, gone (it left, or was given up). socket: of one that this run
-    starts. refused_at: since when it refuses whatever it is asked to attach; None: it does not. running: name → what it
-    generates. finished, lost: how many responses it generated, and how often it was
-    lost. version: of its weights."""
+    """A server of the fleet and its state."""
 
     url: str
+    """Its address."""
     socket: Path | None = None
+    """Socket of a server that this run starts."""
     state: str = "starting"
+    """`starting`, `ready`, `lost`, or `gone` (it left, or was given up)."""
     why: str = ""
+    """Reason of the state `lost` or `gone`."""
     link: Link | None = None
+    """Connection, while it is attached."""
     server: ServerKind | None = None
+    """Its interface, while it is attached."""
     process: ServerProcess | None = None
+    """Its process, if this run started it."""
     running: dict[str, tuple[Request, asyncio.Task[None]]] = field(default_factory=dict)
+    """Requests that it generates, by name."""
     finished: int = 0
+    """Responses that it has generated."""
     lost: int = 0
+    """How many times it was lost."""
     failed_starts: int = 0
+    """Failed starts in a row."""
     refused_at: float | None = None
+    """Since when it refuses to be attached; None: it does not."""
     version: int = 0
+    """Version of its weights."""
     leaves: bool = False
+    """Whether it gets no more requests, because it leaves."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the state changes."""
 
     @property
     def ready(self) -> bool:
@@ -79,7 +91,7 @@ class Member:
 
     @property
     def refuses(self) -> bool:
-        """Whether it is there, and has long refused what the run asks."""
+        """Whether it answers, and has refused to be attached for a long time."""
         return self.refused_at is not None and time.monotonic() - self.refused_at > REFUSED_S
 
     @property
@@ -90,13 +102,16 @@ class Member:
 
 @dataclass
 class Request:
-    """A response to generate. answer: called with the result in the loop's thread. conversation: see
-    `GenerationRequest`. losses: servers that were lost with it."""
+    """A response to generate, on any server."""
 
     ask: Ask
+    """The response."""
     answer: Callable[[Answer], None]
+    """Called with the result, in the loop's thread."""
     conversation: int | None = None
+    """As in `GenerationRequest`."""
     losses: int = 0
+    """Servers that were lost while they generated it."""
 
 
 class Fleet:
@@ -144,7 +159,8 @@ class Fleet:
         self._loop.call_soon_threadsafe(self._seats.clear)
 
     def abort(self) -> list[Request]:
-        """Abort everything. Returns what no server had begun; the rest is answered, with what there is."""
+        """Abort all requests. Returns those that no server had started; the others are answered with their tokens so
+        far."""
         return self.call(self._abort())
 
     def load(self, folder: str) -> None:
@@ -152,7 +168,7 @@ class Fleet:
         self.call(self._load(folder))
 
     def verify(self, sent: Mapping[str, Sent]) -> list[Verified]:
-        """Of each server that is ready. Later ones are compared with `sent` before they are used."""
+        """Compare the weights of each ready server. Later ones are compared with `sent` before they are used."""
         self._sent = sent
         return self.on_each(lambda server: server.verify(sent, self.spec.servers.answer_s))
 
@@ -284,7 +300,7 @@ class Fleet:
 
     async def _watch(self, member: Member) -> None:
         """Return once the server is lost, or has left."""
-        asked = time.monotonic()
+        last_ping = time.monotonic()
         while member.ready:
             await _within(member.changed.wait(), LOOK_S)
             member.changed.clear()
@@ -293,12 +309,12 @@ class Fleet:
                 return
             if member.process is not None and (status := member.process.exit_status) is not None:
                 self._lose(member, member.server, f"the server ended (exit status {status})")
-            elif member.ready and not self._loading and time.monotonic() - asked > PING_S:
+            elif member.ready and not self._loading and time.monotonic() - last_ping > PING_S:
                 try:
                     await self._ping(member)
                 except Exception as error:
                     self._lose(member, member.server, _reason(error))
-                asked = time.monotonic()
+                last_ping = time.monotonic()
 
     async def _ping(self, member: Member) -> None:
         answer_s = self.spec.servers.answer_s
@@ -355,11 +371,11 @@ class Fleet:
 
     def _route(self, request: Request) -> Member | None:
         """The server that has the earlier turns of the conversation, else the one that generates least."""
-        free = [one for one in self.members if one.ready and not one.leaves]
-        free = [one for one in free if len(one.running) < self.spec.max_concurrent]
+        free = [member for member in self.members if member.ready and not member.leaves]
+        free = [member for member in free if len(member.running) < self.spec.max_concurrent]
         if request.conversation is not None and (seat := self._seats.get(request.conversation)) in free:
             return seat
-        return min(free, key=lambda one: len(one.running), default=None)
+        return min(free, key=lambda member: len(member.running), default=None)
 
     async def _run(self, member: Member, request: Request) -> None:
         name, server = request.ask.name, member.speaks
@@ -387,9 +403,9 @@ class Fleet:
     async def _abort(self) -> list[Request]:
         self._aborting = True
         try:
-            while self.failures.empty() and (running := [one for one in self.members if one.running]):
+            while self.failures.empty() and (running := [member for member in self.members if member.running]):
                 await asyncio.gather(*map(self._abort_on, running))
-                tasks = [task for one in running for _, task in one.running.values()]
+                tasks = [task for member in running for _, task in member.running.values()]
                 if tasks:
                     await asyncio.wait(tasks, timeout=ABORT_S)
             waiting = list(self._waiting)
@@ -427,16 +443,16 @@ class Fleet:
             members = [member for member in self.members if member.ready]
             servers = [member.speaks for member in members]
             results = await asyncio.gather(*map(work, servers), return_exceptions=True)
-            found: list[T] = []
+            ready_results: list[T] = []
             for member, server, result in zip(members, servers, results, strict=True):
                 if isinstance(result, ServerFault):
                     self._lose(member, server, str(result))
                 elif isinstance(result, BaseException):
                     raise result
                 elif member.ready:
-                    found.append(result)
-            if found:
-                return found
+                    ready_results.append(result)
+            if ready_results:
+                return ready_results
             if members and all(isinstance(result, Refused) for result in results):
                 raise RunFailed(f"all servers refuse: {results[0]}", "serve the run's own model; their logs say more")
             self._check_hope()
@@ -451,7 +467,7 @@ class Fleet:
         if any(member.socket is not None for member in self.members):
             limit_s += START_S
         if waited > limit_s or all(member.state == "gone" or member.refuses for member in self.members):
-            reasons = "; ".join(dict.fromkeys(f"{one.url}: {one.why}" for one in self.members if one.why))
+            reasons = "; ".join(dict.fromkeys(f"{member.url}: {member.why}" for member in self.members if member.why))
             raise RunFailed(
                 f"no server generates any more: {reasons or 'all have left'}",
                 "start them again, or let others join: rlcli engines add RUN URL",
@@ -479,8 +495,8 @@ class Fleet:
             if member.link is not None:
                 await member.link.close()
 
-    def _name(self, what: str) -> str:
-        return f"{what}-{time.monotonic_ns()}"
+    def _name(self, prefix: str) -> str:
+        return f"{prefix}-{time.monotonic_ns()}"
 
     def _log_of(self, member: Member) -> Path:
         return self._log(self.members.index(member))

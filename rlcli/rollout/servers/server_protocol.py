@@ -1,11 +1,11 @@
-"""What the pool asks of a server, whichever kind it is: ids in, ids and log-probs out; weights in."""
+"""The interface of an inference server, for all kinds: ids in, ids and log-probs out; weights in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlcli.rollout.engine import EngineSpec
 from rlcli.support.json_link import Link
@@ -13,44 +13,57 @@ from rlcli.support.json_link import Link
 if TYPE_CHECKING:
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.model.weight_check.engine_weights import Verified
+    from rlcli.types import FinishReason
 
 ATTACH_S = 60.0
-"""For the answers to the first questions."""
+"""Timeout of the first requests to a server."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One response to draw. name: unique among all requests of this run. tokens: ids of prompt and what there is of
-    the response. most: of new tokens. position: how many of the tokens are of the response. salt: prompts with another
-    one share no cached prefix."""
+    """One response for a server to generate."""
 
     name: str
+    """Unique name among all requests of this run."""
     tokens: Sequence[int]
+    """Ids of the prompt and of the response so far."""
     most: int
+    """Maximum number of new tokens."""
     temperature: float
+    """0: greedy."""
     top_p: float
+    """As `Sampling.top_p`."""
     seed: int
+    """Seed of the response."""
     salt: str
+    """Salt of the prefix cache: prompts with different salts share no cached prefix."""
     position: int = 0
+    """Number of `tokens` that belong to the response."""
     prompt_log_probs: bool = False
+    """Whether the answer has the log-probs of `tokens`."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """ids and log-probs of the new tokens. reason: `stop`, `length`, or None if it was aborted. cached: prompt tokens
-    that were not computed again. prompt_log_probs: of each token of the prompt after the first."""
+    """One response of a server."""
 
     ids: list[int]
+    """Ids of the new tokens."""
     log_probs: list[float]
-    reason: str | None
+    """Log-probs of the new tokens."""
+    reason: FinishReason | None
+    """Why it ended; None if it was aborted."""
     cached: int = 0
+    """Prompt tokens from the prefix cache."""
     prompt_log_probs: list[float] = field(default_factory=list)
+    """Log-prob of each token of the prompt after the first, if requested."""
 
 
 class ServerKind(Protocol):
     """One server. All methods raise `ServerFault`."""
 
     kind: str
+    """Name of the kind, for records."""
 
     def __init__(self, link: Link, spec: EngineSpec) -> None: ...
 
@@ -63,53 +76,68 @@ class ServerKind(Protocol):
         """Check that it serves the run's model, by ids, and prepare it. Raises `Refused` if it does not."""
         ...
 
-    async def generate(self, ask: Ask, timeout_s: float) -> Answer: ...
+    async def generate(self, ask: Ask, timeout_s: float) -> Answer:
+        """Generate one response."""
+        ...
 
     async def abort(self, names: Sequence[str], timeout_s: float) -> None:
-        """Have these requests answer with what they have. One that the server does not know yet is not aborted."""
+        """Abort requests, which are then answered with their tokens so far. Requests that have not reached the server
+        are not aborted."""
         ...
 
     async def alive(self, timeout_s: float) -> None:
-        """Return if it answers, without the model."""
+        """Return if the server answers, without using the model."""
         ...
 
     async def load(self, folder: str, version: str, timeout_s: float) -> None:
-        """Replace its weights by those of the safetensors files of a folder that it sees. Nothing runs on it."""
+        """Replace the weights by those of the safetensors files in a folder that the server sees, while no request
+        runs."""
         ...
 
     async def verify(self, sent: Mapping[str, Sent], timeout_s: float) -> Verified:
-        """Compare its weights with what was sent."""
+        """Compare its weights with those that were sent."""
         ...
 
-    async def sleep(self, timeout_s: float) -> None: ...
+    async def sleep(self, timeout_s: float) -> None:
+        """Release the memory of its devices."""
+        ...
 
-    async def wake(self, what: str, timeout_s: float) -> None:
-        """what: `weights` or `kv_cache`."""
+    async def wake(self, tag: str, timeout_s: float) -> None:
+        """Allocate memory again. tag: `weights` or `kv_cache`."""
         ...
 
 
 ROUNDING = 1e-3
-"""Of a log-prob in 16 bits, which may so be above 0."""
+"""Rounding error of a log-prob in 16 bits, which may therefore be above 0."""
 
 
 def checked_answer(
-    link: Link, path: str, ask: Ask, vocabulary: int, ids: Any, log_probs: Any, reason: str | None, **more: Any
+    link: Link,
+    path: str,
+    ask: Ask,
+    vocabulary: int,
+    ids: object,
+    log_probs: object,
+    reason: object,
+    *,
+    cached: int,
+    prompt_log_probs: list[float],
 ) -> Answer:
-    """The answer, if it has ids of the model's vocabulary, no more than were asked for, and a log-prob for each. Raises
+    """Validate an answer: ids of the model's vocabulary, no more than requested, and a log-prob for each. Raises
     `Refused`."""
-    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+    if not isinstance(ids, list) or not all(type(value) is int for value in ids):
         raise link.out_of_protocol(path, "it has no token ids")
-    if not isinstance(log_probs, list) or not all(isinstance(one, float | int) for one in log_probs):
+    if not isinstance(log_probs, list) or not all(isinstance(value, float | int) for value in log_probs):
         raise link.out_of_protocol(path, "it has no log-probs")
-    if any(not 0 <= one < vocabulary for one in ids):
+    if any(not 0 <= value < vocabulary for value in ids):
         raise link.out_of_protocol(path, f"the model has no token {next(i for i in ids if not 0 <= i < vocabulary)}")
     if len(ids) > ask.most:
         raise link.out_of_protocol(path, f"{len(ids)} tokens where {ask.most} were asked for")
-    if any(not -math.inf < one <= ROUNDING for one in log_probs):
-        wrong = next(one for one in log_probs if not -math.inf < one <= ROUNDING)
+    if any(not -math.inf < value <= ROUNDING for value in log_probs):
+        wrong = next(value for value in log_probs if not -math.inf < value <= ROUNDING)
         raise link.out_of_protocol(path, f"{wrong} is no log-prob")
     if len(ids) != len(log_probs):
         raise link.out_of_protocol(path, f"{len(ids)} tokens with {len(log_probs)} log-probs")
-    if reason not in ("stop", "length", None):
+    if reason is not None and reason != "stop" and reason != "length":
         raise link.out_of_protocol(path, f"finish reason '{reason}'")
-    return Answer(ids, log_probs, reason, **more)
+    return Answer(ids, log_probs, reason, cached, prompt_log_probs)

@@ -1,4 +1,4 @@
-"""What is known of the servers of a run, in files of its folder: `rlcli engines` reads and writes them."""
+"""Files in a run's folder with the state of its servers and requests to change it, for `rlcli engines`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WISHES = "wishes.jsonl"
 
 
 class Record:
-    """Of one engine, whose rank is `rank` of `world`. logs: the run's; empty: nothing is recorded.
+    """Record of one engine, of rank `rank` of `world`. logs: the run's; empty: nothing is recorded.
 
     The state of its servers is written when it changes, and what `wish` asks for is done."""
 
@@ -73,7 +73,7 @@ class Record:
                 self._write(fleet)
 
     def _wishes(self) -> list[dict[str, Any]]:
-        """Those that were not read yet."""
+        """Requests that were not read yet."""
         assert self._folder is not None
         lines = wishes_of(self._folder)
         new, self._read = lines[self._read :], len(lines)
@@ -109,29 +109,29 @@ def wishes_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / WISHES
     if not path.exists():
         return []
-    found = []
+    wishes = []
     with opened(path) as file:
         for line in bounded_lines(file, path, max_bytes=LINES_BYTES):
-            if line.endswith(b"\n") and (asked := json_object(line)) is not None:
-                found.append(asked)
-    return found
+            if line.endswith(b"\n") and (wish := json_object(line)) is not None:
+                wishes.append(wish)
+    return wishes
 
 
-def wish(run: Path, what: str, url: str) -> None:
+def wish(run: Path, action: str, url: str) -> None:
     """Ask a run for a server to join (`add`) or to leave (`remove`)."""
     folder = run / "logs" / "engines"
     states(run)
-    append_line(folder / WISHES, json.dumps({"time": round(time.time(), 3), "wish": what, "server": url}))
+    append_line(folder / WISHES, json.dumps({"time": round(time.time(), 3), "wish": action, "server": url}))
 
 
 def states(run: Path) -> list[dict[str, Any]]:
-    """What the engines of a run wrote last, one of each worker. Raises `DataError` if it has no servers."""
-    found = []
+    """The last states that the engines of a run wrote, one of each worker. Raises `DataError` if it has no servers."""
+    records = []
     for path in sorted((run / "logs" / "engines").glob("worker-*.json")):
         try:
-            found.append(read_json(path))
+            records.append(read_json(path))
         except ValueError:
             raise DataError(f"{path}: not JSON", "remove it; a run that is alive writes it again") from None
-    if not found:
+    if not records:
         raise DataError(f"{run}: no servers are recorded there", "name a run with rollout.engine = server")
-    return found
+    return records

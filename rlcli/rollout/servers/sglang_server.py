@@ -54,21 +54,30 @@ class SglangServer:
         body = {"rid": ask.name, "input_ids": list(ask.tokens), "sampling_params": params, "return_logprob": True}
         if ask.prompt_log_probs:
             body["logprob_start_len"] = 0
-        found = await self._link.post(GENERATE, body, timeout_s)
+        response = await self._link.post(GENERATE, body, timeout_s)
         try:
-            meta = found["meta_info"]
-            ids, pairs = found.get("output_ids"), meta.get("output_token_logprobs")
+            meta = response["meta_info"]
+            ids, pairs = response.get("output_ids"), meta.get("output_token_logprobs")
             log_probs = None if pairs is None else [pair[0] for pair in pairs]
             reason = (meta.get("finish_reason") or {}).get("type")
             prompt = [pair[0] for pair in meta["input_token_logprobs"][1:]] if ask.prompt_log_probs else []
             cached = int(meta.get("cached_tokens") or 0)
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise self._link.out_of_protocol(GENERATE, json.dumps(found)) from None
+            raise self._link.out_of_protocol(GENERATE, json.dumps(response)) from None
         if ids is not None and log_probs is not None and [pair[1] for pair in pairs] != ids:
             raise self._link.out_of_protocol(GENERATE, "its log-probs are of other tokens than its ids")
         reason = None if reason == "abort" else reason
-        more = {"cached": cached, "prompt_log_probs": prompt}
-        return checked_answer(self._link, GENERATE, ask, self._vocabulary, ids, log_probs, reason, **more)
+        return checked_answer(
+            self._link,
+            GENERATE,
+            ask,
+            self._vocabulary,
+            ids,
+            log_probs,
+            reason,
+            cached=cached,
+            prompt_log_probs=prompt,
+        )
 
     @cached_property
     def _vocabulary(self) -> int:
@@ -87,11 +96,11 @@ class SglangServer:
     async def load(self, folder: str, version: str, timeout_s: float) -> None:
         """Its prefix cache, which knows no salt, is flushed with it."""
         body = {"model_path": folder, "load_format": "safetensors", "flush_cache": True, "weight_version": version}
-        found = await self._link.post("/update_weights_from_disk", body, timeout_s)
-        if not isinstance(found, dict) or "success" not in found:
-            raise self._link.out_of_protocol("/update_weights_from_disk", found)
-        if not found["success"]:
-            raise Refused(f"{self._link.url} cannot load the weights: {found.get('message', '')}")
+        response = await self._link.post("/update_weights_from_disk", body, timeout_s)
+        if not isinstance(response, dict) or "success" not in response:
+            raise self._link.out_of_protocol("/update_weights_from_disk", response)
+        if not response["success"]:
+            raise Refused(f"{self._link.url} cannot load the weights: {response.get('message', '')}")
 
     async def verify(self, sent: Mapping[str, Sent], timeout_s: float) -> Verified:
         from rlcli.model.weight_check.engine_weights import Verified
@@ -101,5 +110,5 @@ class SglangServer:
     async def sleep(self, timeout_s: float) -> None:
         await self._link.post("/release_memory_occupation", {}, timeout_s)
 
-    async def wake(self, what: str, timeout_s: float) -> None:
-        await self._link.post("/resume_memory_occupation", {"tags": [what]}, timeout_s)
+    async def wake(self, tag: str, timeout_s: float) -> None:
+        await self._link.post("/resume_memory_occupation", {"tags": [tag]}, timeout_s)

@@ -1,4 +1,4 @@
-"""What runs within vLLM's server: `--worker-extension-cls rlcli.rollout.servers.vllm_extension.Extension`.
+"""Extension of vLLM's server: `--worker-extension-cls rlcli.rollout.servers.vllm_extension.Extension`.
 
 vLLM adds these methods to each of its workers, and `/collective_rpc` calls them by name, with texts as arguments. They
 do what `VllmEngine` does in its own process: draw by counter, load weights, and compute the checksums of what is held.
@@ -40,9 +40,9 @@ class Extension:
             cpu_kernels.install(self.model_runner.get_model())
         self.rlcli_by_counter = by_counter
         config = self.model_config.hf_text_config
-        found = {name: getattr(config, name, None) for name in CONFIGURED}
-        found["architectures"] = self.model_config.hf_config.architectures
-        return {"configured": found, "by_counter": by_counter, "by_place": sampling.draws_by_place(self)}
+        configured = {name: getattr(config, name, None) for name in CONFIGURED}
+        configured["architectures"] = self.model_config.hf_config.architectures
+        return {"configured": configured, "by_counter": by_counter, "by_place": sampling.draws_by_place(self)}
 
     def rlcli_load(self, folder: str) -> dict[str, Any]:
         """Load all safetensors files of a folder, under checkpoint names. Returns the number of tensors, or `error`."""
@@ -61,8 +61,8 @@ class Extension:
                 self.reload_weights(weights_iterator=written.others(for_vllm(_tensors(files, loaded), kind)))
             else:
                 with Recorder(model) as recorder:
-                    given = recorder.given(_tensors(files, loaded), written.parameters, written.empty)
-                    self.reload_weights(weights_iterator=written.others(for_vllm(given, kind)))
+                    recorded = recorder.given(_tensors(files, loaded), written.parameters, written.empty)
+                    self.reload_weights(weights_iterator=written.others(for_vllm(recorded, kind)))
                 self.rlcli_layout = recorder.layout()
             if self.device.type == "cpu":
                 repack(model)
@@ -77,7 +77,9 @@ class Extension:
         from rlcli.model.weight_check.checksum import Sent
         from rlcli.model.weight_check.engine_weights import Layout, weights_of
 
-        tensors = {name: Sent(one[0], one[1], getattr(torch, one[2])) for name, one in json.loads(sent).items()}
+        tensors = {
+            name: Sent(values[0], values[1], getattr(torch, values[2])) for name, values in json.loads(sent).items()
+        }
         layout = getattr(self, "rlcli_layout", None) or Layout()
         parts = layout.parts(weights_of(self.model_runner.get_model()), tensors)
         return {"parts": [list(part) for part in parts], "untouched": layout.untouched}

@@ -30,7 +30,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process group of the server."""
+        """Id of the process group of the server."""
         return self._process.pid
 
     @property
@@ -39,7 +39,7 @@ class ServerProcess:
         return self._process.poll()
 
     def end(self) -> None:
-        """Harmless when repeated."""
+        """End the server. Idempotent."""
         end_group(self._process)
 
     def tail(self) -> str:

@@ -86,28 +86,37 @@ class VllmServer:
             "sampling_params": params,
             "cache_salt": ask.salt,
         }
-        found = await self._link.post(GENERATE, body, timeout_s)
+        response = await self._link.post(GENERATE, body, timeout_s)
         try:
-            choice = found["choices"][0]
+            choice = response["choices"][0]
             ids = choice.get("token_ids")
             content = (choice.get("logprobs") or {}).get("content")
-            log_probs = None if content is None else [one["logprob"] for one in content]
+            log_probs = None if content is None else [entry["logprob"] for entry in content]
             reason = choice.get("finish_reason")
-            details = (found.get("usage") or {}).get("prompt_tokens_details") or {}
-            listed = found.get("prompt_logprobs") if ask.prompt_log_probs else None
-            asked = [listed[n][str(ask.tokens[n])]["logprob"] for n in range(1, len(ask.tokens))] if listed else []
+            details = (response.get("usage") or {}).get("prompt_tokens_details") or {}
+            listed = response.get("prompt_logprobs") if ask.prompt_log_probs else None
+            prompt_log_probs = (
+                [listed[n][str(ask.tokens[n])]["logprob"] for n in range(1, len(ask.tokens))] if listed else []
+            )
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise self._link.out_of_protocol(GENERATE, json.dumps(found)) from None
+            raise self._link.out_of_protocol(GENERATE, json.dumps(response)) from None
         if reason == "abort" and ids is None:
             ids, log_probs = [], []
-        more: dict[str, Any] = {"cached": int(details.get("cached_tokens") or 0), "prompt_log_probs": asked}
-        reason = None if reason == "abort" else reason
-        given = ids, log_probs if ids else [], reason
-        return checked_answer(self._link, GENERATE, ask, self._config.get_text_config().vocab_size, *given, **more)
+        return checked_answer(
+            self._link,
+            GENERATE,
+            ask,
+            self._config.get_text_config().vocab_size,
+            ids,
+            log_probs if ids else [],
+            None if reason == "abort" else reason,
+            cached=int(details.get("cached_tokens") or 0),
+            prompt_log_probs=prompt_log_probs,
+        )
 
     async def abort(self, names: Sequence[str], timeout_s: float) -> None:
-        known = [f"generate-tokens-{name}" for name in names]  # as the server calls them
-        await self._link.post("/abort_requests", {"request_ids": known}, timeout_s)
+        server_names = [f"generate-tokens-{name}" for name in names]  # as the server calls them
+        await self._link.post("/abort_requests", {"request_ids": server_names}, timeout_s)
 
     async def alive(self, timeout_s: float) -> None:
         if (status := await self._link.status("/health", timeout_s)) != 200:
@@ -121,18 +130,21 @@ class VllmServer:
     async def verify(self, sent: Mapping[str, Sent], timeout_s: float) -> Verified:
         from rlcli.model.weight_check.engine_weights import Part, compare
 
-        told = {name: [one.checksum, one.numel, str(one.dtype).removeprefix("torch.")] for name, one in sent.items()}
-        ranks = await self._call("rlcli_parts", timeout_s, json.dumps(told))
-        parts = [[Part(name, _tuple(place), *rest) for name, place, *rest in rank["parts"]] for rank in ranks]
-        found = compare(sent, parts)
+        arguments = {
+            name: [tensor.checksum, tensor.numel, str(tensor.dtype).removeprefix("torch.")]
+            for name, tensor in sent.items()
+        }
+        ranks = await self._call("rlcli_parts", timeout_s, json.dumps(arguments))
+        parts = [[Part(name, _tuple(region), *rest) for name, region, *rest in rank["parts"]] for rank in ranks]
+        result = compare(sent, parts)
         untouched = sorted({name for rank in ranks for name in rank["untouched"]})
-        return found._replace(differences=[*found.differences, *(f"{name} was not sent" for name in untouched)])
+        return result._replace(differences=[*result.differences, *(f"{name} was not sent" for name in untouched)])
 
     async def sleep(self, timeout_s: float) -> None:
         await self._link.post(f"/sleep?level={2 if self._spec.weights_follow else 1}", {}, timeout_s)
 
-    async def wake(self, what: str, timeout_s: float) -> None:
-        await self._link.post(f"/wake_up?tags={what}", {}, timeout_s)
+    async def wake(self, tag: str, timeout_s: float) -> None:
+        await self._link.post(f"/wake_up?tags={tag}", {}, timeout_s)
 
     def _seed(self, ask: Ask) -> dict[str, Any]:
         """As `VllmEngine` draws, so that a response is the same on any server."""
@@ -144,7 +156,7 @@ class VllmServer:
 
     @cached_property
     def _config(self) -> Any:
-        """Of the run's model."""
+        """Config of the run's model."""
         from rlcli.model.io.model_config import read_config
 
         return read_config(self._spec.model)
@@ -162,13 +174,13 @@ class VllmServer:
 
     async def _call(self, method: str, timeout_s: float, *args: str) -> list[Any]:
         """Call a method in all its workers."""
-        found = await self._link.post("/collective_rpc", {"method": method, "args": list(args)}, timeout_s)
+        response = await self._link.post("/collective_rpc", {"method": method, "args": list(args)}, timeout_s)
         try:
-            ranks = found["results"]
+            ranks = response["results"]
             if not all(isinstance(rank, dict) for rank in ranks) or not ranks:
                 raise TypeError
         except (KeyError, TypeError):
-            raise self._link.out_of_protocol("/collective_rpc", found) from None
+            raise self._link.out_of_protocol("/collective_rpc", response) from None
         return list(ranks)
 
 

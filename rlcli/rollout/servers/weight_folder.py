@@ -27,15 +27,15 @@ def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     so that each is copied. Raises `RunFailed` if it cannot be written."""
     try:
         folder.mkdir(parents=True)
-        files, size, kept = 0, 0, dict[str, "Tensor"]()
+        files, size, tensors = 0, 0, dict[str, "Tensor"]()
         for name, tensor in weights:
-            if kept and size + tensor.nbytes > FILE_BYTES:
-                _write(folder, files, kept)
-                files, size, kept = files + 1, 0, {}
-            kept[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            if tensors and size + tensor.nbytes > FILE_BYTES:
+                _write(folder, files, tensors)
+                files, size, tensors = files + 1, 0, {}
+            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
             size += tensor.nbytes
-        if kept:
-            _write(folder, files, kept)
+        if tensors:
+            _write(folder, files, tensors)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise RunFailed(

@@ -1,4 +1,4 @@
-"""What vLLM is started with: its engine's arguments, its server's, and its environment variables, by `EngineSpec`.
+"""Arguments of vLLM's engine and server, and its environment variables, from an `EngineSpec`.
 
 Nothing here starts an engine or touches a device, so that tests can resolve these arguments against any release.
 """
@@ -111,7 +111,7 @@ def environment_variables(spec: EngineSpec) -> dict[str, str]:
 
 
 def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Those of an engine in the worker's process and of a server."""
+    """Arguments of both an engine in the worker's process and a server."""
     return {
         "model": spec.model,
         "dtype": spec.dtype,
@@ -146,13 +146,13 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
     """Ray shows each worker only its own GPU. vLLM's all-reduces that write into each other's memory look for the
     others' GPUs among those that this process sees, and fail: NCCL is used instead. So does the pass of its compiler
     that fuses an all-reduce with the norm after it, which is on by default on Hopper and Blackwell."""
-    alone = spec.tensor_parallel == 1
+    single_gpu = spec.tensor_parallel == 1
     return {
         "enable_sleep_mode": spec.sleep != "none",
         **({"enable_return_routed_experts": True} if spec.routes else {}),
         "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent * (1 + spec.speculate)),
-        "disable_custom_all_reduce": not alone,
-        **({} if alone else {"compilation_config": {"pass_config": {"fuse_allreduce_rms": False}}}),
+        "disable_custom_all_reduce": not single_gpu,
+        **({} if single_gpu else {"compilation_config": {"pass_config": {"fuse_allreduce_rms": False}}}),
         **({} if spec.quantization else expert_kernels.ARGUMENTS),
         "gpu_memory_utilization": spec.gpu_memory_utilization if spec.kv_cache_bytes is None else NO_SHARE,
     }

@@ -104,8 +104,8 @@ class VllmEngine:
         import vllm
 
         runner = "second" if self._by_place else "first"
-        drawn = "with rlcli's draws" if self._by_counter else "with its own draws"
-        return f"vLLM {vllm.__version__}, {runner} model runner, {drawn}"
+        sampler = "with rlcli's draws" if self._by_counter else "with its own draws"
+        return f"vLLM {vllm.__version__}, {runner} model runner, {sampler}"
 
     def _install_on_cpu(self) -> None:
         self._llm.apply_model(cpu_kernels.install)
@@ -150,7 +150,11 @@ class VllmEngine:
     def add(self, request: GenerationRequest) -> None:
         import numpy as np
 
-        tokens = request.prompt if request.begun is None else np.concatenate([request.prompt, request.begun])
+        tokens = (
+            request.prompt
+            if request.response_prefix is None
+            else np.concatenate([request.prompt, request.response_prefix])
+        )
         self._keys[self._add(tokens, self._params(request), request.pictures)] = request.key
 
     def step(self) -> list[Generation]:
@@ -227,8 +231,8 @@ class VllmEngine:
 
         # Factors of all experts of a layer are in one tensor, as peft holds them.
         fused = {"is_3d_lora_weight": True} if self.spec.lora_experts else {}
-        named = partial(LoRARequest, "policy", ADAPTER_ID, folder, **fused)
-        request = named(load_inplace=True)
+        adapter = partial(LoRARequest, "policy", ADAPTER_ID, folder, **fused)
+        request = adapter(load_inplace=True)
         if self._layout is not None:
             self._engine.add_lora(request)
         else:
@@ -236,7 +240,7 @@ class VllmEngine:
                 self._engine.add_lora(request)
             self._layout = recorder.layout()
         # Requests name the loaded adapter; load_inplace would read it again for each of them.
-        self._adapter = named()
+        self._adapter = adapter()
         self._forget_prefixes()
 
     def _forget_prefixes(self) -> None:
@@ -265,7 +269,7 @@ class VllmEngine:
         if self.spec.lora_rank:
             slots = adapter_slots(model.lora_manager)
             parts = layout.parts(lambda owner, shape: [slots[owner]], sent)
-            base = {name: one for name, one in sent.items() if not name.startswith(PEFT_PREFIX)}
+            base = {name: tensor for name, tensor in sent.items() if not name.startswith(PEFT_PREFIX)}
             if base:
                 parts += base_parts(self._bases, held, base)
         else:
@@ -274,8 +278,10 @@ class VllmEngine:
         group = get_tp_group()
         ranks: list[Any] = [None] * group.world_size
         dist.all_gather_object(ranks, parts, group=group.cpu_group)
-        found = compare(sent, ranks)
-        return found._replace(differences=[*found.differences, *(f"{name} was not sent" for name in layout.untouched)])
+        result = compare(sent, ranks)
+        return result._replace(
+            differences=[*result.differences, *(f"{name} was not sent" for name in layout.untouched)]
+        )
 
     def cached_tokens(self, prompt: Any) -> int:
         if self._engine.is_sleeping():
@@ -322,13 +328,13 @@ class VllmEngine:
         (model,) = self._llm.apply_model(_itself)
         return model
 
-    def _wake(self, what: str) -> None:
+    def _wake(self, tag: str) -> None:
         if self.spec.device == "cuda" and self._engine.is_sleeping():
             import torch
 
             # Memory that torch's cache keeps from the trainer's tensors could not be mapped by the engine.
             torch.accelerator.empty_cache()
-            self._llm.wake_up(tags=[what])
+            self._llm.wake_up(tags=[tag])
 
     def _block(self, prompt: Any) -> Any:
         """A prompt of one block of the prefix cache, `prompt` repeated, and the token that is computed."""
@@ -349,18 +355,20 @@ class VllmEngine:
             self._early += self._sorted_out(self._engine.step(), outputs)
         return [outputs[name] for name in names]
 
-    def _sorted_out(self, found: Sequence[Any], others: dict[str, Any]) -> list[Generation]:
+    def _sorted_out(self, outputs: Sequence[Any], others: dict[str, Any]) -> list[Generation]:
         """The finished responses among vLLM's outputs. others: receives finished outputs of other requests, by name."""
-        finished = [output for output in found if output.finished]
+        finished = [output for output in outputs if output.finished]
         others |= {output.request_id: output for output in finished if output.request_id not in self._keys}
         ours = [output for output in finished if output.request_id in self._keys]
-        found = [self._generation(one.request_id, len(one.prompt_token_ids), one.outputs[0]) for one in ours]
+        outputs = [
+            self._generation(output.request_id, len(output.prompt_token_ids), output.outputs[0]) for output in ours
+        ]
         for output in ours:
             del self._keys[output.request_id]
-        return found
+        return outputs
 
     def _generation(self, name: str, prompt: int, output: Any, routes_so_far: Sequence[Any] = ()) -> Generation:
-        """vLLM's output of a response to so many tokens; without a finish reason if it has none. routes_so_far: of one
+        """Convert vLLM's output for a prompt of `prompt` tokens. routes_so_far: of one
         that is not finished, in parts."""
         import numpy as np
 
@@ -400,12 +408,14 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        begun, sampling = 0 if request.begun is None else len(request.begun), self._sampling
+        prefix_length, sampling = 0 if request.response_prefix is None else len(request.response_prefix), self._sampling
         seed: dict[str, Any] = {"extra_args": {own_sampling.SEED: request.seed}}
         if not self._by_counter:
             seed = {"seed": request.seed}
-            if begun and not self._by_place:  # A generator would restart: the continuation gets a separate stream.
-                seed = {"seed": int(own_sampling.draw_keys(np.array([request.seed]), np.array([begun]))[0])}
+            if (
+                prefix_length and not self._by_place
+            ):  # A generator would restart: the continuation gets a separate stream.
+                seed = {"seed": int(own_sampling.draw_keys(np.array([request.seed]), np.array([prefix_length]))[0])}
         return SamplingParams(
             temperature=0.0 if request.greedy else sampling.temperature,
             top_p=sampling.top_p,

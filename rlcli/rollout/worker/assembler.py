@@ -1,4 +1,4 @@
-"""From finished trajectories to verified samples, whatever the source of their tokens."""
+"""Assembly of verified samples from finished trajectories, for any source of tokens."""
 
 from __future__ import annotations
 
@@ -13,75 +13,78 @@ from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutBat
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held
+from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.errors import RunFailed
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.rollout_call import RolloutCall
-from rlcli.rollout.worker.pending_samples import PendingSample, Saver, awaited, pending
+from rlcli.rollout.worker.pending_samples import PendingSample, Saver, pending_sample, wait_for_verdict
 from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.rollout.worker.verdicts import GroupVerdicts, Verification
 from rlcli.types import UNVERIFIED, Sample
 
 
 class Save(Protocol):
-    """Writes a saver's samples. wait: until they are on disk."""
+    """Writes a saver's samples. wait: return once they are on disk."""
 
     def __call__(self, saver: Saver, *, wait: bool) -> None: ...
 
 
 class SampleAssembler:
-    """Has finished trajectories verified, and reports samples with their verdicts and tokens.
+    """Submits finished trajectories to verification, and reports samples with their verdicts and tokens.
 
-    A sample is, in this order: finished (`add`), pending (it waits for its verdict), reported (`report`). An aborted
-    one is reported with its tokens so far (`add_partial`).
+    States of a sample: finished (`add`) → pending (waits for its verdict) → reported (`report`). An aborted sample is
+    reported with its tokens so far (`add_partial`).
     """
 
     def __init__(self, verification: Verification | None, rank: int, call: RolloutCall, save: Save) -> None:
         self.call = call
         """Arguments of the current round or slice."""
         self.verdicts = GroupVerdicts(verification)
+        """Verdicts by group."""
         self.saver = Saver(call.save_as, rank, call.step, call.truncated)
         """Writes the samples as text."""
         self.shard: SampleShard | None = None
         """Tokens of the last report."""
         self._rank, self._save = rank, save
-        self._finished: list[tuple[SampleRequest, Trajectory, Future[Scored], Held | None]] = []
+        self._finished: list[tuple[SampleRequest, Trajectory, Future[Scored], FinishedConversation | None]] = []
         self._pending: list[PendingSample] = []
         self._partial: list[PartialRollout] = []
         self._builder = ShardBuilder()
         self._greedy: dict[int, Future[Scored]] = {}
-        self._cut_baselines: set[int] = set()  # prompts whose greedy response was cut off, so that its reward is 0
+        self._truncated_baselines: set[int] = set()  # prompts whose greedy response was truncated: its reward is 0
         self._unreported = 0
 
     def begin(self, task: PromptTask) -> None:
-        """Samples of a group will come."""
+        """Register a group whose samples will follow."""
         self.verdicts.begin(task)
 
-    def add(self, request: SampleRequest, whole: Trajectory, held: Held | None = None) -> None:
-        """Have a finished sample verified. held: its conversation, if it was one."""
+    def add(
+        self, request: SampleRequest, trajectory: Trajectory, conversation: FinishedConversation | None = None
+    ) -> None:
+        """Submit a finished sample to verification. conversation: of a sample with an environment."""
         task, sample = request.task, request.sample
         self._unreported += 1
-        scored = self.verdicts.add(task, sample, whole, held, request.step)
+        scored = self.verdicts.add(task, sample, trajectory, conversation, request.step)
         if task.greedy and request.is_greedy:
             self._greedy[task.prompt] = scored
-            if whole.stop_reason == "length" and self.call.truncated == "zero_reward":
-                self._cut_baselines.add(task.prompt)
+            if trajectory.stop_reason == "length" and self.call.truncated == "zero_reward":
+                self._truncated_baselines.add(task.prompt)
         else:
-            self._finished.append((request, whole, scored, held))
+            self._finished.append((request, trajectory, scored, conversation))
 
     def add_compared(self) -> None:
-        """Report the finished responses that wait for others of their group as partial ones."""
-        for one in self.verdicts.waiting:
-            self.add_partial(one.task, one.sample, one.whole)
+        """Report the finished responses that wait for the rest of their group as partial ones."""
+        for response in self.verdicts.waiting:
+            self.add_partial(response.task, response.sample, response.trajectory)
 
-    def add_partial(self, task: PromptTask, sample: int, whole: Trajectory) -> None:
-        """Report the tokens so far of a response."""
-        row, version = self._builder.add(whole), whole.versions[0]
+    def add_partial(self, task: PromptTask, sample: int, trajectory: Trajectory) -> None:
+        """Report a response's tokens so far."""
+        row, version = self._builder.add(trajectory), trajectory.versions[0]
         assert version is not None, "the engine's version is known"
-        self._partial.append(PartialRollout(task.prompt, sample, self._rank, row, whole.drawn_tokens, version))
+        self._partial.append(PartialRollout(task.prompt, sample, self._rank, row, trajectory.drawn_tokens, version))
 
     def resume(self, call: RolloutCall) -> None:
-        """The next slice begins. Its samples go to another file, if the call names one."""
+        """Start the next slice. Its samples go to another file, if the call names one."""
         self.verdicts.newly_verified()
         if call.save_as != self.call.save_as:
             self._save(self.saver, wait=False)
@@ -89,58 +92,59 @@ class SampleAssembler:
         self.call = call
 
     def await_verdicts(self, seconds: float) -> None:
-        """Wait at most `seconds` for the verdicts on what is generated."""
+        """Wait at most `seconds` for the verdicts of finished samples."""
         self._collect()
         wait([item.scored for item in self._pending], max(0.0, seconds))
         progress()
 
     def progress(self) -> Progress:
-        """The progress to report now."""
+        """Progress since the last call; saves samples whose verdicts have arrived."""
         finished, self._unreported = self._unreported, 0
         self._collect()
         self.saver.save_finished()
         return Progress(finished)
 
     def report(self, *, settled: bool = False) -> RolloutBatch:
-        """What is complete and not reported yet. Waits for its verdicts, unless the slice is one of seconds. settled:
-        wait all the same. What waits to be compared is complete with its group."""
+        """Report the complete samples that were not reported yet. Waits for their verdicts, unless the slice is limited
+        in seconds. settled: wait in any case. Samples that wait for comparison are complete with their group."""
         self._collect()
         slice = self.call.slice
         waits = settled or slice is None or slice.seconds is None
-        compared = {id(one.scored) for one in self.verdicts.waiting}
+        waiting = {id(response.scored) for response in self.verdicts.waiting}
 
-        def is_due(scored: Future[Scored]) -> bool:
-            return id(scored) not in compared and (waits or scored.done())
+        def is_reportable(scored: Future[Scored]) -> bool:
+            return id(scored) not in waiting and (waits or scored.done())
 
-        due, later = list[PendingSample](), list[PendingSample]()
+        complete, pending = list[PendingSample](), list[PendingSample]()
         for item in self._pending:
-            (due if is_due(item.scored) else later).append(item)
-        self._pending = later
-        rows = [self._builder.add(item.whole) if item.whole is not None else 0 for item in due]
-        due = [replace(item, sample=replace(item.sample, saved_step=self.call.step)) for item in due]
-        self.saver.add(due)
-        samples = self._verified(due, rows)
-        greedy = [prompt for prompt, scored in self._greedy.items() if is_due(scored)]
-        baselines = {prompt: awaited(self._greedy.pop(prompt)).verdict for prompt in greedy}
-        baselines |= {p: replace(verdict, score=0.0) for p, verdict in baselines.items() if p in self._cut_baselines}
+            (complete if is_reportable(item.scored) else pending).append(item)
+        self._pending = pending
+        rows = [self._builder.add(item.trajectory) if item.trajectory is not None else 0 for item in complete]
+        complete = [replace(item, sample=replace(item.sample, saved_step=self.call.step)) for item in complete]
+        self.saver.add(complete)
+        samples = self._verified(complete, rows)
+        greedy = [prompt for prompt, scored in self._greedy.items() if is_reportable(scored)]
+        baselines = {prompt: wait_for_verdict(self._greedy.pop(prompt)).verdict for prompt in greedy}
+        truncated = baselines.keys() & self._truncated_baselines
+        baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in truncated}
         partial, self._partial = self._partial, []
-        self.shard = self._builder.build() if self.call.keep_tokens and (due or partial) else None
+        self.shard = self._builder.build() if self.call.keep_tokens and (complete or partial) else None
         self._builder = ShardBuilder()
         return RolloutBatch(samples, baselines=baselines, partial=partial)
 
     def _collect(self) -> None:
-        """Take the counts of what has finished: between the engine's steps that would cost time."""
-        for request, whole, scored, held in self._finished:
-            item = pending(
+        """Turn finished samples into pending ones. Done in batches: between two engine steps it would cost time."""
+        for request, trajectory, scored, conversation in self._finished:
+            item = pending_sample(
                 request.task,
                 request.sample,
-                whole,
+                trajectory,
                 scored,
                 shard=self._rank,
                 seed=request.seed,
                 keep_tokens=self.call.keep_tokens,
                 saved_group=self.call.first_group + request.task.prompt,
-                held=held,
+                conversation=conversation,
                 keep_copies=self.saver.keeps_copies,
             )
             self._pending.append(item)
@@ -148,20 +152,21 @@ class SampleAssembler:
         self._finished.clear()
 
     def _verified(self, items: Sequence[PendingSample], rows: Sequence[int]) -> Samples:
-        """With their verdicts. What may stop the run is on disk before it stops: its workers are killed then."""
-        is_sure = False
+        """The samples with their verdicts. Samples that may stop the run are on disk when this returns: once it stops,
+        its workers are killed."""
+        all_verified = False
         try:
             samples = Samples.of(_sample_of(item, row) for item, row in zip(items, rows, strict=True))
-            is_sure = self.call.keep_tokens and not samples.is_(*UNVERIFIED).any()
+            all_verified = self.call.keep_tokens and not samples.is_(*UNVERIFIED).any()
             return samples
         finally:
-            if not is_sure or self.call.slice is None:
-                self._save(self.saver, wait=not is_sure)
+            if not all_verified or self.call.slice is None:
+                self._save(self.saver, wait=not all_verified)
 
 
 def _sample_of(item: PendingSample, row: int) -> Sample:
-    """Waits for its verdict. Raises RunFailed if that is of another response."""
-    _, verdict, checksum = awaited(item.scored)
+    """The sample with its verdict, once that arrives. Raises RunFailed if the verdict is on another response."""
+    _, verdict, checksum = wait_for_verdict(item.scored)
     if checksum not in (0, item.checksum):
         raise RunFailed(
             f"sample {item.sample.sample} of {item.source.id} has the verdict on another response",

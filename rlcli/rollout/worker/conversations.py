@@ -1,4 +1,4 @@
-"""The conversations of one round: a turn goes to its environment, and the answer is the engine's next request."""
+"""Conversations of one round: a turn goes to its environment, whose answer becomes the engine's next request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,237 +17,275 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation
 from rlcli.environments.environment import Cause, EnvironmentFailed, Failure, Opening, Reply
 from rlcli.environments.environment_pool import Environments, row_of
-from rlcli.environments.finished_conversation import Held, Turn
-from rlcli.environments.image_sessions import SeeingSession
+from rlcli.environments.finished_conversation import EnvironmentReport, FinishedConversation, RequestFields, Turn
+from rlcli.environments.image_sessions import ImageSession
 from rlcli.errors import ModelError
 from rlcli.types import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from rlcli.rollout.in_flight import Drawn
+    from rlcli.rollout.in_flight import RequestOutput
 
 TRIES = 2
-"""How often a sample's conversation is begun if its environment fails."""
+"""Maximum number of tries of a sample's conversation if its environment fails."""
 LOSSES = 50
-"""How often it is lost with its process for another one's sake, or for none that is known, before it is given up: that
-costs none of its tries, but has to end where processes die by themselves."""
+"""Maximum number of conversations of a sample that are lost with their process because of another session or an unknown
+cause. They do not count as tries, but the sample is given up at last if processes keep dying."""
+
+Answer: TypeAlias = "Future[Opening] | Future[Reply]"
+"""Future of an environment's answer to `reset` or `step`."""
 
 
 @dataclass
-class _Talk:
+class ConversationState:
+    """State of one sample's conversation."""
+
     task: PromptTask
-    session: SeeingSession
-    record: Trajectory | None = None
-    """What an earlier round drew, and the answers to it: set until all of it has been said again."""
+    """Its group."""
+    session: ImageSession
+    """Session of its environment."""
+    replay: Trajectory | None = None
+    """Trajectory of an earlier round, until all its turns are replayed."""
     conversation: Conversation | None = None
+    """The conversation, once the environment has answered `reset`."""
     failures: int = 0
-    """Tries that have failed by themselves."""
+    """Tries that failed because of this session."""
     losses: int = 0
     """Tries that were lost with their process."""
     alone: bool = False
-    """Whether its environment's process works at one call at a time, because it may have ended one."""
+    """Whether its environment's process works at one call at a time, because this session may have ended one."""
 
 
 @dataclass
 class _Group:
-    """The samples of a prompt that converse. prompt, state: of the first one that was opened: its prompt, and what
-    `state_of` says of it."""
+    """Open conversations of a prompt, which must start equally."""
 
-    talks: int = 0
+    conversations: int = 0
+    """Number of open conversations."""
     prompt: Trajectory | None = None
-    state: int = 0
+    """Prompt of the first one that was opened."""
+    state_hash: int = 0
+    """`state_of` the messages of that prompt."""
 
 
 class Conversations:
-    """On the rank that leads an engine: `open` one for each sample; `poll` returns what follows the environments'
-    answers; `drew` sends a turn to its environment. version: of the weights that the engine has now. ordered: `poll`
-    waits for all answers, so that what the engine computes together does not depend on how long environments take.
-    waiting: conversations whose environment has not answered.
+    """Conversations of one round, on the rank that leads an engine: `open` one for each sample; `add_turn` sends a turn
+    to its environment; `poll` returns what follows from the environments' answers.
 
-    What a round breaks off, a later one goes on with: a new session hears the recorded turns again. Where it answers
-    something else than before, the conversation is drawn anew; redrawn: how many were.
+    A later round resumes interrupted conversations: the recorded turns are replayed to a new session. If it answers
+    differently, the replay has diverged, and the conversation is generated from the start.
     """
 
     def __init__(self, environments: Environments, version: int, *, ordered: bool = False) -> None:
-        self.waiting, self.redrawn, self._ordered = 0, 0, ordered
-        self._environments, self.version = environments, version
-        self._talks: dict[int, _Talk] = {}
+        self.version = version
+        """Policy version of the engine."""
+        self.waiting = 0
+        """Conversations whose environment has not answered."""
+        self.replay_diverged = 0
+        """Conversations whose replay diverged."""
+        self._ordered = ordered  # `poll` waits for all answers: batches do not depend on the speed of environments
+        self._environments = environments
+        self._states: dict[int, ConversationState] = {}
         self._replaying = False
         self._groups: dict[int, _Group] = {}
-        self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 
     @property
     def replaying(self) -> bool:
-        """Whether an environment hears again what an earlier round drew, or has not answered to the last of it."""
-        said = all(talk.record is None for talk in self._talks.values())
-        self._replaying = self._replaying and not (said and not self.waiting)
+        """Whether recorded turns are being replayed, or the answer to the last one has not arrived."""
+        replayed = all(state.replay is None for state in self._states.values())
+        self._replaying = self._replaying and not (replayed and not self.waiting)
         return self._replaying
 
     def room(self, slots: int) -> int:
-        """How many more to open on an engine of so many slots: those that wait leave theirs to as many others."""
-        return 2 * slots - len(self._talks)
+        """Number of conversations to open now, on an engine with this many slots: for each one in a slot, another may
+        wait for its environment."""
+        return 2 * slots - len(self._states)
 
-    def open(self, key: int, task: PromptTask, record: Trajectory | None = None) -> None:
-        """Begin the conversation of the sample `key`, or go on with what `so_far` returned of it."""
-        self._talks[key] = _Talk(task, self._environments.session(task.source), record)
-        self._groups.setdefault(task.prompt, _Group()).talks += 1
-        self._replaying = self._replaying or record is not None
+    def open(self, key: int, task: PromptTask, replay: Trajectory | None = None) -> None:
+        """Start the conversation of the sample `key`, or resume it from the trajectory that `so_far` returned."""
+        self._states[key] = ConversationState(task, self._environments.session(task.source), replay)
+        self._groups.setdefault(task.prompt, _Group()).conversations += 1
+        self._replaying = self._replaying or replay is not None
         self._reset(key)
 
-    def drew(self, key: int, drawn: Drawn) -> None:
-        """Take a turn from the engine."""
-        talk = self._talks[key]
-        conversation = talk.conversation
+    def add_turn(self, key: int, output: RequestOutput) -> None:
+        """Send a turn of the engine to its environment."""
+        state = self._states[key]
+        conversation = state.conversation
         assert conversation is not None, "the environment has not opened it"
-        whole = drawn.after(conversation.trajectory)
-        message = conversation.drew(whole, self._environments.text(whole.last_turn.tolist()))
-        self._expect(key, talk.session.step(message))
+        trajectory = output.appended_to(conversation.trajectory)
+        message = conversation.add_turn(trajectory, self._environments.text(trajectory.last_turn.tolist()))
+        self._await_answer(key, state.session.step(message))
 
-    def poll(self) -> list[Turn | Held]:
-        """What follows the answers that have come since the last call."""
-        answers: list[tuple[int, Future[Any]]] = []
+    def poll(self) -> list[Turn | FinishedConversation]:
+        """Turns to generate and finished conversations, from the answers since the last call."""
+        answers: list[tuple[int, Answer]] = []
         with contextlib.suppress(queue.Empty):
             while not self._ordered or len(answers) < self.waiting:
                 answers.append(self._answers.get(block=self._ordered))
         self.waiting -= len(answers)
-        return [one for key, answer in sorted(answers, key=itemgetter(0)) for one in self._answered(key, answer)]
+        events: list[Turn | FinishedConversation] = []
+        for key, answer in sorted(answers, key=itemgetter(0)):
+            events += self._handle_answer(key, answer)
+        return events
 
-    def so_far(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[int, Trajectory]]:
-        """The key and the trajectory so far of each conversation in which the policy has spoken. drawn: of the turns
-        that the engine has not finished."""
-        for key, talk in self._talks.items():
-            whole = talk.record
-            if whole is None and talk.conversation is not None:
-                whole = talk.conversation.trajectory
-                if key in drawn and len(drawn[key].tokens):
-                    whole = drawn[key].after(whole)
-            if whole is not None and whole.drawn_tokens:
-                yield key, whole
+    def so_far(self, outputs: Mapping[int, RequestOutput]) -> Iterator[tuple[int, Trajectory]]:
+        """Key and trajectory so far of each conversation with tokens of the policy. outputs: of the turns that the
+        engine has not finished."""
+        for key, state in self._states.items():
+            trajectory = state.replay
+            if trajectory is None and state.conversation is not None:
+                trajectory = state.conversation.trajectory
+                if key in outputs and len(outputs[key].tokens):
+                    trajectory = outputs[key].appended_to(trajectory)
+            if trajectory is not None and trajectory.drawn_tokens:
+                yield key, trajectory
 
     def close(self) -> None:
         """End all conversations."""
-        for talk in self._talks.values():
-            talk.session.close()
-        self._talks.clear()
+        for state in self._states.values():
+            state.session.close()
+        self._states.clear()
         self._groups.clear()
 
     def _reset(self, key: int) -> None:
-        talk = self._talks[key]
-        self._expect(key, talk.session.reset(row_of(talk.task.source), row_seed(talk.task.source.id)))
+        state = self._states[key]
+        self._await_answer(key, state.session.reset(row_of(state.task.source), row_seed(state.task.source.id)))
 
-    def _expect(self, key: int, answer: Future[Any]) -> None:
+    def _await_answer(self, key: int, answer: Answer) -> None:
         self.waiting += 1
-        answer.add_done_callback(lambda done: self._answers.put((key, done)))
+        answer.add_done_callback(lambda done: self._answers.put((key, answer)))
 
-    def _answered(self, key: int, answer: Future[Any]) -> list[Turn | Held]:
-        talk = self._talks[key]
+    def _handle_answer(self, key: int, answer: Answer) -> list[Turn | FinishedConversation]:
+        state = self._states[key]
         try:
-            conversation = self._taken(talk, answer.result())
+            conversation = self._apply(state, answer.result())
         except EnvironmentFailed as error:
-            return self._failed(key, error)
-        if talk.record is not None:
-            return self._replayed(key, conversation, talk.record)
+            return self._retry_or_give_up(key, error)
+        if state.replay is not None:
+            return self._replay_turn(key, conversation, state.replay)
         if conversation.ended:
-            return [self._over(key, conversation)]
-        whole = conversation.trajectory
-        return [Turn(key, whole.branch, conversation.room, whole.turns, pictures=whole.branch_pictures)]
+            return [self._finish(key, conversation)]
+        trajectory = conversation.trajectory
+        return [Turn(key, trajectory.branch, conversation.room, trajectory.turns, pictures=trajectory.branch_pictures)]
 
-    def _replayed(self, key: int, conversation: Conversation, record: Trajectory) -> list[Turn | Held]:
-        """Say the next recorded turn again. After the last one, the policy goes on."""
-        talk, now = self._talks[key], conversation.trajectory
-        count, number = len(now.tokens), now.turns
-        same = (record.tokens[:count] == now.tokens).all() if count <= len(record.tokens) else False
-        same = same and _same_pictures(record.pictures[: len(now.pictures)], now.pictures)
-        if conversation.ended or not same or (record.drawn[:count] != now.drawn).any():
-            talk.session.close()
-            self._again(key)
+    def _replay_turn(
+        self, key: int, conversation: Conversation, recorded: Trajectory
+    ) -> list[Turn | FinishedConversation]:
+        """Replay the next recorded turn. After the last one, the engine continues."""
+        state, current = self._states[key], conversation.trajectory
+        count, number = len(current.tokens), current.turns
+        equal = count <= len(recorded.tokens) and bool((recorded.tokens[:count] == current.tokens).all())
+        equal = equal and _same_pictures(recorded.pictures[: len(current.pictures)], current.pictures)
+        if conversation.ended or not equal or (recorded.drawn[:count] != current.drawn).any():
+            state.session.close()
+            self._restart(key)
             return []
-        record = replace(record, pictures=now.pictures)  # equal ones, which the other samples share
-        said = record.until_turn(number + 1)
-        if len(said.tokens) == len(record.tokens):
-            talk.record = None
-        if said.stop_reason is not None:
-            message = conversation.drew(said, self._environments.text(said.last_turn.tolist()))
-            self._expect(key, talk.session.step(message))
+        recorded = replace(recorded, pictures=current.pictures)  # equal ones, which the other samples share
+        replayed = recorded.until_turn(number + 1)
+        if len(replayed.tokens) == len(recorded.tokens):
+            state.replay = None
+        if replayed.stop_reason is not None:
+            message = conversation.add_turn(replayed, self._environments.text(replayed.last_turn.tolist()))
+            self._await_answer(key, state.session.step(message))
             return []
-        begun = record.tokens[count:] if len(said.last_turn) else None
-        turn = Turn(key, now.branch, conversation.room, number, begun, now.branch_pictures)
-        conversation.trajectory = record
+        response_prefix = recorded.tokens[count:] if len(replayed.last_turn) else None
+        turn = Turn(key, current.branch, conversation.room, number, response_prefix, current.branch_pictures)
+        conversation.trajectory = recorded
         return [turn]
 
-    def _again(self, key: int) -> None:
-        """Begin the conversation anew, and draw all of it."""
-        talk = self._talks[key]
-        self.redrawn += talk.record is not None
-        talk.session = self._environments.session(talk.task.source, alone=talk.alone)
-        talk.conversation, talk.record = None, None
+    def _restart(self, key: int) -> None:
+        """Restart the conversation without its replay."""
+        state = self._states[key]
+        self.replay_diverged += state.replay is not None
+        state.session = self._environments.session(state.task.source, alone=state.alone)
+        state.conversation, state.replay = None, None
         self._reset(key)
 
-    def _taken(self, talk: _Talk, answer: Opening | Reply) -> Conversation:
+    def _apply(self, state: ConversationState, answer: Opening | Reply) -> Conversation:
+        """Add an environment's answer to its conversation."""
         try:
-            if talk.conversation is None:
+            if state.conversation is None:
                 assert isinstance(answer, Opening), "reset is answered first"
-                talk.conversation = self._environments.conversation(answer)
-                self._check_opening(talk.task.prompt, talk.conversation)
+                state.conversation = self._environments.conversation(answer)
+                self._check_opening(state.task.prompt, state.conversation)
             else:
                 assert isinstance(answer, Reply), "step is answered later"
-                talk.conversation.replied(answer)
+                state.conversation.add_reply(answer)
         except ModelError as error:
             raise EnvironmentFailed(Failure.PROTOCOL, f"{error.message}; {error.hint}") from error
-        return talk.conversation
+        return state.conversation
 
     def _check_opening(self, prompt: int, conversation: Conversation) -> None:
-        """The samples of a group begin alike."""
-        group, prompt_of = self._groups[prompt], conversation.trajectory
+        """Check that all samples of a group start equally."""
+        group, opening, state_hash = self._groups[prompt], conversation.trajectory, conversation.states[0]
         if group.prompt is None:
-            group.prompt, group.state = prompt_of, conversation.states[0]
-        if group.state != conversation.states[0] or not np.array_equal(group.prompt.tokens, prompt_of.tokens):
+            group.prompt, group.state_hash = opening, state_hash
+        if group.state_hash != state_hash or not np.array_equal(group.prompt.tokens, opening.tokens):
             raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
 
-    def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | Held]:
-        """Try once more from the beginning, then give the sample up. What another one caused is no try."""
-        talk = self._talks[key]
-        talk.session.close()
+    def _retry_or_give_up(self, key: int, error: EnvironmentFailed) -> list[Turn | FinishedConversation]:
+        """Restart a failed conversation, or give the sample up after its tries. A failure that another session caused
+        is not counted as a try."""
+        state = self._states[key]
+        state.session.close()
         if error.cause is Cause.OWN:
-            talk.failures += 1
+            state.failures += 1
         else:
-            talk.losses += 1
-            talk.alone = talk.alone or error.cause is Cause.UNKNOWN
-        if talk.failures < TRIES and talk.losses < LOSSES:
-            self._again(key)
+            state.losses += 1
+            state.alone = state.alone or error.cause is Cause.UNKNOWN
+        if state.failures < TRIES and state.losses < LOSSES:
+            self._restart(key)
             return []
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
-        return [self._over(key, talk.conversation, verdict)]
+        return [self._finish(key, state.conversation, verdict)]
 
-    def _over(self, key: int, conversation: Conversation | None, failure: Verdict | None = None) -> Held:
-        talk = self._talks.pop(key)
-        talk.session.close()
-        group = self._groups[talk.task.prompt]
-        group.talks -= 1
-        if not group.talks:  # what it showed may be large
-            del self._groups[talk.task.prompt]
+    def _finish(
+        self, key: int, conversation: Conversation | None, failure: Verdict | None = None
+    ) -> FinishedConversation:
+        state = self._states.pop(key)
+        state.session.close()
+        group = self._groups[state.task.prompt]
+        group.conversations -= 1
+        if not group.conversations:  # its images may be large
+            del self._groups[state.task.prompt]
         if conversation is not None and failure is None:
+            assert conversation.ended is not None, "only ended conversations are finished"
             rewards = [reward for _, reward in conversation.rewards]
-            facts = {"rewards": rewards, "ended": conversation.ended, "info": dict(conversation.info)}
-            fields = {"conversation": [dict(m) for m in conversation.messages], "environment": facts}
-            counts = conversation.calls, conversation.failed_calls
-            by_turn = tuple(rewards), tuple(conversation.states)
-            return Held(key, conversation.finished(), fields, *counts, None, *by_turn, conversation.copies)
-        # What it drew is left out of everything, so that only the prompt stays.
-        row = Trajectory.of_prompt(np.asarray(talk.task.tokens, np.int32), talk.task.pictures)
-        nothing: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        whole = (group.prompt or row).extended("policy", *nothing, self.version, "stop")
-        return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, failure)
+            report = EnvironmentReport(rewards=rewards, ended=conversation.ended, info=dict(conversation.info))
+            messages = [dict(message) for message in conversation.messages]
+            return FinishedConversation(
+                key=key,
+                trajectory=conversation.finished(),
+                fields=RequestFields(conversation=messages, environment=report),
+                tool_calls=conversation.calls,
+                failed_calls=conversation.failed_calls,
+                turn_rewards=tuple(rewards),
+                turn_states=tuple(conversation.states),
+                copies=conversation.copies,
+            )
+        # The tokens of a failed conversation are excluded everywhere: only its prompt is kept.
+        prompt = group.prompt or Trajectory.of_prompt(np.asarray(state.task.tokens, np.int32), state.task.pictures)
+        no_tokens, no_log_probs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return FinishedConversation(
+            key=key,
+            trajectory=prompt.extended("policy", no_tokens, no_log_probs, self.version, "stop"),
+            fields={"environment": {"ended": "failed"}},
+            tool_calls=0,
+            failed_calls=0,
+            failure=failure,
+        )
 
 
-def _same_pictures(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    return len(some) == len(others) and all(map(np.array_equal, some, others))
+def _same_pictures(pictures: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return len(pictures) == len(others) and all(map(np.array_equal, pictures, others))
 
 
 def row_seed(prompt_id: str) -> int:
-    """The seed that `reset` gets: always the same for a row, so that a row is the same task in every step."""
+    """The seed of `reset`. It depends on the row alone, so that a row is the same task in every step."""
     return sample_seed(0, "environment", 0, prompt_id, 0)
 
 
 def turn_seed(seed: int, number: int) -> int:
-    """The seed of a turn, from that of its sample, which is the first one's."""
+    """The seed of a turn. The first turn has that of its sample."""
     return sample_seed(seed, "turn", number, "", 0) if number else seed

@@ -1,4 +1,4 @@
-"""Generated responses that wait for their verdicts, and the files that they are written to."""
+"""Pending samples, which wait for their verdicts, and the files that samples are written to."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from rlcli.data.sample_files import LogProbSummary, PartWriter, sample_row, writ
 from rlcli.data.signature import tokens_digest
 from rlcli.data.step_images import MOST, beside, write_pictures
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held
+from rlcli.environments.environment import Message
+from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.support.files import filled_path
 from rlcli.types import ENDED, Outcome, Prompt, Sample, Verdict
 
 UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
-"""In place of the verdict of a sample that waits for it."""
+"""Placeholder for the verdict of a pending sample."""
 
 
 @dataclass(frozen=True)
@@ -40,87 +41,98 @@ class PendingSample:
     log_probs: LogProbSummary | None
     """Summary of the log-probs of its response tokens; None if there are none."""
     digest: int
-    """Digest of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept."""
+    """Digest of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if the trajectory is not kept."""
     checksum: int
-    """CRC-32 of what is verified, as in `Scored`."""
-    messages: Sequence[Mapping[str, Any]] = ()
+    """CRC-32 of the verified tokens, as in `Scored`."""
+    messages: Sequence[Message] = ()
     """Messages of a conversation."""
-    whole: Trajectory | None = None
-    """Its trajectory, if that is kept."""
+    trajectory: Trajectory | None = None
+    """Its trajectory; None in an evaluation, which does not keep it."""
     copies: Mapping[str, bytes] = field(default_factory=dict)
-    """Digest → a small copy, of the pictures that a conversation showed."""
+    """Digest → small copy, of the images that a conversation showed."""
 
 
-def sent(trajectory: Trajectory) -> bytes:
-    """The policy's last turn in the form that the scoring service takes."""
+def last_turn_bytes(trajectory: Trajectory) -> bytes:
+    """The policy's last turn, as int32 bytes for the scoring service."""
     return trajectory.last_turn.astype("int32").tobytes()
 
 
-def pending(
+def pending_sample(
     task: PromptTask,
     sample: int,
-    whole: Trajectory,
+    trajectory: Trajectory,
     scored: Future[Scored],
     *,
     shard: int,
     seed: int,
     keep_tokens: bool = True,
     saved_group: int = 0,
-    held: Held | None = None,
+    conversation: FinishedConversation | None = None,
     keep_copies: bool = False,
 ) -> PendingSample:
-    """keep_tokens: false in an evaluation, which generates more of them than fit in a worker's memory. saved_group: as
-    in `Sample`. held: of a conversation. keep_copies: of the pictures that its environment showed."""
-    assert whole.stop_reason is not None, "the response is not finished"
-    versions = [version for version in whole.versions if version is not None]
+    """Build the pending sample of a finished trajectory.
+
+    keep_tokens: false in an evaluation, whose tokens may not fit in a worker's memory. saved_group: as in `Sample`.
+    conversation: of a sample with an environment. keep_copies: keep copies of the images that the environment showed.
+    """
+    assert trajectory.stop_reason is not None, "the response is not finished"
+    versions = [version for version in trajectory.versions if version is not None]
     oldest, newest = min(versions), max(versions)
     unverified = Sample(
         prompt=task.prompt,
         sample=sample,
         shard=shard,
         row=0,
-        prompt_tokens=whole.prompt_tokens,
-        drawn_tokens=whole.drawn_tokens,
-        stop_reason=whole.stop_reason,
+        prompt_tokens=trajectory.prompt_tokens,
+        drawn_tokens=trajectory.drawn_tokens,
+        stop_reason=trajectory.stop_reason,
         verdict=UNVERIFIED,
         version=oldest,
         seed=seed,
-        context_tokens=len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens,
-        turns=whole.turns,
+        context_tokens=len(trajectory.tokens) - trajectory.prompt_tokens - trajectory.drawn_tokens,
+        turns=trajectory.turns,
         newer_by=newest - oldest,
-        version_tokens=tuple(map(whole.drawn_by, range(oldest, newest + 1))) if newest > oldest else (),
-        ended=held.ended if held else 0,
-        tool_calls=held.tool_calls if held else 0,
-        failed_calls=held.failed_calls if held else 0,
-        turn_rewards=held.turn_rewards if held else (),
-        turn_states=held.turn_states if held else (),
-        branches=len(whole.branch_starts),
+        version_tokens=tuple(map(trajectory.drawn_by, range(oldest, newest + 1))) if newest > oldest else (),
+        ended=conversation.ended if conversation else 0,
+        tool_calls=conversation.tool_calls if conversation else 0,
+        failed_calls=conversation.failed_calls if conversation else 0,
+        turn_rewards=conversation.turn_rewards if conversation else (),
+        turn_states=conversation.turn_states if conversation else (),
+        branches=len(trajectory.branch_starts),
         saved_group=saved_group,
     )
-    digest = tokens_digest(whole) if keep_tokens else 0
-    summary = LogProbSummary.of(whole.log_probs)
-    messages = held.fields.get("conversation", ()) if held else ()
-    checksum, kept = zlib.crc32(sent(whole)), whole if keep_tokens else None
-    copies = _copies(task.source, held) if held and keep_copies else {}
-    return PendingSample(task.source, unverified, scored, summary, digest, checksum, messages, kept, copies)
+    digest = tokens_digest(trajectory) if keep_tokens else 0
+    summary = LogProbSummary.of(trajectory.log_probs)
+    messages = conversation.fields.get("conversation", ()) if conversation else ()
+    return PendingSample(
+        source=task.source,
+        sample=unverified,
+        scored=scored,
+        log_probs=summary,
+        digest=digest,
+        checksum=zlib.crc32(last_turn_bytes(trajectory)),
+        messages=messages,
+        trajectory=trajectory if keep_tokens else None,
+        copies=_copies(task.source, conversation) if conversation and keep_copies else {},
+    )
 
 
-def _copies(source: Prompt, held: Held) -> Mapping[str, bytes]:
-    """Of what its environment showed beside the row's own pictures."""
-    own = frozenset(source.image_digests()) if held.copies else frozenset()
-    return {digest: copy for digest, copy in held.copies.items() if digest not in own}
+def _copies(source: Prompt, conversation: FinishedConversation) -> Mapping[str, bytes]:
+    """Copies of the images that the environment showed, without those of the row."""
+    row_images = frozenset(source.image_digests()) if conversation.copies else frozenset()
+    return {digest: copy for digest, copy in conversation.copies.items() if digest not in row_images}
 
 
-def awaited(scored: Future[Scored]) -> Scored:
-    """Wait for a verdict: each one is progress for the watchdog, however long the queue."""
-    there = scored.result()
+def wait_for_verdict(scored: Future[Scored]) -> Scored:
+    """Wait for a verdict. Each one is progress for the watchdog, however long the queue is."""
+    result = scored.result()
     progress()
-    return there
+    return result
 
 
 def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str, Any]:
-    """The row of a response, once it has a verdict."""
-    text, verdict, _ = awaited(item.scored)
+    """The row of a response in the table of samples, once it has a verdict."""
+    text, verdict, _ = wait_for_verdict(item.scored)
     sample = item.sample
     left_out = exclusion(verdict.outcome, sample.stop_reason == "length", rule) if rule else ""
     return sample_row(
@@ -144,48 +156,49 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str,
 
 
 class Saver:
-    """Writes a rollout's samples: in parts as they finish, or all at the end. rows: those not written in parts.
-    save_as, truncated: as in `RolloutCall`."""
+    """Writes a rollout's samples: in parts as they finish, or all at the end. save_as, truncated: as in
+    `RolloutCall`."""
 
     def __init__(self, save_as: str, rank: int, step: int, truncated: TruncatedRule | Literal[""] = "") -> None:
         path = filled_path(save_as, "rank", rank)
         self.rows: list[dict[str, Any]] = []
+        """Rows of the samples, unless they are written in parts."""
         self._copies: dict[str, bytes] = {}
         self._step, self._truncated = step, truncated
         in_parts = "{part}" in Path(path).name
-        self._whole = "" if in_parts else path
+        self._path = "" if in_parts else path
         self._parts = PartWriter(path, step) if in_parts else None
         self._waiting: list[PendingSample] = []
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether it writes copies of pictures: not in parts."""
-        return bool(self._whole)
+        """Whether copies of images are written: not with parts."""
+        return bool(self._path)
 
     def wait_for(self, item: PendingSample) -> None:
-        """Write it once it has a verdict, if samples are written in parts."""
+        """Queue a sample to be written once it has a verdict, if samples are written in parts."""
         if self._parts is not None:
             self._waiting.append(item)
 
     def add(self, items: Sequence[PendingSample]) -> None:
-        """Take samples that have verdicts. In parts they are written as they finish."""
+        """Queue samples that have verdicts, unless samples are written in parts."""
         if self._parts is None:
             self._waiting += items
 
     def save_finished(self) -> None:
-        """If samples are saved in parts, save those with a verdict."""
+        """Write the samples that have a verdict, if samples are written in parts."""
         if self._parts is None:
             return
-        still = []
+        waiting = []
         for item in self._waiting:
             if item.scored.done():
                 self._parts.add(_record(item, self._truncated))
             else:
-                still.append(item)
-        self._waiting = still
+                waiting.append(item)
+        self._waiting = waiting
 
     def save_rest(self) -> None:
-        """Wait for the missing verdicts, and save everything."""
+        """Wait for the missing verdicts, and write all samples."""
         items, self._waiting = self._waiting, []
         new = [_record(item, self._truncated) for item in items]
         if self._parts is not None:
@@ -194,9 +207,9 @@ class Saver:
             self._parts.flush()
             return
         self.rows += new
-        if self._whole and new:
-            write_samples(Path(self._whole), self._step, self.rows)
+        if self._path and new:
+            write_samples(Path(self._path), self._step, self.rows)
         copies = {digest: copy for item in items for digest, copy in item.copies.items() if digest not in self._copies}
         if copies and len(self._copies) < MOST:
             self._copies |= islice(copies.items(), MOST - len(self._copies))
-            write_pictures(beside(Path(self._whole)), self._copies)
+            write_pictures(beside(Path(self._path)), self._copies)

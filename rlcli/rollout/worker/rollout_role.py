@@ -1,4 +1,4 @@
-"""Generate responses on this worker's engine and verify each one as it finishes."""
+"""A worker's part in generation: responses of its engine, each verified as it finishes."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ from rlcli.rollout.worker.verdicts import Verification
 from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue, counters
 
 EXCHANGE_STEPS = 8
-"""Engine steps between two exchanges with the other engines; a number of steps, not a time, so that workers that share
-an engine exchange after the same one."""
+"""Engine steps between two exchanges with the other engines: a number of steps, not a time, so that workers that share
+an engine exchange after the same step."""
 IDLE_S = 0.005
+"""Pause while the engine has no request, and verdicts or environments are awaited."""
 
 
 class RolloutRole:
     """The engine and the verifiers of one worker.
 
     Of the ranks that share an engine (tensor parallel), the leader verifies and keeps the samples; the others generate
-    in lockstep. scorer: None on the others. thinking, stop_token_ids, grouped: see `Verification`. conversing: samples
-    are conversations with `environments`, which the leader has. ordered: see `Conversations`. sight: prepares the
-    images of a model that takes images.
+    in lockstep. thinking, stop_token_ids, grouped: see `Verification`.
     """
 
     def __init__(
@@ -59,16 +58,25 @@ class RolloutRole:
         sight: Sight | None = None,
         grouped: Collection[str] = (),
     ) -> None:
-        self.rank, self.sight = rank, sight
-        self.environments, self.conversing, self.ordered = environments, conversing, ordered
+        self.rank = rank
+        self.sight = sight
+        """Preprocesses the images of prompts, for a model that takes images."""
+        self.environments = environments
+        """Environments or agents, on the leader."""
+        self.conversing = conversing
+        """Whether samples are conversations."""
+        self.ordered = ordered
+        """Whether batches must not depend on the speed of environments."""
         self.engine = engine
         self.scorer = scorer
+        """Client of the scoring service; None on workers that do not lead."""
         self.verification = (
             Verification(scorer, thinking, frozenset(stop_token_ids), frozenset(grouped))
             if scorer is not None
             else None
         )
         self.version = 0
+        """Policy version of the engine: number of weight syncs."""
         self._saver: Saver | None = None
         self._shard: SampleShard | None = None
         self._saving = ThreadPoolExecutor(1, "samples")
@@ -80,8 +88,9 @@ class RolloutRole:
     def run(
         self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue = NO_QUEUE
     ) -> Iterator[Progress | RolloutBatch]:
-        """Yield progress regularly, and the report last. tasks: those assigned to this engine. queue: shared with other
-        engines; its groups are taken as slots become free. A call with a slice resumes what the last one left."""
+        """Generate and verify; yields progress regularly, and the report last. tasks: those assigned to this engine.
+        queue: shared with other engines; its groups are taken as slots become free. A call with a slice resumes the
+        unfinished requests of the previous one."""
         started = reported = time.monotonic()
         self.finish_saving()
         round = self._round(call)
@@ -97,13 +106,13 @@ class RolloutRole:
                 for generation in self.engine.step():
                     round.finish(generation)
             else:
-                time.sleep(IDLE_S)  # Waiting for verdicts, or for environments.
+                time.sleep(IDLE_S)
             steps += 1
             exchanges = steps % EXCHANGE_STEPS == 0 or not self.engine.unfinished
             if exchanges and (ends_early or not grant.done):
                 grant = self.engine.agree(self._grant(work_queue, round, counted=ends_early))
-                for place in grant.take:
-                    round.begin(queue.tasks[place])
+                for index in grant.take:
+                    round.begin(queue.tasks[index])
             over = self._is_over(call.slice, steps, started, exchanges)
             if time.monotonic() - reported > call.progress_s:
                 reported = time.monotonic()
@@ -124,8 +133,8 @@ class RolloutRole:
         yield replace(report, stats=stats)
 
     def save(self, saver: Saver, *, wait: bool) -> None:
-        """Save a round's samples, which all have their verdicts. wait: or do it in the background, while this worker
-        is idle or trains."""
+        """Save a round's samples, which all have their verdicts. wait: until they are on disk; else they are saved in
+        the background, while this worker is idle or trains."""
         self.finish_saving()
         self._saver, self._saved = saver, self._saving.submit(saver.save_rest)
         if wait:
@@ -138,15 +147,15 @@ class RolloutRole:
             saved.result()
 
     def pause(self, *, keep: bool = False) -> None:
-        """Before the weights change, or another generation begins: requests of streaming generation leave the engine.
-        keep: they stay there, with their keys and values."""
+        """Remove the requests of streaming generation from the engine, before the weights change or another generation
+        starts. keep: they stay there, with their KV cache."""
         if self._streaming is not None:
             self._streaming.pause(keep=keep)
             self.save(self._streaming.assembler.saver, wait=False)
 
     def interrupted(self, *, end: bool, keep: bool = False) -> RolloutBatch:
-        """All that streaming generation has: what is complete, and the tokens so far of the rest (`take_shard`). end:
-        forget it; a later task resumes from these tokens. keep: as in `pause`."""
+        """Interrupt streaming generation, and report complete samples and the tokens so far of the others
+        (`take_shard`). end: discard the requests; later tasks resume from these tokens. keep: as in `pause`."""
         round = self._streaming
         if round is None:
             return RolloutBatch(Samples.of([]), stats=RolloutStats(version=self.version))
@@ -161,14 +170,14 @@ class RolloutRole:
         return report
 
     def forget(self) -> None:
-        """Remove the requests of streaming generation from the engine, and forget them."""
+        """Remove the requests of streaming generation from the engine, and discard them."""
         if self._streaming is not None:
             self._streaming.pause()
             self._streaming.source.close()
             self._streaming = None
 
     def source(self, in_flight: InFlight, assembler: SampleAssembler) -> TokenSource:
-        """The source of a round's tokens."""
+        """Build the token source of a round."""
         engine, environments = self.engine, self.environments
         if not self.conversing:
             return SingleTurns(engine, in_flight, assembler if self.leads else None)
@@ -186,7 +195,7 @@ class RolloutRole:
         return self.scorer is not None
 
     def _round(self, call: RolloutCall) -> RolloutRound:
-        """The round that this call begins or resumes."""
+        """The round that a call starts or resumes."""
         if call.slice is None:
             self.pause()
             self.engine.begin(call.sampling)
@@ -205,8 +214,8 @@ class RolloutRole:
         return exchanges and self.engine.agree(time.monotonic() - started >= slice.seconds)
 
     def _grant(self, work_queue: WorkQueue, round: RolloutRound, *, counted: bool) -> WorkGrant:
-        """The leader's grant for the workers that share its engine; only the leader uses the queue. counted: whether
-        `until` groups end the round, each of which counts once it is verified."""
+        """The next work of the engine, from the shared queue; only the leader asks for it. counted: whether the round
+        ends with `until` verified groups."""
         if not self.leads:
             return WorkGrant()
         verdicts = round.assembler.verdicts
@@ -219,13 +228,13 @@ class RolloutRole:
         return shard
 
     def speculated(self) -> tuple[int, int]:
-        """Drafted and accepted tokens since the last call; none if this engine does not speculate, or another worker
-        that shares it reports them."""
+        """Drafted and accepted tokens since the last call; 0 if the engine does not speculate, and on workers that do
+        not lead."""
         if not self.leads or not isinstance(self.engine, Speculating):
             return 0, 0
-        now, before = self.engine.speculated(), self._speculated
-        self._speculated = now
-        return now[0] - before[0], now[1] - before[1]
+        (drafted, accepted), (last_drafted, last_accepted) = self.engine.speculated(), self._speculated
+        self._speculated = drafted, accepted
+        return drafted - last_drafted, accepted - last_accepted
 
     def texts(self, count: int) -> list[dict[str, Any]]:
         """The first `count` samples of the last rollout, as text."""
@@ -233,8 +242,7 @@ class RolloutRole:
         return self._saver.rows[:count] if self._saver else []
 
     def seeing(self, task: PromptTask) -> PromptTask:
-        """The task with its pictures as the model sees them: its samples, here and where they are trained on, share
-        these."""
+        """The task with its images preprocessed: all its samples share them, here and in training."""
         if not task.source.images:
             return task
         assert self.sight is not None, "refused before the run starts"
@@ -246,60 +254,60 @@ class RolloutRound:
 
     def __init__(self, role: RolloutRole, call: RolloutCall) -> None:
         self.assembler = SampleAssembler(role.verification, role.rank, call, role.save)
-        """Verifies and reports what is finished."""
+        """Verifies and reports finished samples."""
         self._in_flight = InFlight(role.engine)
         self.source = role.source(self._in_flight, self.assembler)
-        """Requests of the engine, and what follows from its tokens."""
+        """Adds requests to the engine, and handles its outputs."""
         self._role, self._call, self._keys = role, call, count()
         self._reported = RolloutStats()
 
     def begin(self, task: PromptTask) -> None:
-        """Have the engine generate the missing responses of a group."""
+        """Start the missing responses of a group on the engine."""
         self.assembler.begin(task)
         task, step = self._role.seeing(task), self._call.step if task.step is None else task.step
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
-            place = task.first_sample + sample
-            seed = sample_seed(self._call.seed, self._call.purpose, step, task.source.id, place)
+            index = task.first_sample + sample
+            seed = sample_seed(self._call.seed, self._call.purpose, step, task.source.id, index)
             self.source.open(next(self._keys), SampleRequest(task, sample, seed, step))
 
     def finish(self, generation: Generation) -> None:
-        """Take a response from the engine, and have it verified, or give it to its environment."""
-        self.source.took(self._in_flight.finished(generation, self._role.version))
+        """Handle a finished response of the engine: it is verified, or sent to its environment."""
+        self.source.add_output(self._in_flight.finished(generation, self._role.version))
 
     def resume(self, call: RolloutCall) -> None:
-        """Begin the next slice."""
+        """Start the next slice."""
         self._call = call
         self.assembler.resume(call)
         self.source.set_version(self._role.version)
         if not self._role.engine.unfinished:
             self._role.engine.begin(call.sampling)
-        for drawn in self._in_flight.resume():
-            self.source.took(drawn)
+        for output in self._in_flight.resume():
+            self.source.add_output(output)
 
     def pause(self, *, keep: bool = False) -> None:
-        """Record what the engine has generated so far, and with which weights. keep: see `InFlight.pause`."""
+        """Record the engine's tokens so far with their policy version. keep: see `InFlight.pause`."""
         self._in_flight.pause(self._role.version, keep=keep)
 
     def report_partial(self) -> None:
-        """Report the tokens so far of the responses that were paused, besides what is complete."""
+        """Report the tokens so far of the paused responses, besides complete samples."""
         if not self._role.leads:
             return
         if self.source.resumes_finished:
             self.assembler.add_compared()
-        for request, whole in self.source.partial(self._in_flight.so_far()):
-            if whole.drawn_tokens:
-                self.assembler.add_partial(request.task, request.sample, whole)
+        for request, trajectory in self.source.partial(self._in_flight.so_far()):
+            if trajectory.drawn_tokens:
+                self.assembler.add_partial(request.task, request.sample, trajectory)
 
     def report(self, *, settled: bool = False) -> RolloutBatch:
-        """What is complete and not reported yet, and what was counted since the last report. The caller fills in the
-        seconds. settled: see `SampleAssembler.report`."""
-        report, before = self.assembler.report(settled=settled), self._reported
+        """Report complete samples and the counters since the last report. The caller fills in the seconds. settled: see
+        `SampleAssembler.report`."""
+        report, reported = self.assembler.report(settled=settled), self._reported
         drafted, accepted = self._role.speculated()
-        tokens, redrawn = self._in_flight.tokens, self.source.redrawn
-        self._reported = RolloutStats(generated_tokens=tokens, redrawn=redrawn)
+        tokens, diverged = self._in_flight.tokens, self.source.replay_diverged
+        self._reported = RolloutStats(generated_tokens=tokens, redrawn=diverged)
         stats = RolloutStats(
-            generated_tokens=tokens - before.generated_tokens,
-            redrawn=redrawn - before.redrawn,
+            generated_tokens=tokens - reported.generated_tokens,
+            redrawn=diverged - reported.redrawn,
             drafted=drafted,
             accepted=accepted,
             version=self._role.version,

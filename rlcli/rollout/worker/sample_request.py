@@ -1,4 +1,4 @@
-"""One sample that a worker generates, and what there is of it before."""
+"""Request for one sample, and the tokens that exist of it before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SampleRequest:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each token is the most likely one."""
+        """Whether decoding is greedy."""
         return self.sample == GREEDY
 
     @property
@@ -34,19 +34,14 @@ class SampleRequest:
         return self.sample in self.task.begun
 
     def so_far(self) -> Trajectory:
-        """What there is of the sample before the engine continues it: its prompt, or a response that was aborted."""
-        return started(self.task, self.sample)
+        """Tokens of the sample before the engine continues it: its prompt, with the response if it was aborted."""
+        if not self.is_resumed:
+            return Trajectory.of_prompt(self.task.tokens, self.task.pictures)
+        partial = self.task.begun[self.sample]
+        shard = self.task.shards[partial.shard]
+        if not isinstance(shard, SampleShard):
+            import ray
 
-
-def started(task: PromptTask, sample: int) -> Trajectory:
-    """What there is of a sample before the engine continues it: its prompt, or a response that was aborted."""
-    if sample not in task.begun:
-        return Trajectory.of_prompt(task.tokens, task.pictures)
-    partial = task.begun[sample]
-    shard = task.shards[partial.shard]
-    if not isinstance(shard, SampleShard):
-        import ray
-
-        shard = ray.get(shard, timeout=FETCH_TIMEOUT_S)
-    whole: Trajectory = shard.row(partial.row)
-    return whole.dated(partial.version)
+            shard = ray.get(shard, timeout=FETCH_TIMEOUT_S)
+        trajectory: Trajectory = shard.row(partial.row)
+        return trajectory.dated(partial.version)

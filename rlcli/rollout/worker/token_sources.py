@@ -1,7 +1,7 @@
-"""Where the tokens of a round come from: single turns, conversations with an environment, or agents.
+"""Sources of a round's tokens: single turns, conversations with an environment, or agents.
 
-A source gives the engine its requests and takes what the engine generates. A sample whose tokens are complete goes to
-the `SampleAssembler`, which is the same for all sources.
+A source adds requests to the engine and handles its outputs. A sample whose tokens are complete goes to the
+`SampleAssembler`, which is the same for all sources.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import ClassVar
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held, Turn
+from rlcli.environments.finished_conversation import FinishedConversation, Turn
 from rlcli.environments.gateway.agent_round import AgentRound
 from rlcli.rollout.engine import Engine, GenerationRequest
-from rlcli.rollout.in_flight import Drawn, InFlight
+from rlcli.rollout.in_flight import InFlight, RequestOutput
 from rlcli.rollout.worker.assembler import SampleAssembler
 from rlcli.rollout.worker.conversations import Conversations, turn_seed
 from rlcli.rollout.worker.sample_request import SampleRequest
@@ -29,9 +29,9 @@ class TokenSource(ABC):
     """
 
     resumes_finished: ClassVar[bool] = False
-    """Whether `open` accepts a finished response, which waits for others of its group."""
+    """Whether `open` accepts a finished response that waits for the rest of its group."""
     is_waiting = False
-    """Whether environments or agents have to act before the engine can finish a sample."""
+    """Whether a sample needs an answer of its environment or agent before the engine can finish it."""
 
     def __init__(self, engine: Engine, in_flight: InFlight, assembler: SampleAssembler | None) -> None:
         self._engine, self._in_flight, self._assembler = engine, in_flight, assembler
@@ -39,43 +39,42 @@ class TokenSource(ABC):
 
     @abstractmethod
     def open(self, key: int, request: SampleRequest) -> None:
-        """Begin a sample, or resume one that was aborted."""
+        """Start a sample, or resume one that was aborted."""
 
     def advance(self) -> bool:
-        """Give the engine what follows from the answers of environments or agents. Returns whether the engine may take
-        its next step."""
+        """Add the requests that follow from answers of environments or agents. Returns whether the engine may take its
+        next step."""
         return True
 
     @abstractmethod
-    def took(self, drawn: Drawn) -> None:
-        """The engine has finished a request."""
+    def add_output(self, output: RequestOutput) -> None:
+        """Handle a request that the engine has finished."""
 
     @abstractmethod
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
-        """Samples that are not complete, with their tokens so far. drawn: by key, of the engine's unfinished
-        requests."""
+    def partial(self, outputs: Mapping[int, RequestOutput]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+        """Incomplete samples with their tokens so far. outputs: by key, of the engine's unfinished requests."""
 
     def room(self) -> int:
-        """Samples that may be opened now, so that the engine has no free slots."""
+        """Number of samples to open now, to fill the engine's slots."""
         return self._engine.slots - self._engine.unfinished
 
     @property
-    def redrawn(self) -> int:
-        """Resumed samples that were generated anew."""
+    def replay_diverged(self) -> int:
+        """Resumed samples whose replay diverged, so that they were generated from the start."""
         return 0
 
     @abstractmethod
     def set_version(self, version: int) -> None:
-        """The engine has weights of this policy version."""
+        """Set the policy version of the engine's weights."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what is not complete."""
+        """End incomplete samples."""
 
-    def _finish(self, key: int, whole: Trajectory, held: Held | None = None) -> None:
+    def _finish(self, key: int, trajectory: Trajectory, conversation: FinishedConversation | None = None) -> None:
         request = self._requests.pop(key)
         if self._assembler is not None:
-            self._assembler.add(request, whole, held)
+            self._assembler.add(request, trajectory, conversation)
 
 
 class SingleTurns(TokenSource):
@@ -84,40 +83,44 @@ class SingleTurns(TokenSource):
     resumes_finished = True
 
     def open(self, key: int, request: SampleRequest) -> None:
-        task, whole = request.task, request.so_far()
+        task, trajectory = request.task, request.so_far()
         self._requests[key] = request
-        if whole.stop_reason is not None:  # it waited for others of its group
-            self._finish(key, whole)
+        if trajectory.stop_reason is not None:  # it waited for the rest of its group
+            self._finish(key, trajectory)
             return
-        begun = whole.tokens[len(task.tokens) :] if request.is_resumed else None
         self._in_flight.add(
             GenerationRequest(
-                key, task.tokens, request.seed, greedy=request.is_greedy, begun=begun, pictures=task.pictures
+                key=key,
+                prompt=task.tokens,
+                seed=request.seed,
+                greedy=request.is_greedy,
+                response_prefix=trajectory.tokens[len(task.tokens) :] if request.is_resumed else None,
+                pictures=task.pictures,
             )
         )
 
-    def took(self, drawn: Drawn) -> None:
+    def add_output(self, output: RequestOutput) -> None:
         if self._assembler is None:
-            del self._requests[drawn.key]
+            del self._requests[output.key]
         else:
-            self._finish(drawn.key, drawn.after(self._requests[drawn.key].so_far()))
+            self._finish(output.key, output.appended_to(self._requests[output.key].so_far()))
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
-        for key, tokens in drawn.items():
+    def partial(self, outputs: Mapping[int, RequestOutput]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+        for key, output in outputs.items():
             request = self._requests[key]
-            yield request, tokens.after(request.so_far())
+            yield request, output.appended_to(request.so_far())
 
     def set_version(self, version: int) -> None:
         """`InFlight` records the version of each token."""
 
     def close(self) -> None:
-        """The engine has no requests once they are paused."""
+        """Nothing to end: paused requests are not in the engine."""
 
 
 class Turns(TokenSource):
-    """Samples of several turns: an environment or a program decides what the engine does next.
+    """Samples of several turns, which an environment or a program requests.
 
-    This class is the source of workers that follow: they learn the turns from the leader of their engine.
+    This class itself is the source of workers that do not lead: they receive the turns from the leader of their engine.
     """
 
     def __init__(self, engine: Engine, in_flight: InFlight, assembler: SampleAssembler | None) -> None:
@@ -130,70 +133,70 @@ class Turns(TokenSource):
         self.is_waiting = True
 
     def advance(self) -> bool:
-        """The workers that share an engine add the same turns. The engine does not step while conversations are
-        replayed, if what it computes together must not depend on that."""
+        """Add the same turns on all workers that share an engine. The engine does not step during replays, if its
+        batches must not depend on their speed."""
         events = self._poll()
         if events:
             progress()
-        state = [event for event in events if isinstance(event, Turn)], self._others_act, self._holds
-        turns, self.is_waiting, holds = self._engine.agree(state)
+        new_turns = [event for event in events if isinstance(event, Turn)]
+        turns, self.is_waiting, must_wait = self._engine.agree((new_turns, self._awaits_answers, self._must_wait))
         self._turns += turns
-        if not holds:
+        if not must_wait:
             self._add_turns()
         for event in events:
-            if isinstance(event, Held):
-                self._finish(event.key, event.whole, event)
-        return not holds
+            if isinstance(event, FinishedConversation):
+                self._finish(event.key, event.trajectory, event)
+        return not must_wait
 
-    def took(self, drawn: Drawn) -> None:
+    def add_output(self, output: RequestOutput) -> None:
         self.is_waiting = True
-        self._answer(drawn)
+        self._send_turn(output)
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+    def partial(self, outputs: Mapping[int, RequestOutput]) -> Iterator[tuple[SampleRequest, Trajectory]]:
         raise AssertionError("only the leader reports partial samples")
 
     def set_version(self, version: int) -> None:
-        """The leader needs it."""
+        """Only the leader records versions."""
 
     def close(self) -> None:
-        """The leader ends conversations."""
+        """Only the leader has conversations."""
 
     def _add_turns(self) -> None:
-        """Resumed turns first, as in a run that was not interrupted."""
-        turns, self._turns = sorted(self._turns, key=lambda turn: (turn.begun is None, turn.key)), []
+        """Add turns to the engine: resumed ones first, as in a run that was not interrupted."""
+        turns, self._turns = sorted(self._turns, key=lambda turn: (turn.response_prefix is None, turn.key)), []
         for turn in turns:
             request = self._requests[turn.key]
             self._in_flight.add(
                 GenerationRequest(
-                    turn.key,
-                    turn.tokens,
-                    turn_seed(request.seed, turn.number),
-                    request.is_greedy,
-                    turn.begun,
-                    turn.room,
+                    key=turn.key,
+                    prompt=turn.tokens,
+                    seed=turn_seed(request.seed, turn.number),
+                    greedy=request.is_greedy,
+                    response_prefix=turn.response_prefix,
+                    max_tokens=turn.room,
                     conversation=turn.key,
                     pictures=turn.pictures,
                 )
             )
 
     def _begin(self, key: int, request: SampleRequest) -> None:
-        """Begin a sample's conversation, or start its agent."""
+        """Start a sample's conversation, or its agent."""
 
-    def _poll(self) -> Sequence[Turn | Held]:
-        """Turns to generate, and samples that are over, since the last call."""
+    def _poll(self) -> Sequence[Turn | FinishedConversation]:
+        """Turns to generate and finished samples, since the last call."""
         return ()
 
-    def _answer(self, drawn: Drawn) -> None:
-        """Give a turn to the environment or the agent."""
+    def _send_turn(self, output: RequestOutput) -> None:
+        """Send a turn to its environment or agent."""
 
     @property
-    def _others_act(self) -> bool:
+    def _awaits_answers(self) -> bool:
         """Whether environments or agents have not answered."""
         return False
 
     @property
-    def _holds(self) -> bool:
-        """Whether the engine must wait for them."""
+    def _must_wait(self) -> bool:
+        """Whether the engine must not step before they answer."""
         return False
 
 
@@ -212,16 +215,16 @@ class ConversationTurns(Turns):
         super().__init__(engine, in_flight, assembler)
         self._conversations, self._ordered = conversations, ordered
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
-        for key, whole in self._conversations.so_far(drawn):
-            yield self._requests[key], whole
+    def partial(self, outputs: Mapping[int, RequestOutput]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+        for key, trajectory in self._conversations.so_far(outputs):
+            yield self._requests[key], trajectory
 
     def room(self) -> int:
         return self._conversations.room(self._engine.slots)
 
     @property
-    def redrawn(self) -> int:
-        return self._conversations.redrawn
+    def replay_diverged(self) -> int:
+        return self._conversations.replay_diverged
 
     def set_version(self, version: int) -> None:
         self._conversations.version = version
@@ -232,29 +235,29 @@ class ConversationTurns(Turns):
     def _begin(self, key: int, request: SampleRequest) -> None:
         self._conversations.open(key, request.task, request.so_far() if request.is_resumed else None)
 
-    def _poll(self) -> Sequence[Turn | Held]:
+    def _poll(self) -> Sequence[Turn | FinishedConversation]:
         return self._conversations.poll()
 
-    def _answer(self, drawn: Drawn) -> None:
-        self._conversations.drew(drawn.key, drawn)
+    def _send_turn(self, output: RequestOutput) -> None:
+        self._conversations.add_turn(output.key, output)
 
     @property
-    def _others_act(self) -> bool:
+    def _awaits_answers(self) -> bool:
         return self._conversations.waiting > 0
 
     @property
-    def _holds(self) -> bool:
+    def _must_wait(self) -> bool:
         return self._ordered and self._conversations.replaying
 
 
 class AgentTurns(Turns):
-    """Programs that ask for the policy's turns (`AgentRound`). They are never interrupted."""
+    """Programs that request the policy's turns (`AgentRound`). They are never interrupted."""
 
     def __init__(self, engine: Engine, in_flight: InFlight, assembler: SampleAssembler, agents: AgentRound) -> None:
         super().__init__(engine, in_flight, assembler)
         self._agents = agents
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+    def partial(self, outputs: Mapping[int, RequestOutput]) -> Iterator[tuple[SampleRequest, Trajectory]]:
         raise AssertionError("no agent is interrupted")
 
     def room(self) -> int:
@@ -264,18 +267,18 @@ class AgentTurns(Turns):
         self._agents.version = version
 
     def close(self) -> None:
-        """No agent is interrupted: a round ends when all have ended."""
+        """Nothing to end: a round waits until all agents have ended."""
 
     def _begin(self, key: int, request: SampleRequest) -> None:
         assert not request.is_resumed, "no agent is interrupted"
         self._agents.open(key, request.task)
 
-    def _poll(self) -> Sequence[Turn | Held]:
+    def _poll(self) -> Sequence[Turn | FinishedConversation]:
         return self._agents.poll()
 
-    def _answer(self, drawn: Drawn) -> None:
-        self._agents.drew(drawn.key, drawn)
+    def _send_turn(self, output: RequestOutput) -> None:
+        self._agents.add_turn(output.key, output)
 
     @property
-    def _others_act(self) -> bool:
+    def _awaits_answers(self) -> bool:
         return self._agents.waiting > 0

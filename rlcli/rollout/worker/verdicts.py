@@ -1,4 +1,4 @@
-"""Send responses to their verifiers, and know which groups have all their verdicts."""
+"""Submission of responses to their verifiers, and tracking of the groups that have all their verdicts."""
 
 from __future__ import annotations
 
@@ -7,65 +7,73 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held
+from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.rewards.expression import rivals_of
 from rlcli.rewards.service.scoring_client import Scored, ScoringService
 from rlcli.rollout.rollout_call import GREEDY
-from rlcli.rollout.worker.pending_samples import sent
+from rlcli.rollout.worker.pending_samples import last_turn_bytes
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How a worker's responses are verified. thinking: prompts end within an open <think>. stop_token_ids: those that
-    end a response, and are not part of its text. grouped: expressions of verifiers that read the responses to a prompt
-    together."""
+    """The verifiers of a worker's responses."""
 
     scorer: ScoringService
+    """Client of the scoring service."""
     thinking: bool = False
+    """Whether prompts end within an open <think>."""
     stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end a response, and are not part of its text."""
     grouped: frozenset[str] = frozenset()
+    """Expressions of verifiers that read all responses to a prompt in one call."""
 
     def submit(
-        self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, Any] | None = None
+        self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, object] | None = None
     ) -> Future[Scored]:
-        """Future of the policy's last turn as text, and of the verdict on it. fields: others of the request."""
-        return self.scorer.submit(task.source, *self._frame(trajectory, fields or {}))
+        """Submit the policy's last turn; the future has its text and verdict. fields: further ones of the request."""
+        tokens, control_tokens, request = self._frame(trajectory, fields or {})
+        return self.scorer.submit(task.source, tokens, control_tokens, request)
 
     def submit_group(
-        self, task: PromptTask, responses: Sequence[tuple[Trajectory, Mapping[str, Any]]]
+        self, task: PromptTask, responses: Sequence[tuple[Trajectory, Mapping[str, object]]]
     ) -> list[Future[Scored]]:
-        """Like `submit`, of all responses of a group in one call of their verifier."""
-        return self.scorer.submit_group(task.source, [self._frame(whole, fields) for whole, fields in responses])
+        """Like `submit`, for all responses of a group in one call of their verifier."""
+        frames = [self._frame(trajectory, fields) for trajectory, fields in responses]
+        return self.scorer.submit_group(task.source, frames)
 
-    def _frame(self, trajectory: Trajectory, fields: Mapping[str, Any]) -> tuple[bytes, int, dict[str, Any]]:
-        known = {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking}
-        return sent(trajectory), self.spare(trajectory), {**known, **fields}
+    def _frame(self, trajectory: Trajectory, fields: Mapping[str, object]) -> tuple[bytes, int, dict[str, object]]:
+        common = {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking}
+        return last_turn_bytes(trajectory), self.trailing_control_tokens(trajectory), {**common, **fields}
 
-    def spare(self, trajectory: Trajectory) -> int:
-        """How many of the last turn's last tokens are not text."""
+    def trailing_control_tokens(self, trajectory: Trajectory) -> int:
+        """Number of tokens at the end of the last turn that are not text."""
         tokens = trajectory.last_turn
         return int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A response that waits for the others of its group."""
+    """A response that waits for the rest of its group."""
 
     sample: int
+    """Index within the group."""
     task: PromptTask
-    whole: Trajectory
-    fields: Mapping[str, Any]
+    """Its group."""
+    trajectory: Trajectory
+    """Its tokens."""
+    fields: Mapping[str, object]
+    """Further fields of the verifier's request."""
     scored: Future[Scored] = field(default_factory=Future)
+    """Its text and its verdict."""
 
 
 class GroupVerdicts:
-    """The verdicts of a generation's groups, each from its first response to its last verdict. Only the worker that
-    verifies, of those that share an engine, has a `verification`."""
+    """Verdicts of a generation's groups, each from its first response to its last verdict. Of the workers that share an
+    engine, only the one that verifies has a `verification`."""
 
     def __init__(self, verification: Verification | None) -> None:
         self._verification = verification
@@ -74,24 +82,30 @@ class GroupVerdicts:
         self._generated: list[int] = []
 
     def begin(self, task: PromptTask) -> None:
+        """Register a group."""
         self._verdicts[task.prompt] = []
 
     def add(
-        self, task: PromptTask, sample: int, whole: Trajectory, held: Held | None = None, step: int = 0
+        self,
+        task: PromptTask,
+        sample: int,
+        trajectory: Trajectory,
+        conversation: FinishedConversation | None = None,
+        step: int = 0,
     ) -> Future[Scored]:
-        """Have a response verified: at once, or with its group if its verifier compares responses, or reads them
-        together. step: of the training."""
+        """Submit a response to verification: at once, or with its group if its verifier compares responses or reads
+        them together. step: of the training."""
         scored: Future[Scored] = Future()
-        fields: Mapping[str, Any] = held.fields if held else {}
+        fields: Mapping[str, object] = conversation.fields if conversation else {}
         grouped = self._verification is not None and task.source.verifier in self._verification.grouped
-        if held is not None and held.failure is not None:
-            scored.set_result(Scored("", held.failure))
+        if conversation is not None and conversation.failure is not None:
+            scored.set_result(Scored("", conversation.failure))
         elif grouped or rivals_of(task.source.verifier):
             fields = {**fields, "step": step} if grouped else fields
-            self._compared.setdefault(task.prompt, []).append(Compared(sample, task, whole, fields, scored))
+            self._compared.setdefault(task.prompt, []).append(Compared(sample, task, trajectory, fields, scored))
         else:
             assert self._verification is not None
-            scored = self._verification.submit(task, whole, fields)
+            scored = self._verification.submit(task, trajectory, fields)
         self._verdicts[task.prompt].append(scored)
         if len(self._verdicts[task.prompt]) == task.responses:
             self._generated.append(task.prompt)
@@ -99,55 +113,55 @@ class GroupVerdicts:
         return scored
 
     def _compare(self, prompt: int) -> None:
-        """Send the kept responses of a group; of a verifier that compares, each with those that follow it, in a
-        ring. The greedy baseline is a group of its own for a verifier that reads responses together."""
-        assert self._verification is not None
-        ring = sorted(self._compared.pop(prompt, ()), key=attrgetter("sample"))
-        if not ring:
+        """Submit the waiting responses of a group. A verifier that compares gets each response with those that follow
+        it, cyclically. For a verifier that reads responses together, the greedy baseline is a separate group."""
+        verification = self._verification
+        assert verification is not None
+        group = sorted(self._compared.pop(prompt, ()), key=attrgetter("sample"))
+        if not group:
             return
-        task, frames = ring[0].task, [(sent(one.whole), self._verification.spare(one.whole)) for one in ring]
-        rivals = rivals_of(task.source.verifier)
-        responses = [
-            (
-                one.whole,
-                {**one.fields, "rivals": [*frames[place + 1 :], *frames[:place]][:rivals]} if rivals else one.fields,
-            )
-            for place, one in enumerate(ring)
+        task, rival_count = group[0].task, rivals_of(group[0].task.source.verifier)
+        frames = [
+            (last_turn_bytes(response.trajectory), verification.trailing_control_tokens(response.trajectory))
+            for response in group
         ]
-        if task.source.verifier in self._verification.grouped:
-            baseline = int(task.greedy and ring[0].sample == GREEDY)
-            groups = [part for part in (responses[:baseline], responses[baseline:]) if part]
-            verified = [one for part in groups for one in self._verification.submit_group(task, part)]
+        responses: list[tuple[Trajectory, Mapping[str, object]]] = []
+        for index, response in enumerate(group):
+            rivals = [*frames[index + 1 :], *frames[:index]][:rival_count]
+            fields = {**response.fields, "rivals": rivals} if rival_count else response.fields
+            responses.append((response.trajectory, fields))
+        if task.source.verifier in verification.grouped:
+            baselines = int(task.greedy and group[0].sample == GREEDY)
+            parts = [part for part in (responses[:baselines], responses[baselines:]) if part]
+            futures = [future for part in parts for future in verification.submit_group(task, part)]
         else:
-            verified = [
-                self._verification.submit(one.task, *response) for one, response in zip(ring, responses, strict=True)
-            ]
-        for one, future in zip(ring, verified, strict=True):
-            future.add_done_callback(partial(_passed_on, one.scored))
+            futures = [verification.submit(task, trajectory, fields) for trajectory, fields in responses]
+        for response, future in zip(group, futures, strict=True):
+            future.add_done_callback(partial(_copy_result, response.scored))
 
     @property
     def waiting(self) -> Sequence[Compared]:
-        """Responses that wait for others of their group."""
-        return [one for kept in self._compared.values() for one in kept]
+        """Responses that wait for the rest of their group."""
+        return [response for group in self._compared.values() for response in group]
 
     @property
     def unverified(self) -> int:
-        """Groups that are generated and wait for verdicts."""
+        """Number of groups that are generated and wait for verdicts."""
         return len(self._generated)
 
     def newly_verified(self) -> int:
-        """How many more groups have all their verdicts than at the last call."""
-        still = [prompt for prompt in self._generated if not all(v.done() for v in self._verdicts[prompt])]
-        found = len(self._generated) - len(still)
-        for prompt in set(self._generated) - set(still):
+        """Number of groups whose last verdict has arrived since the last call."""
+        waiting = [prompt for prompt in self._generated if not all(v.done() for v in self._verdicts[prompt])]
+        count = len(self._generated) - len(waiting)
+        for prompt in set(self._generated) - set(waiting):
             del self._verdicts[prompt]
-        self._generated = still
-        if found:
+        self._generated = waiting
+        if count:
             progress()
-        return found
+        return count
 
 
-def _passed_on(scored: Future[Scored], verified: Future[Scored]) -> None:
+def _copy_result(scored: Future[Scored], verified: Future[Scored]) -> None:
     if verified.cancelled():
         scored.cancel()
     elif error := verified.exception():

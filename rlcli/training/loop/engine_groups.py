@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_c
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import RunFailed
-from rlcli.rollout.scheduler.prefetch import GONE_S
+from rlcli.rollout.scheduler.prefetch import KILL_TIMEOUT_S
 from rlcli.support.daemon_thread import in_background
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
@@ -140,6 +140,6 @@ class Engines:
         except BaseException:
             self.policy.kill()
             self.workers.kill()
-            wait(calls, GONE_S)
+            wait(calls, KILL_TIMEOUT_S)
             raise
         return trained.result(), received.result()

@@ -448,7 +448,7 @@ class Trainer:
             self.invariants.forget()
             self.done = checkpoint.step
             self.version = state["version"] - 1  # the sync that follows was counted already
-        rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.begun else -1)
+        rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.has_started else -1)
         self.course = course_of(self.folder.path, self.tracked)
         self.evaluations = evaluations_of(self.folder.path)
         self.checkpointer.resumed(checkpoint)
@@ -499,6 +499,6 @@ class Trainer:
             return []
         of_ranks = self.engines.workers.call(WorkerCalls.texts, self.view.show_samples)
         texts = [SampleText.of(row) for rows in of_ranks for row in rows]
-        if self.prefetcher.beside:  # they belong to the next step, and are shown with it
+        if self.prefetcher.concurrent:  # they belong to the next step, and are shown with it
             texts, self.coming = self.coming, texts
         return texts

@@ -14,7 +14,7 @@ from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.model.packed_batch import pack
-from rlcli.rollout.in_flight import Drawn, Part
+from rlcli.rollout.in_flight import RequestOutput, VersionedTokens
 
 IDS = np.arange(30, dtype=np.int32)
 UNKNOWN = 255
@@ -30,8 +30,8 @@ def experts(found: np.ndarray | None) -> list[int]:
     return found.ravel().tolist()
 
 
-def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> Drawn:
-    return Drawn(0, [Part(IDS[:tokens], np.zeros(tokens, np.float32), version)], "stop", of_all)
+def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> RequestOutput:
+    return RequestOutput(0, [VersionedTokens(IDS[:tokens], np.zeros(tokens, np.float32), version)], "stop", of_all)
 
 
 @pytest.mark.parametrize(
@@ -57,30 +57,30 @@ def test_routes_of_another_model_are_refused(shape: tuple[int, ...], expert: int
 
 
 def test_a_turn_adds_the_routes_of_what_it_saw_and_drew() -> None:
-    whole = drawn(2, routes(1, 2, 3, 4)).after(Trajectory.of_prompt(IDS[:3]))
+    whole = drawn(2, routes(1, 2, 3, 4)).appended_to(Trajectory.of_prompt(IDS[:3]))
     assert experts(whole.routes) == [1, 2, 3, 4]  # the last token was not computed
     whole = whole.extended("environment", IDS[:2])
     assert experts(whole.routes) == [1, 2, 3, 4]
-    whole = drawn(2, routes(9, 9, 9, 9, 5, 6, 7, 8)).after(whole)
+    whole = drawn(2, routes(9, 9, 9, 9, 5, 6, 7, 8)).appended_to(whole)
     assert experts(whole.routes) == [1, 2, 3, 4, 5, 6, 7, 8], "a token keeps the routes it was drawn with"
     assert experts(whole.until_turn(1).routes) == [1, 2, 3, 4, 5]
     assert experts(whole.without_last(2).routes) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_branches_keep_their_own() -> None:
-    one = drawn(1, routes(1, 2)).after(Trajectory.of_prompt(IDS[:2]))
+    one = drawn(1, routes(1, 2)).appended_to(Trajectory.of_prompt(IDS[:2]))
     none = Trajectory.single(IDS[:1], IDS[:2], np.zeros(2, np.float32))
     both = Trajectory.joined([one, none])
     assert experts(both.routes) == [1, 2, *[UNKNOWN] * 4]
     assert [experts(branch.routes) for branch in both.branches] == [[1, 2, UNKNOWN], [UNKNOWN] * 3]
-    more = drawn(1, routes(7, 8)).after(Trajectory.joined([one, Trajectory.of_prompt(IDS[:2])]))
+    more = drawn(1, routes(7, 8)).appended_to(Trajectory.joined([one, Trajectory.of_prompt(IDS[:2])]))
     assert experts(more.routes) == [1, 2, UNKNOWN, 7, 8]
     assert Trajectory.joined([none, none]).routes is None
 
 
 def test_a_shard_gives_them_back() -> None:
-    rows = [drawn(2, routes(1, 2, 3)).after(Trajectory.of_prompt(IDS[:2])), Trajectory.of_prompt(IDS[:4])]
-    rows.append(drawn(1, routes(4, 5)).after(Trajectory.of_prompt(IDS[:2])))
+    rows = [drawn(2, routes(1, 2, 3)).appended_to(Trajectory.of_prompt(IDS[:2])), Trajectory.of_prompt(IDS[:4])]
+    rows.append(drawn(1, routes(4, 5)).appended_to(Trajectory.of_prompt(IDS[:2])))
     builder = ShardBuilder()
     for row in rows:
         builder.add(row)

@@ -23,12 +23,12 @@ from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.signature import tokens_digest
 from rlcli.data.step_images import read_pictures
 from rlcli.data.trajectories import Span, Trajectory
+from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.model.packed_batch import pack
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
-from rlcli.rollout.worker.conversations import Held
-from rlcli.rollout.worker.pending_samples import Saver, pending
-from rlcli.rollout.worker.sample_request import started
+from rlcli.rollout.worker.pending_samples import Saver, pending_sample
+from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.training.loop.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict, image_digest
 
@@ -130,9 +130,9 @@ def test_rows_of_older_checkpoints_are_single_responses() -> None:
 def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
     begun = PartialRollout(0, 1, 0, 1, 2, version=3)
     task = PromptTask(0, ids(3), SOURCE, 2, begun={1: begun}, shards=[SampleShard.of_arrays(older_arrays())])
-    whole = started(task, 1).extended("policy", ids(6), log_probs(-4), 5, "stop")
+    whole = SampleRequest(task, 1, 0, 0).so_far().extended("policy", ids(6), log_probs(-4), 5, "stop")
     assert (whole.versions, whole.drawn_ids.tolist()) == ([3, 5], [8, 7, 6])
-    assert started(task, 0).tokens.tolist() == [3]
+    assert SampleRequest(task, 0, 0, 0).so_far().tokens.tolist() == [3]
 
 
 def test_groups_of_older_checkpoints_load() -> None:
@@ -218,8 +218,10 @@ def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: P
     ):
         saver = Saver(str(tmp_path / f"{name}.parquet"), 3, 1)
         shown = {**copies, image_digest(b"own"): b"3"}
-        held = Held(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
-        item = pending(task, 0, whole, scored, shard=0, seed=0, held=held, keep_copies=saver.keeps_copies)
+        finished = FinishedConversation(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
+        item = pending_sample(
+            task, 0, whole, scored, shard=0, seed=0, conversation=finished, keep_copies=saver.keeps_copies
+        )
         assert item.copies == copies
         saver.add([item])
         saver.save_rest()
@@ -238,13 +240,13 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     for index, whole in enumerate((conversation(), single)):
         scored: Future[Scored] = Future()
         scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
-        held = (
-            Held(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
+        finished = (
+            FinishedConversation(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
             if index == 0
             else None
         )
         task = PromptTask(0, ids(1, 2, 3), SOURCE, 2)
-        item = pending(task, index, whole, scored, shard=0, seed=index, held=held)
+        item = pending_sample(task, index, whole, scored, shard=0, seed=index, conversation=finished)
         assert item.digest == tokens_digest(whole)
         assert item.checksum == zlib.crc32(whole.last_turn.tobytes())
         saver.add([item])

@@ -31,7 +31,7 @@ def draw(tokenizer: Any, conversation: Conversation, text: str, *, ended: bool =
     whole = conversation.trajectory.extended(
         "policy", ids, np.full(len(ids), -1.0, np.float32), version, "stop" if ended else "length"
     )
-    return conversation.drew(whole, text.removesuffix("<|im_end|>").removesuffix("<eos>"))
+    return conversation.add_turn(whole, text.removesuffix("<|im_end|>").removesuffix("<eos>"))
 
 
 def replied(text: str, reward: float = 0.0, done: bool = False) -> Reply:
@@ -41,10 +41,10 @@ def replied(text: str, reward: float = 0.0, done: bool = False) -> Reply:
 def test_two_turns_are_one_trajectory_whose_mask_is_what_was_drawn() -> None:
     tokenizer, conversation = talk()
     assert draw(tokenizer, conversation, "2<|im_end|>") == {"role": "assistant", "content": "2"}
-    conversation.replied(replied("Sure?", reward=0.25))
+    conversation.add_reply(replied("Sure?", reward=0.25))
     assert conversation.ended is None
     draw(tokenizer, conversation, "Yes.<|im_end|>", version=2)
-    conversation.replied(replied("Bye.", reward=0.5, done=True))
+    conversation.add_reply(replied("Bye.", reward=0.5, done=True))
     whole = conversation.trajectory
     assert tokenizer.decode(whole.tokens) == (
         "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
@@ -76,7 +76,7 @@ def test_a_limit_ends_it_and_says_which(limits: dict[str, int], turns: int, ende
     done = 0
     while conversation.ended is None and done < 5:
         draw(tokenizer, conversation, f"{call}<|im_end|>")
-        conversation.replied(replied("Again."))
+        conversation.add_reply(replied("Again."))
         done += 1
     assert (conversation.ended, conversation.trajectory.turns) == (ended, turns)
     assert conversation.trajectory.spans[-1].speaker == "policy", "nothing is appended that nobody answers"
@@ -88,7 +88,7 @@ def test_a_state_is_what_the_environment_wrote_and_nothing_else() -> None:
     _, other = talk()
     for conversation, drawn in ((one, "2<|im_end|>"), (other, "Two.<|im_end|>")):
         draw(tokenizer, conversation, drawn)
-        conversation.replied(replied("Sure?", reward=float(conversation is one)))
+        conversation.add_reply(replied("Sure?", reward=float(conversation is one)))
     assert one.states == other.states
     assert one.states[0] != one.states[1]
     assert all(0 <= state < 2**63 for state in one.states)
@@ -117,7 +117,7 @@ def test_without_messages_a_state_is_the_tokens_since_the_last_turn() -> None:
 def test_a_turn_that_was_cut_off_ends_it() -> None:
     tokenizer, conversation = talk()
     draw(tokenizer, conversation, "2 is the", ended=False)
-    conversation.replied(replied("Go on."))
+    conversation.add_reply(replied("Go on."))
     assert conversation.ended == "turn_tokens"
 
 
@@ -125,7 +125,7 @@ def test_room_is_what_every_limit_leaves() -> None:
     tokenizer, conversation = talk(Limits(turns=9, turn_tokens=50, drawn_tokens=60, tokens=400))
     assert conversation.room == 50
     draw(tokenizer, conversation, "a" * 29 + "<|im_end|>")
-    conversation.replied(replied("?"))
+    conversation.add_reply(replied("?"))
     assert conversation.room == 30
     assert talk(Limits(turns=9, turn_tokens=50, drawn_tokens=60, tokens=10))[1].ended == "tokens"
 
@@ -134,7 +134,7 @@ def test_the_opener_that_another_drew_is_taken_back_with_its_log_prob() -> None:
     tokenizer, conversation = talk(template=of.BY_OPENER)
     draw(tokenizer, conversation, "2<eos>")
     before = conversation.trajectory
-    conversation.replied(replied("Sure?"))
+    conversation.add_reply(replied("Sure?"))
     after = conversation.trajectory
     assert after.drawn_tokens == before.drawn_tokens - 1 == len(after.log_probs)
     assert tokenizer.decode(after.tokens).endswith("2<|user|>\nSure?<|assistant|>\n")
@@ -146,7 +146,7 @@ def test_a_reply_that_is_too_long_is_cut_and_its_calls_are_counted() -> None:
     message = draw(tokenizer, conversation, text + "<|im_end|>")
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
     assert (message["reasoning_content"], conversation.calls, conversation.failed_calls) == ("x", 1, 1)
-    conversation.replied(replied("abcdefghij"))
+    conversation.add_reply(replied("abcdefghij"))
     assert conversation.messages[-1]["content"] == "ab…ij"
     assert "ab…ij<|im_end|>" in tokenizer.decode(conversation.trajectory.tokens)
     assert len(shortened("x" * 99, 10)) == 10
@@ -155,9 +155,9 @@ def test_a_reply_that_is_too_long_is_cut_and_its_calls_are_counted() -> None:
 def test_a_past_that_is_rendered_anew_begins_a_branch() -> None:
     tokenizer, conversation = talk(template=of.THINKING, form="", past="per_cycle")
     draw(tokenizer, conversation, "one and one</think>2<eos>")
-    conversation.replied(replied("Sure?<eos>", reward=0.25))
+    conversation.add_reply(replied("Sure?<eos>", reward=0.25))
     draw(tokenizer, conversation, "yes</think>Yes.<eos>", version=2)
-    conversation.replied(replied("", reward=0.5, done=True))
+    conversation.add_reply(replied("", reward=0.5, done=True))
     whole = conversation.finished()
     first, second = (tokenizer.decode(branch.tokens) for branch in whole.branches)
     assert first == "<|user|>1+1?<|assistant|><think>\none and one</think>2<eos>"
@@ -171,12 +171,12 @@ def test_a_past_that_is_rendered_anew_begins_a_branch() -> None:
 def test_the_result_of_a_tool_goes_on_in_the_same_branch() -> None:
     tokenizer, conversation = talk(template=of.HERMES, past="per_cycle")
     draw(tokenizer, conversation, '<tool_call>{"name": "add", "arguments": {}}</tool_call><|im_end|>')
-    conversation.replied(
+    conversation.add_reply(
         Reply([{"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "2"}], 0.0, False)
     )
     assert conversation.trajectory.branch_starts == [0]
     draw(tokenizer, conversation, "2<|im_end|>")
-    conversation.replied(replied("Sure?"))
+    conversation.add_reply(replied("Sure?"))
     starts = conversation.trajectory.branch_starts
     assert len(starts) == 2
     assert tokenizer.decode(conversation.trajectory.branch) == (
@@ -194,5 +194,5 @@ def test_branches_have_a_limit_each_and_one_together(limits: dict[str, int], end
     most = Limits(**{**{"turns": 9, "turn_tokens": 99, "drawn_tokens": 999, "tokens": 999}, **limits})  # type: ignore[arg-type]
     tokenizer, conversation = talk(most, of.THINKING, "", "per_cycle")
     draw(tokenizer, conversation, "one and one</think>2<eos>")
-    conversation.replied(replied("Sure?"))
+    conversation.add_reply(replied("Sure?"))
     assert conversation.ended == ended

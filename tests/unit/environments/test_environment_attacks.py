@@ -176,8 +176,8 @@ def test_text_of_a_tool_opens_no_turn_and_is_not_the_policys(tool: str, corpus: 
     def drew(text: str) -> None:
         ids = np.array(tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"], np.int32)
         whole = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 1, "stop")
-        message = json.loads(json.dumps(conversation.drew(whole, text)))
-        conversation.replied(reply_of(json.loads(json.dumps(environment.step(message)))))
+        message = json.loads(json.dumps(conversation.add_turn(whole, text)))
+        conversation.add_reply(reply_of(json.loads(json.dumps(environment.step(message)))))
 
     drew(f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>")
     assert SECRET in conversation.messages[-1]["content"], "the tool has shown it"

@@ -21,7 +21,7 @@ from rlcli.environments.environment import EnvironmentFailed, Reply, opening_of,
 from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
 from rlcli.environments.environment_pool import Environments, row_of
 from rlcli.environments.gateway.gateway_server import Gateway, GenerationAsk
-from rlcli.environments.message_images import taken
+from rlcli.environments.message_images import split_parts
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.images import image_processor as sight_module
 from rlcli.images.decoding import size_of
@@ -126,7 +126,7 @@ def opened(environments: Environments, row: Prompt = ROW) -> tuple[Conversation,
 def speak(conversation: Conversation, tokenizer: Any, text: str = "a") -> None:
     ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
     drawn = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
-    conversation.drew(drawn, text)
+    conversation.add_turn(drawn, text)
 
 
 @pytest.mark.parametrize("how", ["bytes", "struct", "pillow", "array"])
@@ -140,7 +140,7 @@ def test_each_form_of_a_picture_becomes_what_the_model_sees(
         conversation, session = opened(e)
         speak(conversation, tokenizer)
         reply = session.step(SAID).result(60)
-        conversation.replied(reply)
+        conversation.add_reply(reply)
     whole = conversation.trajectory
     first, second = sight.prepared([FIRST]), sight.prepared([SECOND])
     assert [np.array_equal(*both) for both in zip(whole.pictures, (*first, *second), strict=True)] == [True, True]
@@ -183,7 +183,7 @@ def test_pictures_that_no_conversation_has_room_for_end_it(folder: Path, rule: I
     with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
         conversation, session = opened(environments)
         speak(conversation, tokenizer)
-        conversation.replied(session.step(SAID).result(60))
+        conversation.add_reply(session.step(SAID).result(60))
         assert (conversation.ended, len(conversation.trajectory.pictures)) == ("tokens", 1)
         images = tuple(encoded(number, (800, 800)) for number in range(3, 6))
         large = replace(ROW, messages=({"role": "user", "content": "<image>" * 3},), images=images)
@@ -196,7 +196,7 @@ def test_the_last_picture_is_seen_by_nobody_and_may_be_broken(folder: Path, rule
     with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
         conversation, session = opened(environments)
         speak(conversation, tokenizer)
-        conversation.replied(session.step(SAID).result(60))
+        conversation.add_reply(session.step(SAID).result(60))
     assert (conversation.ended, conversation.reward) == ("done", 0.5)
 
 
@@ -248,7 +248,7 @@ def test_a_tool_shows_a_picture(folder: Path, rule: ImageRule, tokenizer: Any) -
         text = '<tool_call>{"name": "look", "arguments": {"place": 3}}</tool_call>'
         ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
         drawn = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
-        conversation.replied(session.step(conversation.drew(drawn, text)).result(60))
+        conversation.add_reply(session.step(conversation.add_turn(drawn, text)).result(60))
     assert conversation.ended is None
     assert [span.pictures for span in conversation.trajectory.spans] == [1, 0, 1]
     assert conversation.messages[-1]["content"] == "<image>at 3"
@@ -280,7 +280,7 @@ def test_a_past_that_is_rendered_anew_shows_its_pictures_again(folder: Path, rul
         conversation, _ = opened(environments)
     conversation.past = "per_cycle"
     speak(conversation, tokenizer)
-    conversation.replied(replied((SECOND,), "more", sight))
+    conversation.add_reply(replied((SECOND,), "more", sight))
     speak(conversation, tokenizer)
     whole = conversation.trajectory
     assert [len(branch.pictures) for branch in whole.branches] == [1, 2]
@@ -297,7 +297,7 @@ def test_a_long_message_keeps_its_pictures_when_it_is_cut(folder: Path, rule: Im
         conversation, _ = opened(environments)
     conversation.limits = replace(conversation.limits, reply_chars=20)
     speak(conversation, tokenizer)
-    conversation.replied(replied((SECOND,), "x" * 90, sight))
+    conversation.add_reply(replied((SECOND,), "x" * 90, sight))
     assert conversation.messages[-1]["content"] == f"<image>{'x' * 10}…{'x' * 9}"
     assert len(conversation.trajectory.pictures) == 2
 
@@ -309,7 +309,7 @@ def test_pictures_without_room_end_the_conversation(folder: Path, rule: ImageRul
     speak(conversation, tokenizer)
     before = conversation.trajectory
     conversation.limits = replace(conversation.limits, tokens=len(before.tokens) + 6)
-    conversation.replied(replied((SECOND,), "", sight))
+    conversation.add_reply(replied((SECOND,), "", sight))
     assert conversation.ended == "tokens"
     assert conversation.finished().tokens is before.tokens
     assert len(conversation.finished().pictures) == 1
@@ -417,9 +417,9 @@ def test_another_picture_in_a_turn_that_was_not_drawn_is_another_past(gateway: G
 def test_a_marker_in_pieces_shows_nothing() -> None:
     parts = [{"type": "text", "text": "<ima"}, {"type": "text", "text": "ge>"}]
     picture = {"type": "image", "image": {"base64": base64.b64encode(FIRST).decode()}}
-    text, images = taken([*parts, picture])
+    text, images = split_parts([*parts, picture])
     assert (text.count("<image>"), len(images)) == (1, 1)
-    assert taken(parts) == ("<image>", ())
+    assert split_parts(parts) == ("<image>", ())
 
 
 @pytest.mark.parametrize("kind", KINDS)

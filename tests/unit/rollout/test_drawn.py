@@ -49,7 +49,7 @@ class Engine:
 
 def request(key: int, begun: list[int] | None = None) -> GenerationRequest:
     return GenerationRequest(
-        key, np.zeros(2, np.int32), key, begun=None if begun is None else np.array(begun, np.int32)
+        key, np.zeros(2, np.int32), key, response_prefix=None if begun is None else np.array(begun, np.int32)
     )
 
 
@@ -71,7 +71,7 @@ def test_what_is_paused_goes_on_from_all_its_tokens_in_the_order_of_keys() -> No
     flight.pause(1)
     assert engine.running == {}
     assert flight.resume() == []
-    assert [(one.key, one.begun.tolist()) for one in engine.added[2:]] == [(1, [70, 1]), (3, [1])]
+    assert [(one.key, one.response_prefix.tolist()) for one in engine.added[2:]] == [(1, [70, 1]), (3, [1])]
     engine.step()
     flight.pause(2)
     flight.resume()
@@ -101,8 +101,8 @@ def test_a_response_that_ended_unseen_is_not_continued() -> None:
         flight.pause(1, keep=keep)
         prompt = Trajectory.of_prompt(np.zeros(2, np.int32))
         if keep:  # so a checkpoint has it
-            assert flight.so_far()[0].after(prompt).stop_reason == "stop"
-            assert flight.so_far()[1].after(prompt).stop_reason is None
+            assert flight.so_far()[0].appended_to(prompt).stop_reason == "stop"
+            assert flight.so_far()[1].appended_to(prompt).stop_reason is None
             flight.pause(1)
         (ended,) = flight.resume()
         assert (ended.key, ended.finish_reason, parts_of(ended)) == (0, "stop", [([1], 1)])

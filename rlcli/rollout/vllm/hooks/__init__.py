@@ -1,1 +1,1 @@
-"""What is changed of vLLM, or heard of it, while it runs in a worker."""
+"""Patches of vLLM, and listeners to it, in a worker."""

@@ -18,17 +18,17 @@ def recorded() -> Iterator[list[Layout]]:
 
     from rlcli.model.weight_check.engine_weights import Recorder
 
-    load, read, found = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights, list[Any]()
+    load, read, layouts = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights, list[Any]()
 
     def load_weights(loader: Any, model: Any, config: Any) -> None:
         with Recorder(model) as recorder:
             loader.get_all_weights = lambda *about: recorder.given(read(loader, *about))
             load(loader, model, config)
         del loader.get_all_weights
-        found.append(recorder.layout())
+        layouts.append(recorder.layout())
 
     DefaultModelLoader.load_weights = load_weights
     try:
-        yield found
+        yield layouts
     finally:
         DefaultModelLoader.load_weights = load

@@ -34,21 +34,24 @@ class BorrowedClasses:
         return noting
 
     def give_back(self, model: Any) -> None:
-        """Give the modules of `model`, vLLM's if it has one, classes of their own, and restore those they had."""
-        for cls, before in self._before.items():
-            changes = {name: value for name, value in vars(cls).items() if before.attributes.get(name) is not value}
-            added = tuple(base for base in cls.__bases__ if base not in before.bases)
-            modules = [one for one in (model.modules() if model is not None else ()) if type(one) is cls]
-            cls.__bases__ = before.bases
+        """Give the modules of vLLM's `model`, if there is one, separate classes, and restore the original classes."""
+        for cls, original in self._before.items():
+            changes = {name: value for name, value in vars(cls).items() if original.attributes.get(name) is not value}
+            added = tuple(base for base in cls.__bases__ if base not in original.bases)
+            modules = [module for module in (model.modules() if model is not None else ()) if type(module) is cls]
+            cls.__bases__ = original.bases
             for name in changes:
-                if name in before.attributes:
-                    setattr(cls, name, before.attributes[name])
+                if name in original.attributes:
+                    setattr(cls, name, original.attributes[name])
                 else:
                     delattr(cls, name)
-            named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}  # by which transformers knows it
-            own = type(cls.__name__, (cls, *added), {**changes, **named})
+            identity = {
+                "__module__": cls.__module__,
+                "__qualname__": cls.__qualname__,
+            }  # by which transformers knows it
+            subclass = type(cls.__name__, (cls, *added), {**changes, **identity})
             for module in modules:
-                module.__class__ = own
+                module.__class__ = subclass
         self._before.clear()
 
 
@@ -60,15 +63,15 @@ def noted() -> Iterator[BorrowedClasses]:
     except ImportError:  # another release: nothing is known of its classes
         yield borrowed
         return
-    kept = getattr(Base, "_decorate_cls_for_torch_compile", None)
-    if kept is None:
+    decorate = getattr(Base, "_decorate_cls_for_torch_compile", None)
+    if decorate is None:
         yield borrowed
         return
-    Base._decorate_cls_for_torch_compile = borrowed.decorating(kept)
+    Base._decorate_cls_for_torch_compile = borrowed.decorating(decorate)
     try:
         yield borrowed
     except BaseException:
         borrowed.give_back(None)
         raise
     finally:
-        Base._decorate_cls_for_torch_compile = kept
+        Base._decorate_cls_for_torch_compile = decorate

@@ -24,13 +24,13 @@ def install(model: Any) -> int:
     _rotate_in_torch(model)
     if not all(hasattr(torch.ops._C, name) for name in KERNELS):
         return 0
-    found = 0
+    replaced = 0
     for layer in model.modules():
         ours = {RMSNorm: _norm, SiluAndMul: _silu_and_mul}.get(type(layer))
         if ours is not None and hasattr(layer, "_forward_method"):
             layer._forward_method = partial(ours, layer)
-            found += 1
-    return found
+            replaced += 1
+    return replaced
 
 
 def _leave_embeddings(model: Any) -> None:

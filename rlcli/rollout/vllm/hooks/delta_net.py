@@ -22,8 +22,8 @@ def install(model: Any) -> int:
     for layer in model.modules():
         if type(layer).__name__ != "QwenGatedDeltaNetAttention" or not hasattr(layer, "_forward_method"):
             continue
-        taken = layer.head_k_dim in KERNEL_HEADS and layer.head_v_dim in KERNEL_HEADS
-        if not taken or layer.conv1d.weight.dtype != torch.bfloat16:
+        has_kernel = layer.head_k_dim in KERNEL_HEADS and layer.head_v_dim in KERNEL_HEADS
+        if not has_kernel or layer.conv1d.weight.dtype != torch.bfloat16:
             layer._forward_method = partial(_forward, layer)
             replaced += 1
     return replaced
@@ -43,30 +43,35 @@ def _forward(layer: Any, hidden_states: Any, *_: Any, **__: Any) -> Any:
         width = layer.value_dim // ranks
         mixed, z = projected.split([projected.shape[-1] - width, width], -1)
         z, (b, a) = z.unflatten(-1, (-1, layer.head_v_dim)), ba.chunk(2, -1)
-    out = hidden_states.new_zeros(len(hidden_states), layer.num_v_heads // ranks, layer.head_v_dim)
+    output = hidden_states.new_zeros(len(hidden_states), layer.num_v_heads // ranks, layer.head_v_dim)
     metadata = get_forward_context().attn_metadata
     if metadata is not None:  # else vLLM measures its memory
-        own = metadata[layer.prefix]
-        assert own.spec_sequence_masks is None, "refused with rollout.speculate"
-        ends, slots = own.non_spec_query_start_loc.tolist(), own.non_spec_state_indices_tensor.long()
-        begun = [True] * own.num_decodes
-        if own.num_prefills:
-            begun += own.has_initial_state.tolist()[own.num_decodes : own.num_decodes + own.num_prefills]
-        requests = [slice(0, own.num_decodes)] if own.num_decodes else []
-        requests += [slice(number, number + 1) for number in range(own.num_decodes, len(begun))]
+        layer_metadata = metadata[layer.prefix]
+        assert layer_metadata.spec_sequence_masks is None, "refused with rollout.speculate"
+        ends, slots = (
+            layer_metadata.non_spec_query_start_loc.tolist(),
+            layer_metadata.non_spec_state_indices_tensor.long(),
+        )
+        has_state = [True] * layer_metadata.num_decodes
+        if layer_metadata.num_prefills:
+            has_state += layer_metadata.has_initial_state.tolist()[
+                layer_metadata.num_decodes : layer_metadata.num_decodes + layer_metadata.num_prefills
+            ]
+        requests = [slice(0, layer_metadata.num_decodes)] if layer_metadata.num_decodes else []
+        requests += [slice(number, number + 1) for number in range(layer_metadata.num_decodes, len(has_state))]
         for some in requests:
             at = slice(ends[some.start], ends[some.stop])
-            steps = _Steps(layer, slots[some], begun[some.start])
-            out[at] = steps.taken(mixed[at], b[at], a[at]).to(out.dtype)
-    return layer._output_projection(out, z)
+            steps = _Steps(layer, slots[some], has_state[some.start])
+            output[at] = steps.taken(mixed[at], b[at], a[at]).to(output.dtype)
+    return layer._output_projection(output, z)
 
 
 class _Steps:
     """The next tokens of N requests, equally many of each. slots [N]: where their states are in vLLM's cache. begun:
     whether there is anything in them."""
 
-    def __init__(self, layer: Any, slots: Any, begun: bool) -> None:
-        self._layer, self._slots, self._begun = layer, slots, begun
+    def __init__(self, layer: Any, slots: Any, has_state: bool) -> None:
+        self._layer, self._slots, self._begun = layer, slots, has_state
         inputs, self._states = layer.kv_cache[0], layer.kv_cache[1]
         weight = layer.conv1d.weight
         # [slots, W − 1, channels]: vLLM has either order.

@@ -53,15 +53,15 @@ class Prompts:
         return {"prompt_token_ids": self._rule.collapsed(ids, pictures).tolist(), "multi_modal_data": {"image": images}}
 
     def _processed(self, rule: ImageRule, pictures: Sequence[Any]) -> Any:
-        """What vLLM's processor would make of the pictures, each with a hash; None if it is to make that itself."""
-        given = rule.engine_inputs(pictures)
-        if given is None:
+        """The images in the form of vLLM's processor, each with a hash; None if vLLM is to process them itself."""
+        engine_inputs = rule.engine_inputs(pictures)
+        if engine_inputs is None:
             return None
         from torch import from_numpy
         from transformers import BatchFeature
         from vllm.multimodal.inputs import MultiModalKwargsItems
 
-        inputs = BatchFeature({name: from_numpy(values) for name, values in given.items()})
+        inputs = BatchFeature({name: from_numpy(values) for name, values in engine_inputs.items()})
         assert self._renderer is not None, "refused when the engine started"
         fields = self._renderer.get_mm_processor()._get_mm_fields_config(inputs, {})
         hashes = [hashlib.blake2b(picture.tobytes(), digest_size=16).hexdigest() for picture in pictures]
@@ -73,11 +73,14 @@ class Prompts:
 
         items, hashes = processed
         counts = [rule.tokens(picture.shape[1], picture.shape[0]) for picture in pictures]
-        places = [PlaceholderRange(*both) for both in zip(rule.starts(ids, pictures), counts, strict=True)]
+        placeholders = [
+            PlaceholderRange(*start_and_count)
+            for start_and_count in zip(rule.starts(ids, pictures), counts, strict=True)
+        ]
         return {
             "type": "multimodal",
             "prompt_token_ids": ids.tolist(),
             "mm_kwargs": items,
             "mm_hashes": {"image": hashes},
-            "mm_placeholders": {"image": places},
+            "mm_placeholders": {"image": placeholders},
         }

@@ -67,4 +67,4 @@ def _packed_by(kernel: Any) -> PackedMatrix | None:
     if getattr(kernel, "__module__", "") != "vllm.model_executor.layers.utils":  # a function of another kind
         return None
     held = [cell.cell_contents for cell in getattr(kernel, "__closure__", None) or ()]
-    return next((one for one in held if isinstance(one, PackedMatrix)), None)
+    return next((cell_value for cell_value in held if isinstance(cell_value, PackedMatrix)), None)

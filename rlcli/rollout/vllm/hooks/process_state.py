@@ -1,4 +1,4 @@
-"""What vLLM changes of its process and leaves on its machine."""
+"""Protection against vLLM's changes to its process, and names of the files that it leaves."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ def kept() -> Iterator[None]:
     pooled = getattr(Worker, POOLED)
 
     def context(worker: Any, tag: str) -> AbstractContextManager[Any]:
-        chosen: AbstractContextManager[Any] = contextlib.nullcontext() if tag == "weights" else pooled(worker, tag)
-        return chosen
+        memory_pool: AbstractContextManager[Any] = contextlib.nullcontext() if tag == "weights" else pooled(worker, tag)
+        return memory_pool
 
     setattr(Worker, POOLED, context)
     try:

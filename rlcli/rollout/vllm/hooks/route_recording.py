@@ -1,4 +1,4 @@
-"""Which experts each token passed through in vLLM (`rollout.replay_routes`).
+"""Recording of the experts that vLLM chooses for each token (`rollout.replay_routes`).
 
 vLLM's own recorder (`enable_return_routed_experts`) is in its second model runner, which needs Triton. Elsewhere
 `Recorder` keeps them where the tokens' keys and values lie: those of a prefix that requests share are known for all.
@@ -25,48 +25,51 @@ class Recorder:
         self._runner = worker.model_runner
         routers = _routers(self._runner.get_model())
         config = worker.vllm_config.model_config
-        experts, chosen = config.get_num_experts(), config.hf_text_config.num_experts_per_tok
+        experts, experts_per_token = config.get_num_experts(), config.hf_text_config.num_experts_per_tok
         table = self._table
         blocks = worker.vllm_config.cache_config.num_gpu_blocks
-        self._routes = np.empty((blocks * table.block_size, len(routers), chosen), route_type(experts))
+        self._routes = np.empty((blocks * table.block_size, len(routers), experts_per_token), route_type(experts))
         self._routes[:] = unknown(1, self._routes)
-        for place, router in enumerate(routers):
-            router.set_capture_fn(partial(self._record, place))
+        for index, router in enumerate(routers):
+            router.set_capture_fn(partial(self._record, index))
 
     def of(self, name: str, tokens: int) -> np.ndarray:
         """The routes of the first tokens of a request that runs, or has ended in the last step; none of one that waits.
         name: as it was added; vLLM appends to it."""
         batch, table = self._runner.input_batch, self._table
-        row = next((row for own, row in batch.req_id_to_index.items() if own.partition("-")[0] == name), None)
+        row = next(
+            (row for request_name, row in batch.req_id_to_index.items() if request_name.partition("-")[0] == name), None
+        )
         if row is None:
             return unknown(0, self._routes)
         blocks = table.get_numpy_array()[row, : -(-tokens // table.block_size)]
-        places = blocks[:, None].astype(np.int64) * table.block_size + np.arange(table.block_size)
-        routes: np.ndarray = self._routes[places.ravel()[:tokens]]
+        slots = blocks[:, None].astype(np.int64) * table.block_size + np.arange(table.block_size)
+        routes: np.ndarray = self._routes[slots.ravel()[:tokens]]
         return routes
 
     @property
     def _table(self) -> Any:
-        """Of the first group of caches: all layers of a supported model that attend to everything are in it."""
+        """Block table of the first group of caches: all layers of a supported model that attend to everything are in
+        it."""
         return self._runner.input_batch.block_table[0]
 
-    def _record(self, layer: int, chosen: Any) -> None:
+    def _record(self, layer: int, experts: Any) -> None:
         """chosen: of the step's tokens, [T, chosen]."""
         from vllm.forward_context import get_forward_context
 
         mappings = get_forward_context().slot_mapping
         if not mappings:  # no request, as when vLLM measures its memory
             return
-        places = next(iter(mappings.values())).cpu().numpy()[: len(chosen)]
-        assert chosen.shape[1] == self._routes.shape[2], "as many experts for each token as the model's config says"
-        self._routes[places[places >= 0], layer] = chosen.cpu().numpy()[: len(places)][places >= 0]
+        slots = next(iter(mappings.values())).cpu().numpy()[: len(experts)]
+        assert experts.shape[1] == self._routes.shape[2], "as many experts for each token as the model's config says"
+        self._routes[slots[slots >= 0], layer] = experts.cpu().numpy()[: len(slots)][slots >= 0]
 
 
 def _routers(model: Any) -> list[Any]:
-    """Of the layers, in their order."""
-    found = [module.router for module in model.modules() if type(module).__name__ == "MoERunner"]
-    if not found:
+    """Routers of the layers, in their order."""
+    routers = [module.router for module in model.modules() if type(module).__name__ == "MoERunner"]
+    if not routers:
         raise SetupError("rollout.replay_routes: the engine's model has no experts", HINT)
-    if not all(hasattr(router, "set_capture_fn") for router in found):
+    if not all(hasattr(router, "set_capture_fn") for router in routers):
         raise SetupError("rollout.replay_routes: this release of vLLM does not tell which experts it chooses", HINT)
-    return found
+    return routers

@@ -1,4 +1,4 @@
-"""Speculative decoding without a second model: drafts are copied from what followed the same tokens before.
+"""Speculative decoding without a second model: drafts are copied from earlier continuations of the same tokens.
 
 vLLM proposes the drafts and computes the logits of all of them in one forward pass. What is drawn from these logits is
 decided here: each position is drawn as without drafts, by the noise of (seed, position), and drafts are kept as long as
@@ -28,7 +28,7 @@ LONGEST, SHORTEST = 4, 2
 
 
 def settings(drafts: int) -> dict[str, Any]:
-    """vLLM's arguments to draft so many tokens in each step. Raises `SetupError` if the installed vLLM is another one
+    """vLLM's arguments to draft this many tokens in each step. Raises `SetupError` if the installed vLLM is another one
     than this file was written for."""
     import vllm
 
@@ -82,18 +82,20 @@ class Verifier:
             return self._original(metadata, draft_probs, logits, sampling)
         owner = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).to(logits.device)
         logits = processed(logits, owner, sampling)
-        drawn = logits.argmax(-1)
+        row_tokens = logits.argmax(-1)
         if not sampling.all_greedy:
             sampled = self._draw(logits, torch.from_numpy(keys).to(logits.device))
-            drawn = sampled if sampling.all_random else drawn.where((sampling.temperature == 0)[owner], sampled)
-        tokens, places = accepted(drawn, metadata.draft_token_ids, rows)
+            row_tokens = (
+                sampled if sampling.all_random else row_tokens.where((sampling.temperature == 0)[owner], sampled)
+            )
+        tokens, row_indexes = accepted(row_tokens, metadata.draft_token_ids, rows)
         self.drafted += sum(metadata.num_draft_tokens)
         self.accepted += int((tokens >= 0).sum()) - len(rows)
         log_probs = None
         if sampling.max_num_logprobs is not None:
             # One row for each place in `tokens`: vLLM leaves out those of rejected tokens.
-            given, of = logits.log_softmax(-1)[places.flatten()], tokens.flatten().clamp(min=0)
-            log_probs = self._runner.sampler.gather_logprobs(given, sampling.max_num_logprobs, of)
+            token_log_probs, token_ids = logits.log_softmax(-1)[row_indexes.flatten()], tokens.flatten().clamp(min=0)
+            log_probs = self._runner.sampler.gather_logprobs(token_log_probs, sampling.max_num_logprobs, token_ids)
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=log_probs)
 
 
@@ -106,12 +108,12 @@ def processed(logits: Tensor, owner: Tensor, sampling: Any) -> Tensor:
     if sampling.all_greedy:
         return logits
     temperature = sampling.temperature.where(sampling.temperature != 0, 1.0)[owner]
-    top_k, top_p = (None if given is None else given[owner] for given in (sampling.top_k, sampling.top_p))
+    top_k, top_p = (None if values is None else values[owner] for values in (sampling.top_k, sampling.top_p))
     filtered: Tensor = apply_top_k_top_p(logits / temperature[:, None], top_k, top_p)
     return filtered
 
 
-def accepted(drawn: Tensor, drafts: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+def accepted(sampled: Tensor, drafts: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
     """The tokens that each request gets, int64 `[requests, most rows]` with −1 for none, and the row of each place, of
     the same shape: of a request its drawn tokens up to the first that differs from its draft, or all of them.
 
@@ -124,12 +126,12 @@ def accepted(drawn: Tensor, drafts: Tensor, rows: list[int]) -> tuple[Tensor, Te
     import torch
 
     count = torch.tensor(rows)
-    start, place = count.cumsum(0) - count, torch.arange(max(rows))
-    row = (start[:, None] + place).clamp(max=len(drawn) - 1)
-    is_draft, exists = place < count[:, None] - 1, place < count[:, None]
-    draft = drawn.new_full(row.shape, -1)
-    row, is_draft, exists = row.to(drawn.device), is_draft.to(drawn.device), exists.to(drawn.device)
-    draft[is_draft] = drafts.to(drawn.dtype)
-    right = (drawn[row] == draft).cumprod(1)
-    before = torch.cat([right.new_ones(len(rows), 1), right[:, :-1]], dim=1).bool()
-    return drawn[row].where(before & exists, -1), row
+    start, offset = count.cumsum(0) - count, torch.arange(max(rows))
+    row = (start[:, None] + offset).clamp(max=len(sampled) - 1)
+    is_draft, exists = offset < count[:, None] - 1, offset < count[:, None]
+    draft = sampled.new_full(row.shape, -1)
+    row, is_draft, exists = row.to(sampled.device), is_draft.to(sampled.device), exists.to(sampled.device)
+    draft[is_draft] = drafts.to(sampled.dtype)
+    matches = (sampled[row] == draft).cumprod(1)
+    preceding_match = torch.cat([matches.new_ones(len(rows), 1), matches[:, :-1]], dim=1).bool()
+    return sampled[row].where(preceding_match & exists, -1), row

@@ -28,7 +28,7 @@ ADDED = ".mlp.experts.down_proj_bias"
 
 
 class WrittenWeights:
-    """Of a vLLM model, before it reloads.
+    """Weights of a vLLM model that are written directly, before it reloads.
 
     written = WrittenWeights(model)
     reload(written.others(weights))     # the rest is written by then
@@ -41,7 +41,7 @@ class WrittenWeights:
         kind = getattr(getattr(model, "config", None), "model_type", "")
         self.parameters: dict[str, Any] = dict(model.named_parameters()) if kind in WRITTEN else {}
         """What is written into, by vLLM's names."""
-        self.parameters = {name: one for name, one in self.parameters.items() if name.endswith(_ENDS)}
+        self.parameters = {name: parameter for name, parameter in self.parameters.items() if name.endswith(_ENDS)}
 
     @classmethod
     def of(cls, model: Any) -> WrittenWeights:
@@ -58,7 +58,7 @@ class WrittenWeights:
         return [name for name in self.parameters if self._rank and name.endswith(ends)]
 
     def others(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Those of `weights` that vLLM loads; the others are written."""
+        """Yield those of `weights` that vLLM loads; the others are written."""
         for name, tensor in weights:
             if not self._write(name, tensor):
                 yield name, tensor
@@ -82,7 +82,10 @@ class WrittenWeights:
         for end, theirs in NAMES.items():
             if name.endswith(end):
                 begin = name.removesuffix(end)
-                return next((self.parameters[begin + one] for one in theirs if begin + one in self.parameters), None)
+                return next(
+                    (self.parameters[begin + vllm_end] for vllm_end in theirs if begin + vllm_end in self.parameters),
+                    None,
+                )
         return None
 
     def _part(self, name: str, tensor: Tensor) -> Tensor | None:

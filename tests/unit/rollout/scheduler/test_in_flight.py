@@ -282,7 +282,7 @@ def test_what_is_dropped_is_forgotten_by_the_engines_too() -> None:
     source = source_of(workers, 2, 5)
     Run(source, workers).until(2)
     source.drop()
-    assert (source.buffer.groups, source.begun, workers.engines[0].unfinished) == ([], False, 0)
+    assert (source.buffer.groups, source.has_started, workers.engines[0].unfinished) == ([], False, 0)
     position = source.cursor.position
     workers.load(3)
     assert check(source.take(3), 3, 0)[0] == position

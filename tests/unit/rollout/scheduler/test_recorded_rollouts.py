@@ -214,7 +214,7 @@ class Run:
             except RunFailed as error:
                 self.steps.append([str(error)])
                 break
-            self.seen += [self.workers.calls, self.progress[-1:], self.source.begun, self.source.cursor.state()]
+            self.seen += [self.workers.calls, self.progress[-1:], self.source.has_started, self.source.cursor.state()]
             text = json.dumps(self.seen, sort_keys=True, default=repr).replace(str(self.folder), "")
             digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
             rows = [name.removeprefix("row:") for name in batch.prompt_ids]

@@ -32,7 +32,7 @@ from rlcli.evaluation.evaluation_report import evaluate
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.rollout.rollout_call import RolloutCall
-from rlcli.rollout.scheduler.group_results import judged, judged_groups
+from rlcli.rollout.scheduler.group_results import correct_and_scored, judged_groups
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
 from rlcli.rollout.scheduler.prefetch import Prefetcher
 from rlcli.rollout.scheduler.rollout_source import by_rank
@@ -614,7 +614,7 @@ def test_samples_that_were_generated_ahead_keep_their_sets() -> None:
     ahead.take(1)
     ahead.wait()
     state, shards = source.state()
-    assert source.begun
+    assert source.has_started
     whole = ahead.take(2).sources
     ahead.wait()
     source.restore(json.loads(json.dumps(state)), shards)
@@ -687,7 +687,7 @@ def test_what_was_judged_is_kept_with_what_was_generated_ahead() -> None:
     other.restore(json.loads(json.dumps(state)), shards)
     restored, batch = other.take(2), ahead.take(2)
     ahead.wait()
-    assert source.begun
+    assert source.has_started
     assert restored.judged == batch.judged
     assert restored.selection == batch.selection != {}
     assert len(batch.judged) > len(rows_of(batch))
@@ -702,9 +702,9 @@ def test_a_group_is_judged_by_the_samples_that_count() -> None:
     some = Samples.of(
         [sample(0, Outcome.OK), sample(1, Outcome.WRONG), sample(2, Outcome.CRASH), sample(3, Outcome.OK, "length")]
     )
-    assert judged(some, config) == (1, 3), "the third has no verdict, and the fourth is cut off"
-    assert judged(some, config.changed(train={"truncated": "mask"})) == (1, 2)
-    assert judged(some, config.changed(train={"truncated": "keep"})) == (2, 3)
+    assert correct_and_scored(some, config) == (1, 3), "the third has no verdict, and the fourth is cut off"
+    assert correct_and_scored(some, config.changed(train={"truncated": "mask"})) == (1, 2)
+    assert correct_and_scored(some, config.changed(train={"truncated": "keep"})) == (2, 3)
     group = Group(1, samples=some, prompt_id="a:0")
     twin = replace(group)
     assert judged_groups([group, twin], [twin], config) == [("a:0", 3, 1, 12, False), ("a:0", 3, 1, 12, True)]

@@ -141,7 +141,7 @@ def test_each_response_is_generated_once_with_its_log_probs(servers: Any, engine
     engine = engine_of(one, two)
     assert engine.slots == 8
     check_all(list(finished(engine, asked(20), SAMPLING)), 20)
-    greedy = GenerationRequest(3, PROMPT, 0, greedy=True, begun=PROMPT[:2])
+    greedy = GenerationRequest(3, PROMPT, 0, greedy=True, response_prefix=PROMPT[:2])
     list(finished(engine, [greedy], SAMPLING))
     body = next(body for body in one.asked + two.asked if body["sampling_params"]["temperature"] == 0)
     assert body["token_ids"] == [*PROMPT.tolist(), *PROMPT[:2].tolist()]

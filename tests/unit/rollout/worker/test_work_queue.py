@@ -85,7 +85,7 @@ def test_a_round_ends_for_all_when_enough_groups_are_finished_by_whomever() -> N
     one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
     assert one.exchange(2, 4) == WorkGrant(done=True)
     assert other.exchange(1, 4) == WorkGrant(stop=True, done=True)
-    one._looked = 0.0  # some time has passed
+    one._last_poll = 0.0  # some time has passed
     assert one.exchange(0, 4).stop
     assert not WorkQueue(Queue("the next", [], 3), counters).exchange(1, 4).stop
 
@@ -122,7 +122,7 @@ class Engine:
         self.wait()
         finished = []
         for key, (request, tokens) in list(self.under_way.items())[: self.slots]:
-            place = len(tokens) + (0 if request.begun is None else len(request.begun))
+            place = len(tokens) + (0 if request.response_prefix is None else len(request.response_prefix))
             tokens.append(token(request.seed, place))
             if tokens[-1] == END or place + 1 == self.limit:
                 finished.append(self._of(key, "stop" if tokens[-1] == END else "length"))

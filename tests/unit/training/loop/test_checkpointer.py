@@ -225,7 +225,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         view=SimpleNamespace(note=notes.append),
         workers=SimpleNamespace(call=lambda method, tokens: [-1.1 if sound else -2.0]),
         source=SimpleNamespace(
-            begun=False, cursor=PromptCursor(4, 0, shuffle=True), restore=lambda state, shards: None
+            has_started=False, cursor=PromptCursor(4, 0, shuffle=True), restore=lambda state, shards: None
         ),
         config=RunConfig(),
         tracked=REWARD,
