@@ -106,10 +106,10 @@ def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef:
         old_log_probs=joined.tokens("old_log_probs") if "old_log_probs" in needs else None,
         teacher_log_probs=joined.tokens("teacher_log_probs") if "teacher_log_probs" in needs else None,
     )
-    made = algorithm.token_advantages(inputs)
-    joined.fill("advantages", made.advantages.float())
-    if made.returns is not None:
-        joined.fill("returns", made.returns.float())
+    outputs = algorithm.token_advantages(inputs)
+    joined.fill("advantages", outputs.advantages.float())
+    if outputs.returns is not None:
+        joined.fill("returns", outputs.returns.float())
 
 
 def _rewards(batch: TrainBatch, joined: Joined) -> Tensor:
@@ -167,8 +167,8 @@ def _noise(batch: TrainBatch, joined: Joined) -> Tensor:
     from rlcli.model.device_copies import download
 
     samples, lengths = download([joined.samples, joined.lengths])
-    drawn = [
+    noise = [
         np.random.default_rng([batch.seed, sample]).random(length)
         for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True)
     ]
-    return torch.tensor(np.concatenate([np.zeros(0), *drawn]), device=joined.sequence.device)
+    return torch.tensor(np.concatenate([np.zeros(0), *noise]), device=joined.sequence.device)

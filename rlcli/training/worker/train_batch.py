@@ -155,9 +155,9 @@ class TrainBatch:
 
         self.device, self.rule = device, rule
         self.seed = step.seed
-        own = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
-        held = np.unique(step.columns.shard[own]).tolist()
-        shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
+        rank_samples = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
+        needed = np.unique(step.columns.shard[rank_samples]).tolist()
+        shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in needed}
         self.works: list[MiniWork] = step.minibatches
         self.policy_works = list(step.minibatches)
         columns = step.columns.present()
@@ -199,9 +199,9 @@ class TrainBatch:
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         lengths = torch.cat([none, *(m.lengths for m in micros)])
         samples = torch.cat([none, *(m.samples for m in micros)])
-        drawn = sum(len(micro.packed.targets) for micro in micros)
-        places = torch.arange(len(lengths), device=self.device)
-        sequence = torch.repeat_interleave(places, lengths, output_size=drawn)
+        tokens = sum(len(micro.packed.targets) for micro in micros)
+        indexes = torch.arange(len(lengths), device=self.device)
+        sequence = torch.repeat_interleave(indexes, lengths, output_size=tokens)
         return Joined(micros, samples, lengths, sequence)
 
     def export(self, name: TokenColumn) -> dict[int, np.ndarray]:
@@ -254,7 +254,7 @@ class TrainBatch:
 
         shard, row = step.columns.shard, step.columns.row
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
-        branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
+        branches = [(index, branch) for index, row in enumerate(rows) for branch in row.branches]
         packed = self._packed(branches) if rows else dummy(torch.device("cpu"), self.rule)
         samples = torch.tensor(bin, dtype=torch.int64)
         lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64)
@@ -263,15 +263,15 @@ class TrainBatch:
         if step.columns.has("turn_rewards"):
             turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
             tokens.turn = torch.tensor(turns)
-        wanted = {one.place for one in step.recording.samples} if step.recording is not None else frozenset()
-        self.recorded |= {sample: whole for sample, whole in zip(bin, rows, strict=True) if sample in wanted}
+        wanted = {recorded.place for recorded in step.recording.samples} if step.recording is not None else frozenset()
+        self.recorded |= {sample: trajectory for sample, trajectory in zip(bin, rows, strict=True) if sample in wanted}
         of_teachers = {}
         if step.columns.has("teacher"):
             teachers = step.columns.teacher[np.array(bin, np.int64)]
             for number in dict.fromkeys(teachers.tolist()):
-                own = [(place, branch) for place, branch in branches if teachers[place] == number]
-                own = [(place, replace(branch, routes=None)) for place, branch in own]
-                of_teachers[number] = self._packed(own)
+                scored = [(index, branch) for index, branch in branches if teachers[index] == number]
+                scored = [(index, replace(branch, routes=None)) for index, branch in scored]
+                of_teachers[number] = self._packed(scored)
         return MicroBatch(packed, samples, lengths, not rows, tokens, of_teachers, rows)
 
     def _packed(self, branches: Sequence[tuple[int, Trajectory]]) -> PackedBatch:
@@ -280,10 +280,10 @@ class TrainBatch:
 
         from rlcli.model.packed_batch import pack
 
-        given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
-        masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
+        rows = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
+        masks, indexes = [branch.drawn for _, branch in branches], [index for index, _ in branches]
         routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
-        return pack(given, torch.device("cpu"), masks, places, routes, pictures, self.rule)
+        return pack(rows, torch.device("cpu"), masks, indexes, routes, pictures, self.rule)
 
 
 @dataclass(frozen=True)
@@ -322,6 +322,6 @@ class Joined:
             return
         (host,) = download([kept])
         parts = host.split([len(micro.packed.targets) for micro in self.micros])
-        places = upload([part.nonzero()[:, 0] for part in parts], kept.device)
-        for micro, own in zip(self.micros, places, strict=True):
-            micro.tokens.kept_places = own
+        positions = upload([part.nonzero()[:, 0] for part in parts], kept.device)
+        for micro, kept_places in zip(self.micros, positions, strict=True):
+            micro.tokens.kept_places = kept_places
