@@ -24,14 +24,14 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: boo
         on_note(advice)
     if config.lora.rank:
         check_lora(config.model.path, config.lora.targets)
-    models = (config.model.path, config.critic.path, *(one.path for one in config.teacher.held))
+    models = (config.model.path, config.critic.path, *(teacher.path for teacher in config.teacher.held))
     for path in dict.fromkeys(filter(None, models)):
         check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
-    found = [check_not_empty(rows, on_note) for rows in sets]
+    answer_sets = [check_not_empty(rows, on_note) for rows in sets]
     if prepared.facts.verifiers and verifies and not config.data.response:
         with ScoringPool(1, config.verifier.deadline_s, sandbox=prepared.sandbox) as pool:
-            for answers in found:
+            for answers in answer_sets:
                 # `check_verifiers` has tried the other verifiers; an empty answer may be further down.
                 first = {verifier: rows for verifier, rows in answers.first.items() if asks_server(verifier)}
                 check_answers(Answers(first, answers.empty), pool, on_note)

@@ -175,16 +175,17 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _data(key: str, split: str, paths: Iterable[str]) -> Iterator[Input]:
     for number, path in enumerate(paths):
-        place = Path(os.path.expanduser(path))
-        file = place / f"{split}.parquet" if os.path.isdir(place) or not place.suffix else place
+        file = Path(os.path.expanduser(path))
+        if os.path.isdir(file) or not file.suffix:
+            file /= f"{split}.parquet"
         yield _file(key, f"{number}/{file.name}", file)
 
 
 def _any_file(key: str, number: object, text: str) -> Iterator[Input]:
     """The files of a text that may be a path, such as the value of an option: code, a file, a model or the files of a
     folder. None if no such file exists."""
-    place = text.rpartition(":")[0]
-    path = Path(os.path.expanduser(place if place.endswith(".py") else text))
+    code = text.rpartition(":")[0]
+    path = Path(os.path.expanduser(code if code.endswith(".py") else text))
     if not text or not os.path.exists(path):
         return
     if os.path.isfile(path / "config.json"):
@@ -438,13 +439,13 @@ def with_hub_models(
     return replace(check, files=(*check.files, *models), changes=(*check.changes, *changes))
 
 
-def compare(before: Sequence[Input], now: Sequence[Input]) -> list[InputChange]:
+def compare(recorded: Sequence[Input], now: Sequence[Input]) -> list[InputChange]:
     """The changed files, in the order of `now`; then the missing ones."""
-    old = {(entry.key, entry.name): entry for entry in before if entry.digest}
+    old = {(entry.key, entry.name): entry for entry in recorded if entry.digest}
     changes = []
     for entry in now:
-        recorded = old.pop((entry.key, entry.name), None)
-        was = recorded.digest if recorded else ""
+        earlier = old.pop((entry.key, entry.name), None)
+        was = earlier.digest if earlier else ""
         if was != entry.digest:
             changes.append(InputChange(entry.key, entry.path, was, entry.digest, entry.problem, entry.name))
     # A file that exists and is no longer read: the file that imported it has changed, and is in the list.

@@ -84,12 +84,13 @@ def running_workers(
             wait_s = config.cluster.wait_s
             on_phase("start workers" + (f" (up to {wait_s:.0f} s for machines to join)" if wait_s else ""))
             stall_s = config.fault_tolerance.stall_s
-            for spec, pool, placed, places in _reserved(pools, servers, early, wait_s):
+            for spec, pool, placed, reserved in _reserved(pools, servers, early, wait_s):
                 started[spec.name] = workers = start_group(
-                    Worker, pool, logs.resolve(), name=spec.name, stall_s=stall_s, placed=placed, places=places
+                    Worker, pool, logs.resolve(), name=spec.name, stall_s=stall_s, placed=placed, places=reserved
                 )
                 workers.call(WorkerCalls.begin, spec)
-                workers.call(WorkerCalls.join, *workers.call(WorkerCalls.rendezvous))
+                host, port = workers.call(WorkerCalls.rendezvous)
+                workers.call(WorkerCalls.join, host, port)
                 if prepared.context.trains:
                     check_shared(logs, spec.name, pool.workers)
             startup_times.done("workers")
@@ -123,8 +124,8 @@ def build(groups: Sequence[Workers]) -> None:
     building = [in_background(partial(group.call, WorkerCalls.build)) for group in others]
     try:
         first.call(WorkerCalls.build)
-        for one in building:
-            one.result()
+        for pending in building:
+            pending.result()
     except BaseException:
         for group in groups:
             group.kill()
@@ -184,11 +185,11 @@ def _reserved(
     reserved = reserve(missing, existing, wait_s) if missing else []
     if cluster_address(first_spec.config.cluster.address):
         check_same_code(reserved)
-    places = iter(reserved)
+    placement_groups = iter(reserved)
     for pool_spec, pool in pools:
         actors = placed if pool_spec.name == POLICY else None
         pool_spec = replace(pool_spec, served=servers.addresses, served_key=servers.key)
-        yield pool_spec, pool, actors, None if actors is not None else next(places)
+        yield pool_spec, pool, actors, None if actors is not None else next(placement_groups)
 
 
 def engine_spec(spec: WorkerSpec) -> WorkerSpec:

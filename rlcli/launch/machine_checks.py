@@ -60,6 +60,7 @@ class Finding:
     name: str
     """Of the check."""
     status: Status
+    """Its outcome."""
     detail: str
     """Versions, sizes or the error."""
     hint: str = ""

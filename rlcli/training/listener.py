@@ -28,6 +28,7 @@ class ListenedRun:
     path: Path
     """The run's folder."""
     config: RunConfig
+    """Its configuration."""
     note: Callable[[str], None]
     """Prints a line."""
     warn: Callable[[str, int], None]

@@ -53,7 +53,9 @@ class _Answered:
     sample: int
     """Index of the sample, or GREEDY."""
     result: ChatResult
+    """The endpoint's response."""
     verdict: Future[Verdict]
+    """Its verdict, once it is verified."""
 
 
 def ask(

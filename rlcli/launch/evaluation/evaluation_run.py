@@ -35,6 +35,7 @@ class Request:
     """An evaluation request."""
 
     config: RunConfig
+    """Model, sampling and limits."""
     paths: tuple[str, ...]
     """Paths of the datasets; none: numbered rows of the environment."""
     greedy: bool = False
@@ -85,6 +86,7 @@ class _Dataset:
     """One of the datasets."""
 
     name: str
+    """Unique among the datasets."""
     prompts: Sequence[Prompt]
     """The rows to evaluate."""
     left_out: Mapping[str, int]

@@ -34,6 +34,7 @@ class _Pending:
     """A checkpoint that is being written."""
 
     step: int
+    """Its step."""
     state: dict[str, Any]
     """The controller's state."""
     files: Files = field(default_factory=dict)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.peak_memory import largest
@@ -57,6 +57,11 @@ from rlcli.training.loop.update_guard import CRITIC, POLICY, RollBack, UpdateGua
 from rlcli.training.loop.warnings import NO_UPDATE, Warnings
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.worker_pools import Groups
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from rlcli.data.sample_shard import SampleShard
 
 PROBE_TOKENS = 64
 """Tokens of the prompt whose prefix must not outlive a weight sync, and whose log-probs go into checkpoints."""
@@ -422,7 +427,7 @@ class Trainer:
         self.view.note(f"evaluation at step {step}: {report.headline()}")
         return {f"eval/{name}": value for name, value in metrics.items()}
 
-    def state_dict(self) -> tuple[dict[str, Any], list[Any]]:
+    def state_dict(self) -> tuple[dict[str, Any], list[ObjectRef[SampleShard] | None]]:
         """The controller's state, on which the next step depends besides the workers' state, as plain values; and
         references to the tokens of the waiting samples."""
         source, shards = self.source.state()

@@ -1,4 +1,4 @@
-"""Models that learn from the same batch as the policy: PPO's critic, and PRIME's process reward model."""
+"""Models that are trained on the same batch as the policy: PPO's critic, and PRIME's process reward model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlcli.training.worker.train_batch import TrainBatch
 
 
 class CriticRole:
-    """A value model: fills in `values`, and learns `returns`."""
+    """A value model: computes `values`, and is trained on `returns`."""
 
     def __init__(self, config: RunConfig, load: Loader) -> None:
         self.clip = config.critic.clip
@@ -45,7 +45,7 @@ class CriticRole:
 
 
 class ProcessRewardRole:
-    """An implicit process reward model: fills in `process_rewards`, and learns which responses are correct."""
+    """An implicit process reward model: computes `process_rewards`, and is trained on the responses' verdicts."""
 
     def __init__(self, config: RunConfig, load: Loader) -> None:
         self.options = config.algorithm.options

@@ -76,7 +76,7 @@ def _write(
     states: list[Mapping[str, Tensor]],
     rank_values: Mapping[str, object],
     folder: Path,
-    group: Any,
+    group: ProcessGroup,
 ) -> None:
     """states: holds the state to write, and is empty once `done` is set: two copies must not exist at once."""
     from rlcli.model.io.model_state import save_state

@@ -60,12 +60,19 @@ class WeightSync:
     """The weight sync methods of `Worker`."""
 
     rank: int
+    """Rank of the worker in its group."""
     device: torch.device
+    """Its device."""
     spec: WorkerSpec
+    """The specification that it is built from."""
     offload: Offload
+    """Moves models and optimizers between device and host."""
     policy: PolicyRole | None
+    """The policy, if it trains one."""
     rollout_role: RolloutRole | None
+    """The engine's role, if it generates."""
     batch: TrainBatch | None
+    """The rows of the current step; freed by a sync."""
     probe: Int32[np.ndarray, " T"] | None = None
     """Tokens of the last sync's probe."""
     sent: Mapping[str, Sent]
