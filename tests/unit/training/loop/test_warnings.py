@@ -48,7 +48,7 @@ class Run:
         self.notes: list[str] = []
         self.events: list[tuple[int, str]] = []
         self.warnings = Warnings(
-            0.05, 1.0, self.notes.append, self._event, prompts=prompts, samples=samples, lr=lr, given=given
+            0.05, 1.0, self.notes.append, self._event, prompts=prompts, samples=samples, lr=lr, unrewarded=given
         )
         self.lr, self.step = lr, 0
 
@@ -151,7 +151,7 @@ def test_a_task_that_is_solved_raises_no_warning() -> None:
 
 
 def test_given_responses_are_all_right() -> None:
-    run = Run(samples=1, given=True)
+    run = Run(samples=1, unrewarded=True)
     assert run.steps(100, **EQUAL | {"reward/mean": 1.0, "outcome/ok": 1.0, "response_tokens/truncated": 0.0}) == []
 
 
