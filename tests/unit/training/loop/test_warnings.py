@@ -151,7 +151,7 @@ def test_a_task_that_is_solved_raises_no_warning() -> None:
 
 
 def test_given_responses_are_all_right() -> None:
-    run = Run(samples=1, unrewarded=True)
+    run = Run(samples=1, given=True)
     assert run.steps(100, **EQUAL | {"reward/mean": 1.0, "outcome/ok": 1.0, "response_tokens/truncated": 0.0}) == []
 
 
