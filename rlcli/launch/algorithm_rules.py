@@ -61,12 +61,12 @@ def _given_responses(config: RunConfig) -> str:
 
 def _teacher(config: RunConfig, algorithm: Algorithm) -> list[str]:
     a, teacher = config.algorithm, config.teacher
-    chosen = f"algorithm.advantage = {a.advantage} and algorithm.loss = {a.loss}"
-    given = ", ".join(one.path for one in teacher.models)
+    functions = f"algorithm.advantage = {a.advantage} and algorithm.loss = {a.loss}"
+    paths = ", ".join(model.path for model in teacher.models)
     if not algorithm.needs_teacher:
-        return [f"teacher.path = {given}, but {chosen} use no teacher; start from the recipe opd"] if given else []
-    if not given:
-        return [f"{chosen} need a teacher; give teacher.path, a model with this model's vocabulary"]
+        return [f"teacher.path = {paths}, but {functions} use no teacher; start from the recipe opd"] if paths else []
+    if not paths:
+        return [f"{functions} need a teacher; give teacher.path, a model with this model's vocabulary"]
     if algorithm.needs_teacher_top and not teacher.top_k:
         return [f"teacher.top_k = 0: algorithm.loss = {a.loss} compares the teacher's likeliest tokens; give 16"]
     if teacher.top_k and not algorithm.needs_teacher_top:

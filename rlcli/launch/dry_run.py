@@ -24,14 +24,14 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: boo
         on_note(advice)
     if config.lora.rank:
         check_lora(config.model.path, config.lora.targets)
-    models = (config.model.path, config.critic.path, *(one.path for one in config.teacher.held))
+    models = (config.model.path, config.critic.path, *(teacher.path for teacher in config.teacher.held))
     for path in dict.fromkeys(filter(None, models)):
         check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
-    found = [check_not_empty(rows, on_note) for rows in sets]
+    answer_sets = [check_not_empty(rows, on_note) for rows in sets]
     if prepared.facts.verifiers and verifies and not config.data.response:
         with ScoringPool(1, config.verifier.deadline_s, sandbox=prepared.sandbox) as pool:
-            for answers in found:
+            for answers in answer_sets:
                 # `check_verifiers` has tried the other verifiers; an empty answer may be further down.
                 first = {verifier: rows for verifier, rows in answers.first.items() if asks_server(verifier)}
                 check_answers(Answers(first, answers.empty), pool, on_note)
@@ -40,23 +40,23 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None], *, verifies: boo
 def check_not_empty(rows: Iterable[Prompt], on_note: Callable[[str], None]) -> Answers:
     """Raise `DataError` for a prompt without text; note answers without text. `check_answers` refuses answers that the
     row's verifier cannot score."""
-    found, without = Answers(), list[str]()
-    for place, prompt in enumerate(rows):
+    answers, without = Answers(), list[str]()
+    for row, prompt in enumerate(rows):
         if not any(message["content"].strip() for message in prompt.messages):
-            raise DataError(f"data: the prompt of {_named(rows, place, prompt)} is empty", "write it, or leave it out")
+            raise DataError(f"data: the prompt of {_named(rows, row, prompt)} is empty", "write it, or leave it out")
         if not prompt.ground_truth.strip():
             without.append(prompt.id)
-        found.add(prompt, place, partial(_named, rows, place, prompt))
+        answers.add(prompt, row, partial(_named, rows, row, prompt))
     if without:
         on_note(f"{len(without)} rows have an empty ground truth, {without[0]} the first")
-    return found
+    return answers
 
 
-def _named(rows: Iterable[Prompt], place: int, prompt: Prompt) -> str:
+def _named(rows: Iterable[Prompt], row: int, prompt: Prompt) -> str:
     """A row with its file, if that is known."""
     if isinstance(rows, JoinedPrompts):
-        part = int(rows.starts.searchsorted(place, side="right")) - 1
-        return _named(rows.parts[part], place - int(rows.starts[part]), prompt)
+        part = int(rows.starts.searchsorted(row, side="right")) - 1
+        return _named(rows.parts[part], row - int(rows.starts[part]), prompt)
     if isinstance(rows, PromptTable):
         return f"row {prompt.id} of {rows.origin.file}"
     return f"row {prompt.id}"

@@ -23,7 +23,7 @@ Qwen3.5 inherit it; not run.)"""
 MERGED_ALONE = dict.fromkeys(
     LATENT, "vLLM's latent attention computes with kv_b_proj as it was loaded, without adapters"
 )
-"""By `model_type`, why an engine needs adapters added to the weights, as a run in float32 sends them."""
+"""`model_type` → why an engine needs adapters merged into the weights, as a run in float32 sends them."""
 MERGED_ON_CPUS = {"gpt_oss": "beside an adapter vLLM computes its experts with Triton, which has no code for CPUs"}
 """The same on CPUs."""
 
@@ -107,9 +107,9 @@ def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> N
 
 
 def check_states(config: RunConfig, dtype: str, device: str, adapter: str = "") -> None:
-    """Raise `ConfigError` for what cannot be done with models whose layers carry a state from token to token. adapter:
-    as in `check_adapter`."""
-    every = [config.model.path, config.critic.path, *(one.path for one in config.teacher.held)]
+    """Raise `ConfigError` for settings that models with recurrent layers do not support. adapter: as in
+    `check_adapter`."""
+    every = [config.model.path, config.critic.path, *(teacher.path for teacher in config.teacher.held)]
     for path in every if config.parallel.context > 1 else ():
         if path and has_recurrent_layers(path):
             raise ConfigError(
@@ -119,26 +119,26 @@ def check_states(config: RunConfig, dtype: str, device: str, adapter: str = "") 
             )
     if not has_recurrent_layers(config.model.path):
         return
-    rollout, what = config.rollout, f"{config.model.path} has layers that carry a state from token to token"
+    rollout, reason = config.rollout, f"{config.model.path} has layers that carry a state from token to token"
     if rollout.engine == "transformers":
         raise ConfigError(
-            f"rollout.engine = transformers: {what}, which this engine does not keep", "give rollout.engine = vllm"
+            f"rollout.engine = transformers: {reason}, which this engine does not keep", "give rollout.engine = vllm"
         )
     if rollout.engine == "server" and not rollout.server_urls and device == "cpu":
         raise ConfigError(
-            f"rollout.engine = server: {what}, for which vLLM's servers have no kernels in {dtype} on CPUs"
+            f"rollout.engine = server: {reason}, for which vLLM's servers have no kernels in {dtype} on CPUs"
             if dtype != "bfloat16"
-            else f"rollout.engine = server: {what}, which was not tried with vLLM's servers on CPUs",
+            else f"rollout.engine = server: {reason}, which was not tried with vLLM's servers on CPUs",
             "give rollout.engine = vllm",
         )
     if rollout.speculate:
         raise ConfigError(
-            f"rollout.speculate = {rollout.speculate}: {what}, from which a rejected draft cannot be removed",
+            f"rollout.speculate = {rollout.speculate}: {reason}, from which a rejected draft cannot be removed",
             "leave it out",
         )
     if rollout.replay_routes:
         raise ConfigError(
-            f"rollout.replay_routes: {what}; the engine's record of routes does not cover its caches", "leave it out"
+            f"rollout.replay_routes: {reason}; the engine's record of routes does not cover its caches", "leave it out"
         )
     if config.lora.rank and device == "cpu" and (adapter or dtype != "float32"):
         raise ConfigError(
@@ -174,14 +174,14 @@ def check_quantized(config: RunConfig, dtype: str, experts: int) -> None:
 def check_images(
     config: RunConfig, kind: str, rule: ImageRule | None, dtype: str, sets: Sequence[Sequence[Prompt]], *, train: bool
 ) -> int:
-    """The most pictures that the engine gets with a prompt: of the rows, or as many as environments like. Raises
-    `RlcliError` for pictures or `model.freeze` with a model that sees none, and for what cannot be done with one that
-    does. kind: the model's `model_type`. rule: how it sees pictures, if it does."""
-    most = max((int(pictures_of(some).max(initial=0)) for some in sets), default=0)
+    """The maximum number of images that the engine gets with a prompt: of the rows, or any number with environments.
+    Raises `RlcliError` for images or `model.freeze` with a text-only model, and for settings that a vision-language
+    model does not support. kind: the model's `model_type`. rule: how it encodes images, if it does."""
+    max_pictures = max((int(pictures_of(some).max(initial=0)) for some in sets), default=0)
     if train:
         check_frozen(config, sees=rule is not None)
     if rule is None:
-        if most:
+        if max_pictures:
             raise ModelError(
                 f"the data has pictures, and {config.model.path} reads text alone",
                 f"give a model that sees them ({', '.join(KINDS)}), or data without pictures",
@@ -198,19 +198,20 @@ def check_images(
             "give model.dtype = float32, or train all weights",
         )
     if config.environment.name:
-        most = config.max_length  # each has a token
+        max_pictures = config.max_length  # each has a token
     if not train:
-        return most
+        return max_pictures
     for key, value, plain in _unsupported(config):
         if value != plain:
             raise ConfigError(
                 f"{key} = {value}, but a model that sees pictures cannot be trained so yet", f"give {key} = {plain}"
             )
-    return most
+    return max_pictures
 
 
 def check_frozen(config: RunConfig, *, sees: bool) -> None:
-    """Raise `ConfigError` if parts are to be frozen that the model does not have. sees: whether it sees pictures."""
+    """Raise `ConfigError` if parts are to be frozen that the model does not have. sees: it is a vision-language
+    model."""
     if config.model.freeze and not sees:
         parts = ", ".join(config.model.freeze)
         raise ConfigError(
@@ -220,7 +221,7 @@ def check_frozen(config: RunConfig, *, sees: bool) -> None:
 
 
 def _unsupported(config: RunConfig) -> list[tuple[str, object, object]]:
-    """Keys, their values, and the only ones that a model with a tower is trained with."""
+    """Keys, their values, and the only values that a model with a vision encoder is trained with."""
     return [
         ("parallel.context", config.parallel.context, 1),
         ("model.compile", config.model.compile, False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.prompt_table import JoinedPrompts, verifiers_of
@@ -16,6 +16,9 @@ from rlcli.images.image_rule import ImageRule
 from rlcli.rewards.expression import parse
 from rlcli.rewards.verifier_registry import of_row
 from rlcli.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def numbered_rows(config: RunConfig, *, evaluation: bool = False) -> list[Prompt]:
@@ -42,7 +45,7 @@ def numbered_rows(config: RunConfig, *, evaluation: bool = False) -> list[Prompt
 def check_environments(
     config: RunConfig,
     sets: Sequence[Sequence[Prompt]],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     stops: Collection[int],
     *,
     opened: bool,
@@ -50,7 +53,7 @@ def check_environments(
 ) -> tuple[str, ...]:
     """Open a conversation with each environment of the rows, and let the chat template append to it; of a command, let
     it ask for a turn. sets: of rows. rule: how the model sees pictures, if it does. Returns their names. Raises
-    `RlcliError` with what is wrong."""
+    `RlcliError` with the problem."""
     section, rows = config.environment, JoinedPrompts(sets)
     if not section.name:
         used = next((v for v in verifiers_of(rows) if any(t.ref == VERIFIER for t in parse(v).terms)), "")

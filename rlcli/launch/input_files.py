@@ -1,5 +1,5 @@
-"""What a run reads by path: code, data, templates and models, beside its own folder. Each file has a digest, which is
-recorded when the run starts and compared when it resumes.
+"""The inputs of a run: files that it reads by path outside its folder, such as code, data, templates and models. Each
+has a digest, which is recorded when the run starts and compared when it resumes.
 
 `READ_BY_PATH` has every key of the configuration that names such files; `NOT_READ` every other key that takes any
 text, with the reason. In the run folder, `inputs.json` keeps the digests, and `sources/` copies of the code and of
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import CheckpointError, ConfigError
@@ -39,9 +39,9 @@ COPY_BYTES, COPIES_BYTES = 1 << 20, 16 << 20
 """Largest file that is copied into the run folder, and all copies together."""
 COPIED = (".py", ".jinja", ".toml", ".yaml", ".yml", ".json", ".txt", ".md")
 NOT_COPIED = ("tokenizer.json", "vocab.json", "merges.txt")
-"""A model's files that are large and say nothing to a reader."""
+"""Large files of a model that are not for readers."""
 TOKENIZING = ("model.path", "model.chat_template")
-"""Keys whose files make tokens of prompts."""
+"""Keys whose files determine the tokens of prompts."""
 MODEL_FILES = (*SMALL, ".tiktoken", *WEIGHTS)
 MOST_LISTED = 5
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -75,16 +75,18 @@ class Input:
 
 @dataclass(frozen=True)
 class InputChange:
-    """One file that differs from what the run has read so far.
+    """One file that differs from the one that the run has read so far.
 
     >>> str(InputChange("verifier.name", "/home/me/mine.py", "9f2c" * 16, "07ab" * 16))
     '/home/me/mine.py (verifier.name) has changed: was 9f2c9f2c9f2c, is 07ab07ab07ab'
     """
 
     key: str
+    """As of `Input`."""
     path: str
+    """As of `Input`."""
     was: str
-    """The recorded digest; empty for a file that was not there."""
+    """The recorded digest; empty for a new file."""
     now: str
     """The digest now; empty for a file that cannot be read."""
     problem: str = ""
@@ -103,21 +105,22 @@ class InputChange:
 
 @dataclass(frozen=True)
 class InputCheck:
-    """What a run that resumes reads by path, compared with its record."""
+    """The inputs of a run that resumes, compared with its record."""
 
     files: tuple[Input, ...]
+    """The inputs as they are now."""
     changes: tuple[InputChange, ...] = ()
-    """What has changed and was accepted."""
+    """Accepted changes."""
     recorded: bool = True
-    """Whether the run has a record; those of an older rlcli have none."""
+    """The run has a record; those of an older rlcli have none."""
     prompts: str = ""
     """Fingerprint of the training prompts when the run was last resumed."""
     same_data: bool = True
-    """Whether the files of the training data are the recorded ones."""
+    """The files of the training data are the recorded ones."""
 
     @property
     def retokenized(self) -> bool:
-        """Whether the same rows may have other tokens, by an accepted change of the model's template or tokenizer."""
+        """True if the same rows may have other tokens, by an accepted change of the model's template or tokenizer."""
         texts = [change for change in self.changes if change.key in TOKENIZING and not change.name.endswith(WEIGHTS)]
         return bool(texts) and self.recorded and self.same_data
 
@@ -149,22 +152,22 @@ def _code(key: str, number: object, file: Path, package: str = "") -> Iterator[I
 
 def _reference(key: str, number: object, reference: str) -> Iterator[Input]:
     """The code of `FILE.py:NAME` or `package.module:NAME`; of the latter, all that it imports of its package."""
-    place = reference.rpartition(":")[0]
-    if place.endswith(".py"):
-        yield from _code(key, number, Path(place))
-    elif place and (file := module_file(place)) is not None:
-        yield from _code(key, number, file, package=place.partition(".")[0])
+    module = reference.rpartition(":")[0]
+    if module.endswith(".py"):
+        yield from _code(key, number, Path(module))
+    elif module and (file := module_file(module)) is not None:
+        yield from _code(key, number, file, package=module.partition(".")[0])
 
 
-def _model(key: str, number: object, place: str) -> Iterator[Input]:
+def _model(key: str, number: object, path: str) -> Iterator[Input]:
     """The files of a model's folder. Nothing for an id of the hub: see `hub_models`."""
-    for file in _files_in(Path(os.path.expanduser(place))) if place else ():
+    for file in _files_in(Path(os.path.expanduser(path))) if path else ():
         if file.suffix in MODEL_FILES and file.name != EXPORT_RECORD:
             yield _file(key, f"{number}/{file.name}", file)
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """What is in a folder, without folders; empty if it is none or cannot be read."""
+    """The files of a folder; empty if it is no folder or cannot be read."""
     with suppress(OSError):
         return sorted(Path(entry.path) for entry in os.scandir(folder) if not entry.is_dir())
     return []
@@ -172,16 +175,17 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _data(key: str, split: str, paths: Iterable[str]) -> Iterator[Input]:
     for number, path in enumerate(paths):
-        place = Path(os.path.expanduser(path))
-        file = place / f"{split}.parquet" if os.path.isdir(place) or not place.suffix else place
+        file = Path(os.path.expanduser(path))
+        if os.path.isdir(file) or not file.suffix:
+            file /= f"{split}.parquet"
         yield _file(key, f"{number}/{file.name}", file)
 
 
 def _any_file(key: str, number: object, text: str) -> Iterator[Input]:
-    """What a text leads to that may be a path, as the value of an option: code, a file, a model or the files of a
-    folder. Nothing if there is no such file."""
-    place = text.rpartition(":")[0]
-    path = Path(os.path.expanduser(place if place.endswith(".py") else text))
+    """The files of a text that may be a path, such as the value of an option: code, a file, a model or the files of a
+    folder. None if no such file exists."""
+    code = text.rpartition(":")[0]
+    path = Path(os.path.expanduser(code if code.endswith(".py") else text))
     if not text or not os.path.exists(path):
         return
     if os.path.isfile(path / "config.json"):
@@ -195,7 +199,7 @@ def _any_file(key: str, number: object, text: str) -> Iterator[Input]:
         yield _file(key, f"{number}/{path.name}", path)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """The texts in the value of an option."""
     if isinstance(value, str):
         yield value
@@ -209,8 +213,8 @@ def _verifiers(config: RunConfig) -> Iterator[Input]:
     for number, term in enumerate(parse(config.verifier.name).terms):
         yield from _reference(key, number, term.ref)
         for option, value in term.options.items():
-            for place, text in enumerate(_texts(value)):
-                yield from _any_file(key, f"{number}/{option}/{place}", text)
+            for index, text in enumerate(_texts(value)):
+                yield from _any_file(key, f"{number}/{option}/{index}", text)
 
 
 def _environment(config: RunConfig) -> Iterator[Input]:
@@ -282,7 +286,7 @@ NOT_READ: Mapping[str, str] = {
     "tracking.project": "a name",
     "tracking.trackers": "names",
 }
-"""Key that takes any text and names no file that the run reads → what it is instead."""
+"""Key that takes any text and names no file that the run reads → the kind of text."""
 
 READ_AGAIN = ("verifier.name", "environment.name", "environment.options")
 """Keys whose files are read again in a run that is alive, by processes that replace others."""
@@ -300,17 +304,17 @@ def local_inputs(config: RunConfig) -> tuple[Input, ...]:
 def hub_models(config: RunConfig) -> tuple[Input, ...]:
     """The models of the hub that a run reads, each with the commit in the hub's cache. Only after the models were
     checked: that downloads them, and decides whether the hub can be reached."""
-    places = [("model.path", 0, config.model.path), ("critic.path", 0, config.critic.path)]
-    places += [("teacher.path", number, teacher.path) for number, teacher in enumerate(config.teacher.held)]
+    models_by_key = [("model.path", 0, config.model.path), ("critic.path", 0, config.critic.path)]
+    models_by_key += [("teacher.path", number, teacher.path) for number, teacher in enumerate(config.teacher.held)]
     for number, term in enumerate(parse(config.verifier.name).terms):
         for option in ("path", "serve"):
             ids = [text for text in _texts(term.options.get(option)) if _HUB_ID.fullmatch(text)]
-            places += [("verifier.name", number, text) for text in ids]
+            models_by_key += [("verifier.name", number, text) for text in ids]
     models = []
-    for key, number, place in places:
-        if place and not os.path.isabs(place) and not os.path.exists(os.path.expanduser(place)):
+    for key, number, model in models_by_key:
+        if model and not os.path.isabs(model) and not os.path.exists(os.path.expanduser(model)):
             with suppress(ValueError):  # no id of the hub
-                models.append(Input(key, f"{number}/", place, hub_commit(place)))
+                models.append(Input(key, f"{number}/", model, hub_commit(model)))
     return tuple(models)
 
 
@@ -326,8 +330,9 @@ def digest_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _digest_of_rows(stream: Any) -> str:
-    """Of a parquet file's columns and their values: neither its metadata, nor its compression and row groups count."""
+def _digest_of_rows(stream: BinaryIO) -> str:
+    """Digest of a parquet file's columns and their values: neither its metadata, nor its compression and row groups
+    count."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -358,8 +363,8 @@ class InputRecord:
 
 
 def recorded_inputs(run: Path) -> InputRecord | None:
-    """What the run in the folder `run` has recorded; None if it has no record. Raises `CheckpointError` for a record
-    that cannot be read: it must not count as none."""
+    """The inputs that the run in the folder `run` has recorded; None if it has no record. Raises `CheckpointError` for
+    a record that cannot be read: it must not count as none."""
     file = run / INPUTS
     try:
         content = read_json(file)
@@ -401,12 +406,13 @@ def check_inputs(
                 "models have changed since then is not checked"
             )
         return InputCheck(files, recorded=False)
-    before = [entry for entry in record.files if entry.is_local]
+    recorded = [entry for entry in record.files if entry.is_local]
     skipped = {*changed_keys, *BY_FINGERPRINT}
     changes = compare(
-        [entry for entry in before if entry.key not in skipped], [entry for entry in files if entry.key not in skipped]
+        [entry for entry in recorded if entry.key not in skipped],
+        [entry for entry in files if entry.key not in skipped],
     )
-    data = [[entry for entry in some if entry.key in BY_FINGERPRINT] for some in (before, files)]
+    data = [[entry for entry in some if entry.key in BY_FINGERPRINT] for some in (recorded, files)]
     _judge(run, changes, on_note, step=step, accept=accept)
     return InputCheck(files, tuple(changes), prompts=record.prompts, same_data=not compare(*data))
 
@@ -433,23 +439,23 @@ def with_hub_models(
     return replace(check, files=(*check.files, *models), changes=(*check.changes, *changes))
 
 
-def compare(before: Sequence[Input], now: Sequence[Input]) -> list[InputChange]:
-    """What differs, in the order of `now`; then what is gone."""
-    old = {(entry.key, entry.name): entry for entry in before if entry.digest}
+def compare(recorded: Sequence[Input], now: Sequence[Input]) -> list[InputChange]:
+    """The changed files, in the order of `now`; then the missing ones."""
+    old = {(entry.key, entry.name): entry for entry in recorded if entry.digest}
     changes = []
     for entry in now:
-        recorded = old.pop((entry.key, entry.name), None)
-        was = recorded.digest if recorded else ""
+        earlier = old.pop((entry.key, entry.name), None)
+        was = earlier.digest if earlier else ""
         if was != entry.digest:
             changes.append(InputChange(entry.key, entry.path, was, entry.digest, entry.problem, entry.name))
-    # A file that is there and no longer read: what used to import it has changed, and is in the list.
+    # A file that exists and is no longer read: the file that imported it has changed, and is in the list.
     gone = [(entry, problem) for entry in old.values() if (problem := _absence(entry.path))]
     changes += [InputChange(entry.key, entry.path, entry.digest, "", problem, entry.name) for entry, problem in gone]
     return changes
 
 
 def _absence(path: str) -> str:
-    """Why a file is not where it was; empty if it is."""
+    """Why a file is missing; empty if it is not."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -471,8 +477,8 @@ def _judge(
     if not changes:
         return
     if step is not None and not accept:
-        more = len(changes) - MOST_LISTED
-        listed = "; ".join(map(str, changes[:MOST_LISTED])) + (f"; and {more} more" if more > 0 else "")
+        unlisted = len(changes) - MOST_LISTED
+        listed = "; ".join(map(str, changes[:MOST_LISTED])) + (f"; and {unlisted} more" if unlisted > 0 else "")
         copy = run / SOURCES / copy_name(next((change for change in changes if change.was), changes[0]))
         restore = f"restore it (a copy: {copy})" if copy.is_file() else "restore it"
         if all(change.now for change in changes):  # what is gone or unreadable, a run cannot continue with
@@ -484,8 +490,8 @@ def _judge(
 
 
 class InputWatch(Listener):
-    """Receives the trainer's phases. Once a step it looks at the files that replaced processes of verifiers and
-    environments read again, and warns once of each that has been edited while the run is alive.
+    """Checks once a step the files that restarted processes of verifiers and environments read again, and warns once
+    of each that has been edited while the run is alive.
 
     files: with the digests of the run's start. warn: receives the step and the text.
     """
@@ -512,7 +518,7 @@ class InputWatch(Listener):
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Changes when a file is written; zeros if there is none."""
+    """Size and time of modification of a file; zeros if there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -520,7 +526,7 @@ def _stamp(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-# What is written.
+# Copies in the run folder.
 
 
 def copy_name(entry: Input | InputChange) -> str:

@@ -71,8 +71,8 @@ def running_workers(
     on_lost: OnLost = leave,
     early: EarlyStart | None = None,
 ) -> Iterator[Groups]:
-    """Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: what has
-    started already."""
+    """Start Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: a
+    cluster with workers that has been started before."""
     config, early = prepared.config, early or EarlyStart()
     pools = _pools(worker_spec(prepared.context, logs, attempt.group_id()))
     on_phase("start Ray")
@@ -84,14 +84,15 @@ def running_workers(
             wait_s = config.cluster.wait_s
             on_phase("start workers" + (f" (up to {wait_s:.0f} s for machines to join)" if wait_s else ""))
             stall_s = config.fault_tolerance.stall_s
-            for own, pool, placed, places in _reserved(pools, servers, early, wait_s):
-                started[own.name] = workers = start_group(
-                    Worker, pool, logs.resolve(), name=own.name, stall_s=stall_s, placed=placed, reservation=places
+            for spec, pool, placed, reserved in _reserved(pools, servers, early, wait_s):
+                started[spec.name] = workers = start_group(
+                    Worker, pool, logs.resolve(), name=spec.name, stall_s=stall_s, placed=placed, places=reserved
                 )
-                workers.call(WorkerCalls.begin, own)
-                workers.call(WorkerCalls.join, *workers.call(WorkerCalls.rendezvous))
+                workers.call(WorkerCalls.begin, spec)
+                host, port = workers.call(WorkerCalls.rendezvous)
+                workers.call(WorkerCalls.join, host, port)
                 if prepared.context.trains:
-                    check_shared(logs, own.name, pool.workers)
+                    check_shared(logs, spec.name, pool.workers)
             startup_times.done("workers")
             on_phase("load model")
             build(list(started.values()))
@@ -113,8 +114,8 @@ def running_workers(
                     # After a failure the others may hang in a collective, so they are killed.
                     group.kill() if failed else group.close()
                 # From workers killed on this machine; on other machines it stays until reboot.
-                for left in Path("/dev/shm").glob(f"{shared_memory_prefix(pools[0][0].group_id)}*"):
-                    attempt.remove_shared(left)
+                for leftover in Path("/dev/shm").glob(f"{shared_memory_prefix(pools[0][0].group_id)}*"):
+                    attempt.remove_shared(leftover)
 
 
 def build(groups: Sequence[Workers]) -> None:
@@ -123,8 +124,8 @@ def build(groups: Sequence[Workers]) -> None:
     building = [in_background(partial(group.call, WorkerCalls.build)) for group in others]
     try:
         first.call(WorkerCalls.build)
-        for one in building:
-            one.result()
+        for pending in building:
+            pending.result()
     except BaseException:
         for group in groups:
             group.kill()
@@ -148,14 +149,14 @@ def worker_spec(context: RunContext, logs: Path, group_id: str) -> WorkerSpec:
 def _serving(
     prepared: Prepared, logs: Path, pools: Sequence[tuple[WorkerSpec, Pool]]
 ) -> AbstractContextManager[Serving]:
-    """Servers of the models that verifiers ask for, beside the pools."""
+    """Servers of the models that verifiers query, besides the pools of workers."""
     loopback = not cluster_address(prepared.config.cluster.address)
-    beside = [pool for _, pool in pools]
-    return serving(prepared.served, prepared.facts.device, logs, beside=beside, loopback=loopback)
+    worker_pools = [pool for _, pool in pools]
+    return serving(prepared.served, prepared.facts.device, logs, beside=worker_pools, loopback=loopback)
 
 
 def _pools(spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
-    """Each pool of workers and their spec; `spec`: of the policy's, the first."""
+    """The pools of workers, each with the spec of its workers. spec: of the policy's pool, the first."""
     config = spec.config
     first = policy_pool(config, spec.facts.device)
     pools = [(spec, first)]
@@ -174,21 +175,21 @@ def _pools(spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
 def _reserved(
     pools: Sequence[tuple[WorkerSpec, Pool]], servers: Serving, early: EarlyStart, wait_s: float
 ) -> Iterator[tuple[WorkerSpec, Pool, PlacedActors | None, Reservation | None]]:
-    """The spec of each pool's workers, the pool, and its actors, if it has some already, or else its places: reserved
-    for all pools before the first one starts. servers: those that the workers' verifiers ask. wait_s: as of
-    `reserve`."""
+    """For each pool the spec of its workers, the pool, and its actors, if it has some already, or else its placement
+    group: reserved for all pools before the first one starts. servers: of models for the workers' verifiers. wait_s: as
+    of `reserve`."""
     first_spec, first = pools[0]
     placed = early.take(first)
-    there = [first] if placed is not None else []
-    left = [pool for _, pool in pools[len(there) :]]
-    reserved = reserve(left, there, wait_s) if left else []
+    existing = [first] if placed is not None else []
+    missing = [pool for _, pool in pools[len(existing) :]]
+    reserved = reserve(missing, existing, wait_s) if missing else []
     if cluster_address(first_spec.config.cluster.address):
         check_same_code(reserved)
-    places = iter(reserved)
-    for own, pool in pools:
-        actors = placed if own.name == POLICY else None
-        own = replace(own, served=servers.addresses, served_key=servers.key)
-        yield own, pool, actors, None if actors is not None else next(places)
+    placement_groups = iter(reserved)
+    for pool_spec, pool in pools:
+        actors = placed if pool_spec.name == POLICY else None
+        pool_spec = replace(pool_spec, served=servers.addresses, served_key=servers.key)
+        yield pool_spec, pool, actors, None if actors is not None else next(placement_groups)
 
 
 def engine_spec(spec: WorkerSpec) -> WorkerSpec:
@@ -207,10 +208,10 @@ def train_in_folder(
     profile: bool = False,
     early: EarlyStart | None = None,
 ) -> dict[str, Any]:
-    """Train in the run folder `target`, or continue the run there. Returns what `outcome_of` gives. profile: profile
+    """Train in the run folder `target`, or resume the run there. Returns the result of `outcome_of`. profile: profile
     one step to a file in the folder."""
     startup_times.done("imported")
-    listener_types()  # one that cannot be imported is reported before anything starts
+    listener_types()  # an import error is reported before anything starts
     checkpoint = resumed.checkpoint if resumed else None
     step = checkpoint.step if checkpoint else 0
 
@@ -288,16 +289,18 @@ def _folder(
 
 
 def _inputs_of(config: RunConfig) -> InputCheck:
-    """What a new run reads by path."""
+    """The inputs of a new run."""
     return InputCheck((*local_inputs(config), *hub_models(config)))
 
 
 def _record_inputs(folder: RunFolder, inputs: InputCheck, step: int) -> None:
-    """Write what the run reads by path to its folder, and events that mark its curves after `step` if that has changed,
-    or was not recorded before."""
+    """Write the inputs of the run to its folder, and events that mark its curves after `step` if inputs have changed or
+    were not recorded before."""
     folder.write_inputs(InputRecord(inputs.files, inputs.prompts).as_dict(), copies(inputs.files))
     if inputs.changes:
-        files = [{"key": one.key, "path": one.path, "was": one.was, "is": one.now} for one in inputs.changes]
+        files = [
+            {"key": change.key, "path": change.path, "was": change.was, "is": change.now} for change in inputs.changes
+        ]
         folder.event(INPUTS_CHANGED, step=step, text="; ".join(map(str, inputs.changes)), files=files)
     if not inputs.recorded and step:
         text = "what it read by path so far was not recorded; from here on it is"
@@ -325,7 +328,7 @@ def _trackers(
 
 
 def _draw(target: Path, result: RunResult, view: View) -> bool:
-    """Write reward.png to the run folder. Returns whether it is there."""
+    """Write reward.png to the run folder. Returns False if it could not be written."""
     at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
     steps = [step for step, value in enumerate(result.course, 1) if math.isfinite(value)]
     if not steps:

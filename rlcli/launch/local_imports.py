@@ -45,15 +45,15 @@ def module_file(module: str) -> Path | None:
     """The file of an installed module; None if there is none, or no Python file. Imports nothing: a parent package
     would run code."""
     spec: ModuleSpec | None = None
-    places: Sequence[str] | None = None
+    search_paths: Sequence[str] | None = None
     name = ""
     for part in module.split("."):
         name = f"{name}.{part}" if name else part
         finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((spec for finder in finders if (spec := finder.find_spec(name, places)) is not None), None)
+        spec = next((spec for finder in finders if (spec := finder.find_spec(name, search_paths)) is not None), None)
         if spec is None:
             return None
-        places = spec.submodule_search_locations
+        search_paths = spec.submodule_search_locations
     origin = spec.origin if spec else None
     return Path(origin) if origin and origin.endswith(".py") else None
 

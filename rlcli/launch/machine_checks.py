@@ -1,4 +1,4 @@
-"""Checks what a machine needs to run rlcli, one small check each. Uses only the standard library, to run anywhere.
+"""Checks a machine's requirements for rlcli, one small check each. Uses only the standard library, to run anywhere.
 
 Heavy imports run in a separate process with a deadline, so that a library that crashes or hangs is a finding and does
 not end the doctor.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 LONGEST_DETAIL = 100
-"""Characters of what differs at a boundary between turns."""
+"""Maximum characters of the difference at a boundary between turns."""
 VLLM_RANGE = ((0, 24), (0, 33))
 """The first release that works and the first that is untested."""
 _running: set[int] = set()
@@ -55,12 +55,16 @@ ABSENT = "not installed: no training here"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. hint: how to fix it; empty if it passed."""
+    """The result of one check."""
 
     name: str
+    """Of the check."""
     status: Status
+    """Its outcome."""
     detail: str
+    """Versions, sizes or the error."""
     hint: str = ""
+    """How to fix it; empty if it passed."""
 
 
 CHECKS: Registry[Callable[[], Finding]] = Registry("check of the doctor", "rlcli.doctor_checks")
@@ -130,18 +134,18 @@ def check_extras() -> Finding:
 
 def check_torch() -> Finding:
     """torch imports, and sees the GPUs that the driver sees."""
-    found = imported("torch", "from rlcli.support.machine.gpus import describe; report(**describe())")
-    if isinstance(found, Finding):
-        return found
-    shown = f"{found['version']}, {found['build']}"
-    if found["gpus"]:
-        gpus = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in found["gpus"])
+    torch = imported("torch", "from rlcli.support.machine.gpus import describe; report(**describe())")
+    if isinstance(torch, Finding):
+        return torch
+    shown = f"{torch['version']}, {torch['build']}"
+    if torch["gpus"]:
+        gpus = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in torch["gpus"])
         return Finding("torch", Status.PASS, f"{shown}, {gpus}")
     driver = _driver()
     if driver is None:
         return Finding("torch", Status.PASS, f"{shown}, no GPU here")
-    if found["build"].startswith("CUDA"):
-        hint = f"update the driver, or install a torch for less than {found['build']}"
+    if torch["build"].startswith("CUDA"):
+        hint = f"update the driver, or install a torch for less than {torch['build']}"
         return Finding("torch", Status.FAIL, f"{shown}, sees no GPU although driver {driver} has some", hint)
     return Finding("torch", Status.WARN, f"{shown}, but driver {driver} has GPUs", "pip install 'rlcli[gpu]'")
 
@@ -150,12 +154,12 @@ def check_transformers() -> Finding:
     """Model classes import. A bare `import transformers` passes even if a broken torchvision breaks them."""
     if missing("transformers", "torch"):
         return Finding("transformers", Status.WARN, ABSENT, INSTALL)
-    found, detail = probe(
+    report, detail = probe(
         "import transformers; from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM; "
         "report(version=transformers.__version__)"
     )
-    if found is not None:
-        return Finding("transformers", Status.PASS, f"{found['version']}, model classes import")
+    if report is not None:
+        return Finding("transformers", Status.PASS, f"{report['version']}, model classes import")
     if "torchvision" in detail:
         hint = (
             "pip uninstall torchvision torchaudio torchcodec (their builds do not match this torch), or install "
@@ -169,41 +173,41 @@ def check_transformers() -> Finding:
 
 def check_vllm() -> Finding:
     """vLLM imports, in a supported release."""
-    found = imported(
+    report = imported(
         "vllm",
         "import vllm; from vllm import LLM; report(version=vllm.__version__)",
         "not installed: only rollout.engine = transformers",
     )
-    if isinstance(found, Finding):
-        return found
+    if isinstance(report, Finding):
+        return report
     low, high = (".".join(str(part) for part in bound) for bound in VLLM_RANGE)
-    numbers = re.match(r"(\d+)\.(\d+)", found["version"])
+    numbers = re.match(r"(\d+)\.(\d+)", report["version"])
     if numbers and VLLM_RANGE[0] <= (int(numbers[1]), int(numbers[2])) < VLLM_RANGE[1]:
-        return Finding("vllm", Status.PASS, found["version"])
-    return Finding("vllm", Status.FAIL, f"{found['version']} is outside {low} ≤ version < {high}", INSTALL)
+        return Finding("vllm", Status.PASS, report["version"])
+    return Finding("vllm", Status.FAIL, f"{report['version']} is outside {low} ≤ version < {high}", INSTALL)
 
 
 def check_ray() -> Finding:
     """Ray imports."""
-    found = imported("ray", "import ray; report(version=ray.__version__)")
-    return found if isinstance(found, Finding) else Finding("ray", Status.PASS, found["version"])
+    report = imported("ray", "import ray; report(version=ray.__version__)")
+    return report if isinstance(report, Finding) else Finding("ray", Status.PASS, report["version"])
 
 
 def check_pictures() -> Finding:
     """Pillow decodes the formats that pictures in datasets mostly have."""
     name, formats = "pictures (pillow)", {"zlib": "PNG", "jpg": "JPEG", "webp": "WebP"}
-    again = "pip install --force-reinstall 'pillow>=11.3': its wheels decode all formats"
+    reinstall = "pip install --force-reinstall 'pillow>=11.3': its wheels decode all formats"
     if missing("PIL"):
         return Finding(name, Status.WARN, "not installed: no pictures in datasets", "pip install 'pillow>=11.3'")
-    found, detail = probe(
+    report, detail = probe(
         "import PIL; from PIL import Image, features; "
         f"report(version=PIL.__version__, lacks=[one for one in {list(formats)} if not features.check(one)])"
     )
-    if found is None:
-        return Finding(name, Status.WARN, f"does not import: {detail}", again)
-    if lacks := ", ".join(formats[one] for one in found["lacks"]):
-        return Finding(name, Status.WARN, f"{found['version']} decodes no {lacks}", again)
-    return Finding(name, Status.PASS, f"{found['version']}, decodes {', '.join(formats.values())}")
+    if report is None:
+        return Finding(name, Status.WARN, f"does not import: {detail}", reinstall)
+    if lacks := ", ".join(formats[decoder] for decoder in report["lacks"]):
+        return Finding(name, Status.WARN, f"{report['version']} decodes no {lacks}", reinstall)
+    return Finding(name, Status.PASS, f"{report['version']}, decodes {', '.join(formats.values())}")
 
 
 def check_torchvision() -> Finding:
@@ -215,12 +219,12 @@ def check_torchvision() -> Finding:
     if missing("torchvision"):
         detail = "torchvision is not installed: no models that see pictures"
         return Finding(name, Status.WARN, detail, f"in a checkout: scripts/env; elsewhere {build}")
-    found, detail = probe(
+    report, detail = probe(
         "import torch, torchvision; from torchvision.transforms.v2 import functional; "
         "functional.resize(torch.zeros(3, 4, 4, dtype=torch.uint8), [2, 2]); report(version=torchvision.__version__)"
     )
-    if found is not None:
-        return Finding(name, Status.PASS, f"torchvision {found['version']}")
+    if report is not None:
+        return Finding(name, Status.PASS, f"torchvision {report['version']}")
     if "operator torchvision::" in detail:  # PyPI's build wants CUDA
         hint = f"in a checkout: scripts/env, which makes it load; elsewhere {build} (PyTorch's index of CPU builds)"
         return Finding(name, Status.WARN, f"torchvision does not load beside a torch without CUDA: {detail}", hint)
@@ -238,24 +242,24 @@ def check_of_package(name: str) -> Finding:
 def check_trackers() -> Finding:
     """Which trackers are installed. None is needed: every run writes metrics.jsonl."""
     published = {entry.name: entry.dist for entry in metadata.entry_points(group="rlcli.trackers")}
-    found = {
+    versions = {
         # A plugin's own package; for a tracker of rlcli the library (MLflow's has a smaller variant).
         name: f"({dist.name} {dist.version})" if dist and dist.name != "rlcli" else _installed((name, f"{name}-skinny"))
         for name, dist in sorted(published.items())
     }
-    shown = ", ".join(f"{name} {version}" for name, version in found.items() if version) or "none"
-    absent = ", ".join(name for name, version in found.items() if not version)
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none"
+    absent = ", ".join(name for name, version in versions.items() if not version)
     return Finding("trackers", Status.PASS, shown + (f"; pip install 'rlcli[NAME]' adds {absent}" if absent else ""))
 
 
 def check_template(path: str) -> list[Finding]:
-    """Whether conversations can be appended to in tokens with the chat template of a model: the verdict, and one
-    finding a boundary between turns. Raises `ModelError` if there is no tokenizer."""
+    """Check that a model's chat template lets conversations be extended in tokens: the verdict, and one finding a
+    boundary between turns. Raises `ModelError` if there is no tokenizer."""
     from rlcli.data.prompts.chat_template import stop_tokens
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer
     from rlcli.environments.template_contract import Agreement, check
 
-    found = {
+    outcomes = {
         Agreement.EXACT: (Status.PASS, "one rendering gives the same tokens", ""),
         Agreement.PAST: (Status.WARN, "rendered whole, the past differs: ", "kept as it was drawn"),
         Agreement.NONE: (Status.WARN, "", ""),
@@ -269,13 +273,13 @@ def check_template(path: str) -> list[Finding]:
     findings = []
     boundaries = check(tokenizer, stop_tokens(tokenizer, path, ()))
     for boundary in boundaries:
-        status, what, hint = found[boundary.agreement]
-        findings.append(Finding(boundary.name, status, what + _cut(boundary.detail), hint))
+        status, text, hint = outcomes[boundary.agreement]
+        findings.append(Finding(boundary.name, status, text + _cut(boundary.detail), hint))
     return [_verdict(boundaries), *findings]
 
 
 def _verdict(boundaries: Sequence[Boundary]) -> Finding:
-    """What can be trained on with a template, in one line: conversations, and tools."""
+    """Summary of what a template supports, in one line: conversations and tools."""
     from rlcli.environments.template_contract import Agreement
 
     words = {
@@ -288,12 +292,12 @@ def _verdict(boundaries: Sequence[Boundary]) -> Finding:
     tools = [boundary for boundary in boundaries if "tool" in boundary.name]
     others = [boundary for boundary in boundaries if "tool" not in boundary.name]
     parts, status = ["single answers work"], Status.PASS
-    for what, some in (("conversations", others), ("tools", tools)):
-        common = min((each.agreement for each in some), key=order.index)  # what most turns can rely on
+    for feature, some in (("conversations", others), ("tools", tools)):
+        common = min((each.agreement for each in some), key=order.index)
         worst = max((each.agreement for each in some), key=order.index)
         agreement = common if worst is Agreement.NONE else worst
         but = [each.name for each in some if each.agreement is Agreement.NONE and agreement is not Agreement.NONE]
-        parts.append(f"{what} {words[agreement]}" + (f", but for {'; '.join(but)}" if but else ""))
+        parts.append(f"{feature} {words[agreement]}" + (f", but for {'; '.join(but)}" if but else ""))
         if agreement is Agreement.BROKEN:
             status = Status.FAIL
         elif agreement is Agreement.NONE and status is Status.PASS:
@@ -318,8 +322,8 @@ def _installed(packages: Sequence[str]) -> str:
 
 def check_disk(name: str, path: Path, fail_below: int = GIB, warn_below: int = 10 * GIB) -> Finding:
     """Free bytes on the file system of `path`, or of its nearest parent that exists."""
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
     shown = f"{free / GIB:.1f} GiB free at {path}"
     if free >= warn_below:
         return Finding(name, Status.PASS, shown)
@@ -353,16 +357,16 @@ def check_hub() -> Finding:
     if offline:
         return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", "unset it")
     hint = "check the network, or HF_ENDPOINT and the proxy; local paths work without"
-    found, detail = probe(
+    report, detail = probe(
         "from huggingface_hub import constants; from huggingface_hub.utils import get_session; "
         "r = get_session().head(constants.ENDPOINT, timeout=3); report(url=constants.ENDPOINT, status=r.status_code)",
         timeout_s=15,
     )
-    if found is None:
+    if report is None:
         return Finding("hub", Status.WARN, f"cannot be reached: {detail}", hint)
-    if found["status"] >= 400:
-        return Finding("hub", Status.WARN, f"{found['url']} answers {found['status']}", hint)
-    return Finding("hub", Status.PASS, f"{found['url']} answers")
+    if report["status"] >= 400:
+        return Finding("hub", Status.WARN, f"{report['url']} answers {report['status']}", hint)
+    return Finding("hub", Status.PASS, f"{report['url']} answers")
 
 
 def check_loopback(host: str = "127.0.0.1") -> Finding:
@@ -376,15 +380,16 @@ def check_loopback(host: str = "127.0.0.1") -> Finding:
 
 
 def imported(name: str, code: str, absent: str = ABSENT) -> dict[str, Any] | Finding:
-    """What `probe` returns for `code`, which imports the module `name`; the finding if it is absent or fails."""
+    """The result of `probe` for `code`, which imports the module `name`; a finding if it is absent or fails."""
     if missing(name):
         return Finding(name, Status.WARN, absent, INSTALL)
-    found, detail = probe(code)
-    return found or Finding(name, Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
+    report, detail = probe(code)
+    return report or Finding(name, Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
 
 
 def probe(code: str, timeout_s: float = 180.0) -> tuple[dict[str, Any] | None, str]:
-    """Run `code` in a separate Python; returns what it passes to `report(…)`, or None and its last line of error."""
+    """Run `code` in a separate Python; returns the values that it passes to `report(…)`, or None and its last line of
+    error."""
     prelude = "import json\ndef report(**found): print('\\n' + json.dumps(found))\n"
     exit_code, printed, detail = _run([sys.executable, "-P", "-c", prelude + code], timeout_s)
     if exit_code == 0 and printed.strip():

@@ -1,6 +1,6 @@
-"""The planner, which a run asks before it starts: the memory, time and disk that it takes, and sizes that fit.
+"""The planner: estimates a run's memory, time and disk before it starts, and finds sizes that fit.
 
-It is no part of the core: a package publishes it.
+It is not part of the core: a package publishes it.
 
     [project.entry-points."rlcli.planners"]
     default = "rlcli_planner.launch.run_planner:PLANNER"
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rlcli.launch.prepared_run import Prepared
 
 Rows = list[tuple[str, str]]
-"""Rows of a printed plan: what, how."""
+"""Rows of a printed plan: label, text."""
 
 
 class Planner(Protocol):
-    """What a planner answers. Sizes that a user has set never change."""
+    """Interface of a planner. Sizes that a user has set never change."""
 
     def parameters(self, model: str) -> int:
         """The number of parameters of the model in this folder or of this hub id, by its config.json. Raises
@@ -39,20 +39,20 @@ class Planner(Protocol):
         """As `rlcli.config.load.resolve`; sizes that `with_sizes` chooses may be missing."""
 
     def rates_are_known(self, config: RunConfig, device: str) -> bool:
-        """Whether `measure_rates` has nothing to measure. device: `cpu` or `cuda`."""
+        """True if `measure_rates` has nothing to measure. device: `cpu` or `cuda`."""
 
     def measure_rates(self, config: RunConfig, device: str) -> None:
         """Measure how fast this machine computes, unless that is known. Takes seconds."""
 
     def with_sizes(self, resolved: Resolved, prepared: Prepared, *, largest: bool) -> tuple[Resolved, Prepared, Rows]:
-        """With sizes that follow the memory that is there, and rows that say which. largest: the largest that fit; else
-        sizes are lowered, on CPUs, as far as the memory asks for it. Raises `ConfigError` if nothing fits."""
+        """With sizes that fit the machine's memory, and rows that list them. largest: the largest that fit; else sizes
+        are lowered, on CPUs, as far as the memory requires. Raises `ConfigError` if nothing fits."""
 
     def with_least_sleep(self, prepared: Prepared) -> tuple[Prepared, Rows]:
-        """With the least `rollout.sleep` with which the run fits, if it is `auto`, and a row that says which."""
+        """With the least `rollout.sleep` with which the run fits, if it is `auto`, and a row that states it."""
 
     def estimates(self, prepared: Prepared, steps: int) -> Rows:
-        """Memory, time and disk of a run of so many steps."""
+        """Memory, time and disk of a run of this many steps."""
 
     def summary(self, prepared: Prepared, plan: Rows, target: Path, steps_done: int) -> Rows:
         """The plan in five rows. plan: all rows. target: the run's folder. steps_done: of a run that resumes."""
@@ -61,7 +61,7 @@ class Planner(Protocol):
         """The planner's input for a run on this machine, for listeners that plan; None if the machine is not known."""
 
     def advice(self, prepared: Prepared) -> str:
-        """Whether asynchrony would make the run's steps faster, in one line; empty if that cannot be said."""
+        """One line on whether asynchrony would make the run's steps faster; empty if that is unknown."""
 
 
 PLANNERS: Registry[Planner] = Registry("planner", "rlcli.planners")

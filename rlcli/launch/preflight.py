@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -56,6 +56,8 @@ from rlcli.support.served_models import ENGINE_KEY
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from rlcli.model.io.model_checks import ModelFacts
 
 MOST_LISTED = 5
@@ -78,7 +80,7 @@ def prepare(
     train=False checks for evaluation alone: `config.evaluation.data` is then the only data. on_checked: called with the
     configuration and the device before the slow checks, of the model and the prompts. on_progress: how many of a set's
     prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). loads_verifiers: False leaves
-    their code alone, and so the sandbox open. Raises RlcliError with what is wrong and a hint.
+    their code alone, and so the sandbox open. Raises RlcliError with the problem and a hint.
     """
     from rlcli.model.io.model_checks import check_model
 
@@ -139,8 +141,8 @@ def prepare(
 
 
 def with_epochs_counted(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared]:
-    """Both with the steps that `train.epochs` are for the prompts of the run, if it is given. Raises `ConfigError` if
-    these steps break a rule."""
+    """Both with the number of steps that follows from `train.epochs`, if it is given, and the number of prompts. Raises
+    `ConfigError` if these steps break a rule."""
     if resolved.config.train.epochs is None:
         return resolved, prepared
     resolved = with_length(resolved, len(prepared.prompts))
@@ -157,9 +159,10 @@ def with_length_of(config: RunConfig, counted: RunConfig) -> RunConfig:
 
 
 def _note_unused_gpu(config: RunConfig, device: str, on_note: Callable[[str], None]) -> None:
-    """A note if the run takes the CPUs of a machine with a GPU because the installed packages are built for them."""
-    chosen = config.cluster.device != "auto" or bool(cluster_address(config.cluster.address))
-    if device == "cpu" and not chosen and has_gpu():
+    """Print a note if the run uses the CPUs of a machine with a GPU because the installed packages are built for
+    them."""
+    device_set = config.cluster.device != "auto" or bool(cluster_address(config.cluster.address))
+    if device == "cpu" and not device_set and has_gpu():
         on_note(
             "this machine has a GPU, but the installed torch or vLLM is built for CPUs: the run takes the CPUs. "
             "RLCLI_EXTRA=gpu scripts/env installs what uses the GPU; cluster.device = cpu ends this note"
@@ -167,7 +170,7 @@ def _note_unused_gpu(config: RunConfig, device: str, on_note: Callable[[str], No
 
 
 def _note_open_cluster(config: RunConfig, on_note: Callable[[str], None]) -> None:
-    """A note if the run joins a cluster without a token."""
+    """Print a note if the run joins a cluster without a token."""
     address = with_origin(config.cluster.address)
     if address and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         on_note(
@@ -184,8 +187,8 @@ def _scoring(
     *,
     loads: bool,
 ) -> tuple[RunConfig, tuple[str, ...], str]:
-    """The configuration with the sandbox that was found, the verifiers of these rows, and that sandbox, or empty if
-    they need none. Raises what `check_verifiers` and `check_rivals` do."""
+    """The configuration with the sandbox of this machine, the verifiers of these rows, and that sandbox, or empty if
+    they need none. Raises the errors of `check_verifiers` and `check_rivals`."""
     verifiers, sandbox = check_verifiers(
         JoinedPrompts([train_rows, test_rows]),
         config.verifier,
@@ -213,7 +216,7 @@ def _note_engine_key(config: RunConfig, on_note: Callable[[str], None]) -> None:
 
 
 def _check_place(model: str, on_note: Callable[[str], None]) -> None:
-    """Raise `ModelError` if there can be no such model; use the hub's cache alone if the hub cannot be reached."""
+    """Raise `ModelError` if no such model can exist; use only the hub's cache if the hub cannot be reached."""
     if not Path(model).is_dir():
         offline_unless_reachable(on_note)
     check_place(model)
@@ -221,15 +224,15 @@ def _check_place(model: str, on_note: Callable[[str], None]) -> None:
 
 def _tokenizer(
     config: RunConfig, day: date | None, sets: Sequence[Sequence[Prompt]], on_note: Callable[[str], None]
-) -> tuple[Any, date | None]:
+) -> tuple[PreTrainedTokenizerBase, date | None]:
     """The tokenizer, with its chat template fixed and checked on these rows, and the date that the template uses as
     today; None if it uses none."""
     tokenizer = load_tokenizer(config.model.path, config.model.chat_template)
-    found = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
-    chat_template.fix(tokenizer, config.data.chat_template_kwargs, found, on_note)
+    template_day = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
+    chat_template.fix(tokenizer, config.data.chat_template_kwargs, template_day, on_note)
     for note in dict.fromkeys(note for rows in sets for note in chat_template.check(tokenizer, rows)):
         on_note(note)
-    return tokenizer, found
+    return tokenizer, template_day
 
 
 def _rows(config: RunConfig, train: bool) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
@@ -265,8 +268,8 @@ def _check_asked(config: RunConfig, test_rows: Sequence[Prompt]) -> None:
 def _note_repeats(
     config: RunConfig, prompts: TokenizedPrompts, held_out: TokenizedPrompts | None, on_note: Callable[[str], None]
 ) -> None:
-    """One line each for rows to train on that repeat another one, for rows to evaluate on that do, and for rows to
-    train on that are also evaluated."""
+    """Print a note each for repeated training rows, for repeated evaluation rows, and for training rows that are also
+    evaluated."""
     conversing = bool(config.environment.name)
     if not conversing and (copies := repeated_rows(prompts)):
         on_note(
@@ -286,25 +289,26 @@ def _note_repeats(
 
 
 def _check_best(config: RunConfig, held_out: TokenizedPrompts | None, on_note: Callable[[str], None]) -> None:
-    """Note what keeps `checkpoint.keep_best` from finding the best checkpoint. Raises `ConfigError` for a measure that
+    """Print a note if `checkpoint.keep_best` cannot find the best checkpoint. Raises `ConfigError` for a measure that
     the evaluations will not have."""
     rules, every, steps = config.checkpoint, config.evaluation.every, config.train.steps
-    kept = f"checkpoint.keep_best = {rules.keep_best}"
+    setting = f"checkpoint.keep_best = {rules.keep_best}"
     if held_out is None:
         if rules.keep_best:
             on_note(
-                f"{kept} has no effect: nothing is evaluated (evaluation.data is unset), so no checkpoint is the best"
+                f"{setting} has no effect: nothing is evaluated (evaluation.data is unset), so no checkpoint is the "
+                "best"
             )
         return
     _check_measure(config, held_out.prompts)
     if rules.keep_best and not every:
-        on_note(f"{kept} has no effect: of the checkpoints only the last is evaluated; set evaluation.every")
+        on_note(f"{setting} has no effect: of the checkpoints only the last is evaluated; set evaluation.every")
     elif rules.keep_best:
         evaluated = range(every, steps, every)
         lost = sum(not rules.every or step % rules.every != 0 for step in evaluated)
         if lost:
             on_note(
-                f"{kept}: {lost} of {len(evaluated)} evaluations before the last are of steps without a checkpoint "
+                f"{setting}: {lost} of {len(evaluated)} evaluations before the last are of steps without a checkpoint "
                 f"(evaluation.every = {every}, checkpoint.every = {rules.every}), so the best of them cannot be kept"
             )
 
@@ -324,8 +328,8 @@ def _check_measure(config: RunConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def _check_early(config: RunConfig, test_rows: Sequence[Prompt]) -> None:
-    """Raise `ConfigError` for what config.json and rows show in milliseconds, before Ray starts: once it does, every
-    later check takes longer. Each is checked again when everything is known."""
+    """Raise `ConfigError` for problems that config.json and rows show in milliseconds, before Ray starts: afterwards
+    every check takes longer. Each is checked again when everything is known."""
     if (plain := plain_config(config.model.path)) is not None:
         check_fit(config, plain.max_position_embeddings, plain.num_attention_heads, expert_count(plain))
     if len(test_rows):
@@ -441,11 +445,11 @@ def _check_rivals(config: RunConfig, train_rows: Sequence[Prompt], test_rows: Se
 
 def _tokenized(
     config: RunConfig,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     on_note: Callable[[str], None],
     on_progress: OnProgress,
     rows: Sequence[Prompt],
-    what: str,
+    kind: str,
     response: str = "",
     rule: ImageRule | None = None,
 ) -> TokenizedPrompts:
@@ -462,17 +466,17 @@ def _tokenized(
     )
     for why, count in prompts.left_out.items():
         if count:
-            on_note(f"{count} of {len(rows)} {what} rows left out: {why}")
+            on_note(f"{count} of {len(rows)} {kind} rows left out: {why}")
     if len(prompts.control):
         first = prompts.prompts[int(prompts.control[0])]
         token = control_token_in(first, chat_template.control_tokens(tokenizer))
         on_note(
-            f"{len(prompts.control)} of {len(prompts)} {what} rows have control tokens in their text ({token} in "
+            f"{len(prompts.control)} of {len(prompts)} {kind} rows have control tokens in their text ({token} in "
             f"{first.id}, for one): the model reads them as what they mean, not as text"
         )
     if isinstance(prompts.prompts, JoinedPrompts):
-        for name, own in zip(prompts.prompts.names, prompts.prompts.parts, strict=True):
-            if not own:
+        for name, rows_of_set in zip(prompts.prompts.names, prompts.prompts.parts, strict=True):
+            if not rows_of_set:
                 raise DataError(
                     f"data: no row of {name} is within data.max_prompt_tokens = {config.data.max_prompt_tokens}"
                     + (f" and rollout.max_response_tokens = {config.rollout.max_response_tokens}" if response else ""),
@@ -482,8 +486,8 @@ def _tokenized(
 
 
 def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evaluates: bool) -> frozenset[Role]:
-    """The roles of the policy's workers. Raises `ConfigError` for an algorithm whose parts do not fit together, and
-    `ModelError` for a critic that cannot be trained; also what `_check_teachers` does."""
+    """The roles of the policy's workers. Raises `ConfigError` for an algorithm whose parts do not fit together,
+    `ModelError` for a critic that cannot be trained, and the errors of `_check_teachers`."""
     from rlcli.algorithms.build import build_algorithm
     from rlcli.launch.algorithm_rules import check_algorithm
     from rlcli.model.io.model_checks import check_model, check_value_model
@@ -526,24 +530,24 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
 
 def _check_teachers(config: RunConfig, rows: Sequence[Prompt]) -> None:
     """Raise `ModelError` for a teacher that cannot score the policy's tokens, and `ConfigError` for rows without a
-    teacher, for a data source that no row has and for what is no URL."""
+    teacher, for a data source that no row has and for a malformed URL."""
     from rlcli.model.io.model_checks import check_teacher
     from rlcli.support.json_link import checked_url
     from rlcli.training.worker.served_teacher import check_served_teacher
 
     models = config.teacher.models
-    for path in dict.fromkeys(one.path for one in config.teacher.held):
+    for path in dict.fromkeys(model.path for model in config.teacher.held):
         facts = check_teacher(path, config.model.path, config.max_length, config.parallel.context)
         _check_experts(config, path, 0 if config.teacher.workers else facts.experts)
-    for path in dict.fromkeys(one.path for one in models if one.is_served):
+    for path in dict.fromkeys(model.path for model in models if model.is_served):
         check_served_teacher(checked_url(path), config.model.path, config.max_length, config.teacher.top_k)
-    if not any(one.sources for one in models):
+    if not any(model.sources for model in models):
         return
-    there = sorted({row.data_source for row in rows})
-    listed = ", ".join(there[:MOST_LISTED]) + (", …" if len(there) > MOST_LISTED else "")
-    for source in (source for one in models for source in one.sources if source not in there):
+    data_sources = sorted({row.data_source for row in rows})
+    listed = ", ".join(data_sources[:MOST_LISTED]) + (", …" if len(data_sources) > MOST_LISTED else "")
+    for source in (source for model in models for source in model.sources if source not in data_sources):
         raise ConfigError(f"teacher.path: no row has the data source '{source}'", f"the data has {listed}")
-    for source in (source for source in there if config.teacher.number_of(source) is None):
+    for source in (source for source in data_sources if config.teacher.number_of(source) is None):
         raise ConfigError(
             f"teacher.path: rows of the data source '{source}' have no teacher",
             "name it in a teacher's sources, or give one teacher without sources, which teaches all others",
@@ -569,9 +573,9 @@ def check_machine(config: RunConfig) -> str:
             "teacher": config.teacher.workers,
             "rollout": config.rollout.workers,
         }
-        named = " + ".join(f"{name}.workers = {count}" for name, count in pools.items() if count)
+        listed = " + ".join(f"{name}.workers = {count}" for name, count in pools.items() if count)
         raise ConfigError(
-            f"{named}, but this machine has {cores} CPU cores",
+            f"{listed}, but this machine has {cores} CPU cores",
             f"give {max(2, cores)} workers or fewer in all, or name a Ray cluster with --ray-address",
         )
     return device
@@ -618,9 +622,9 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     if config.algorithm.code:
         config = config.changed(algorithm={"code": str(Path(config.algorithm.code).expanduser().resolve())})
     config = config.changed(model={"chat_template": located(config.model.chat_template)})
-    place, _, attribute = config.environment.name.rpartition(":")
-    if place.endswith(".py"):
-        config = config.changed(environment={"name": f"{Path(place).expanduser().resolve()}:{attribute}"})
+    file, _, attribute = config.environment.name.rpartition(":")
+    if file.endswith(".py"):
+        config = config.changed(environment={"name": f"{Path(file).expanduser().resolve()}:{attribute}"})
     folder = Path(config.model.path)
     if not folder.is_dir():
         return config, ""
@@ -649,8 +653,8 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
 
 
 def kv_cache_bytes(config: RunConfig, device: str, dtype: str, longest: int) -> int | None:
-    """The set size; else on CPUs what the workload needs; on GPUs None: vLLM measures free memory. longest: tokens of
-    the longest sample that the run's prompts allow."""
+    """The configured size; else on CPUs as the workload requires; on GPUs None: vLLM measures free memory. longest:
+    tokens of the longest sample that the run's prompts allow."""
     rollout = config.rollout
     if rollout.kv_cache_mb is not None:
         return rollout.kv_cache_mb << 20

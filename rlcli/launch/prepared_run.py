@@ -14,16 +14,16 @@ from rlcli.support.served_models import ServedModel
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that has passed every check that needs no worker: its context, and what only the driver needs."""
+    """A run that has passed every check that needs no worker: its context, and data for the driver alone."""
 
     context: RunContext
-    """What all processes of the run know of it."""
+    """Configuration and facts for all processes of the run."""
     prompts: TokenizedPrompts
-    """Those to train on; in an evaluation, to evaluate on."""
+    """Prompts to train on; in an evaluation, to evaluate on."""
     held_out: TokenizedPrompts | None
-    """Those that a training run evaluates on, if any."""
+    """Prompts that a training run evaluates on, if any."""
     parameters: int | None
-    """Of the policy."""
+    """Number of parameters of the policy."""
     sandbox: str = ""
     """The backend in which verifiers run programs; empty if none does."""
     served: Mapping[ServedModel, bool] = field(default_factory=dict)
@@ -39,7 +39,8 @@ class Prepared:
 
     @property
     def threads(self) -> int:
-        """Per worker on CPUs. With 1, the order of sums, and so every bit, is the same on any number of cores."""
+        """Threads per worker on CPUs. With 1, the order of sums, and so every bit, is the same on any number of
+        cores."""
         return policy_pool(self.config, self.facts.device).threads
 
     def changed(self, config: RunConfig, **facts: object) -> Prepared:

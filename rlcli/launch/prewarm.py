@@ -99,12 +99,12 @@ class EarlyStart:
 
     @property
     def _is_unused(self) -> bool:
-        """Whether a cluster has been started for nothing, and a supervisor ends what this process leaves behind."""
+        """True if a started cluster is not used, and a supervisor ends the processes that this one leaves behind."""
         return self._thread is not None and not self._session and is_supervised()
 
     def _run(self, pool: Pool, workers: int, engine: str) -> None:
         try:
-            with local(workers, lambda what, why: self._on_lost(what, why)):
+            with local(workers, lambda lost, why: self._on_lost(lost, why)):
                 if self._done.is_set():  # Refused or interrupted meanwhile: the caller only waits for the shutdown.
                     return
                 from rlcli.training.worker.worker import Worker

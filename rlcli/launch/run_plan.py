@@ -25,22 +25,22 @@ DETERMINISTIC = {
     "cuda": "torch's deterministic kernels, cuBLAS with a fixed workspace, vLLM's batch-invariant mode, no TF32: the "
     "same bits on the same GPUs and versions, as far as torch has such kernels; slower, mostly in generation",
 }
-"""What train.deterministic turns on and what it costs."""
+"""Effects and cost of train.deterministic."""
 OFFLOADED = {
     "optimizer": "the optimizer's states",
     "all": "weights, the optimizer's states and the reference model",
 }
-"""What train.offload moves."""
+"""State that train.offload moves."""
 MOST_LISTED = 5
 
 
 def _divided(config: RunConfig) -> str:
-    """How the workers that train are divided, if they are."""
+    """Layout of the workers that train, if they are divided."""
     parallel = config.parallel
     sizes = {**parallel.model_dump(), "shard": config.cluster.workers // (parallel.replicate * parallel.context)}
-    named = " × ".join(f"{name} {sizes[name]}" for name in ("replicate", "shard", "context"))
+    layout = " × ".join(f"{name} {sizes[name]}" for name in ("replicate", "shard", "context"))
     experts = f", experts over {parallel.expert} workers" if parallel.expert > 1 else ""
-    return (f", {named}" if parallel.replicate * parallel.context > 1 else "") + experts
+    return (f", {layout}" if parallel.replicate * parallel.context > 1 else "") + experts
 
 
 def _micro_batch(config: RunConfig) -> str:
@@ -49,7 +49,7 @@ def _micro_batch(config: RunConfig) -> str:
 
 
 def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
-    """The plan of a configuration as (what, how) rows: printed before a run and by --dry-run."""
+    """The plan of a configuration as (label, text) rows: printed before a run and by --dry-run."""
     from rlcli.algorithms.build import build_algorithm
 
     config = prepared.config
@@ -59,7 +59,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     epoch = len(prepared.prompts) / rollout.prompts_per_step
     trained = 2 * rollout.prompts_per_step if algorithm.selects_pairs else samples
-    most = "at most " if config.algorithm.select == "right" else ""
+    bound = "at most " if config.algorithm.select == "right" else ""
     rows = {
         "model": f"{config.model.path}, {_count(prepared.parameters)} parameters, "
         f"{prepared.facts.dtype} on {prepared.facts.device}" + (", layers compiled" if config.model.compile else ""),
@@ -67,7 +67,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         **_algorithm_rows(config, algorithm),
         **_prompt_rows(prepared, epoch),
         "samples a step": f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}",
-        "samples an update": f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}",
+        "samples an update": f"{bound}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}",
         **_rollout_rows(prepared, algorithm, samples),
         "longest sample": f"{config.longest} = {prepared.facts.max_length} tokens",
         "micro-batch": _micro_batch(config),
@@ -90,16 +90,16 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
 
 
 def _memory_rows(prepared: Prepared) -> dict[str, str]:
-    """What moves to host memory, and what is recomputed to save memory."""
+    """Offloading to host memory, and recomputation of activations."""
     config, on_gpu = prepared.config, prepared.facts.device == "cuda"
     rows = {}
     if config.train.offload != "none":
         where = f"{OFFLOADED[config.train.offload]}: in host memory while the engine generates"
         rows["offload"] = where if on_gpu else "none: on CPUs everything is in host memory"
     if config.model.gradient_checkpointing:
-        kept = "only the input of each layer is kept"
+        activations = "only the input of each layer is kept"
         inputs = config.model.gradient_checkpointing == "offload" and on_gpu
-        rows["activations"] = kept + (", in host memory" if inputs else "")
+        rows["activations"] = activations + (", in host memory" if inputs else "")
     return rows
 
 
@@ -112,15 +112,16 @@ def _prompt_rows(prepared: Prepared, epoch: float) -> dict[str, str]:
 
 
 def _picture_rows(prepared: Prepared) -> dict[str, str]:
-    """What the prompts have of pictures, if the model sees them."""
+    """Images of the prompts, for a vision-language model."""
     prompts, rule = prepared.prompts, prepared.prompts.rule
     if rule is None or not prompts.image_tokens:
         return {}
-    mean, most = prompts.image_tokens / len(prompts), int(pictures_of(prompts.prompts).max())
+    mean, max_pictures = prompts.image_tokens / len(prompts), int(pictures_of(prompts.prompts).max())
     height, width = rule.blank.shape[:2]
     step = 3 * prepared.config.rollout.prompts_per_step * mean * height * width / rule.tokens(width, height)
     return {
-        "pictures": f"at most {most} a prompt; {mean:.0f} tokens of a mean prompt, {step / 1e6:.3g} MB of pixels a step"
+        "pictures": f"at most {max_pictures} a prompt; {mean:.0f} tokens of a mean prompt, "
+        f"{step / 1e6:.3g} MB of pixels a step"
     }
 
 
@@ -142,8 +143,8 @@ def _trained(prepared: Prepared) -> str:
     if not lora.rank:
         frozen = prepared.config.model.freeze
         return "all weights" + (f" but {' and '.join(frozen)} (model.freeze)" if frozen else "")
-    how = "added to the engine's weights" if prepared.facts.dtype == "float32" else "sent to the engine separately"
-    return f"LoRA of rank {lora.rank} on {lora.targets}, {how}"
+    transfer = "added to the engine's weights" if prepared.facts.dtype == "float32" else "sent to the engine separately"
+    return f"LoRA of rank {lora.rank} on {lora.targets}, {transfer}"
 
 
 def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> dict[str, str]:
@@ -156,7 +157,7 @@ def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> dict[str, str]:
         ("correction", section.correction, [part.function for part in algorithm.correction.parts]),
         ("trained samples", section.select, [algorithm.select.function]),
     ]
-    rows = {what: name + _numbers(functions, algorithm.options) for what, name, functions in parts}
+    rows = {label: name + _numbers(functions, algorithm.options) for label, name, functions in parts}
     if not algorithm.needs_reference:
         rows["reference model"] = "none (algorithm.kl_coef = 0)"
     else:
@@ -165,11 +166,11 @@ def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> dict[str, str]:
         held_by = held_by if section.kl_coef else ""
         rows["reference model"] = held_by + ("the policy without its adapter" if config.lora.rank else "a frozen copy")
     if algorithm.needs_critic or algorithm.needs_process_rewards:
-        what = "value model" if algorithm.needs_critic else "process reward model"
+        label = "value model" if algorithm.needs_critic else "process reward model"
         plural = "s" if critic.workers > 1 else ""
         where = f"{critic.workers} separate worker{plural}" if critic.workers else "in the policy's workers"
         where += f"; the first {critic.warmup_steps} steps train only it" if critic.warmup_steps else ""
-        rows[what] = f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"
+        rows[label] = f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"
     rows |= _teacher_rows(config)
     bonus = f"entropy × {section.entropy_coef:g}" if section.entropy_coef else ""
     bonus = f"entropy up to {section.entropy_target:g}" if section.entropy_target else bonus
@@ -180,17 +181,17 @@ def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> dict[str, str]:
 
 
 def _teacher_rows(config: RunConfig) -> dict[str, str]:
-    """The teachers of a distillation, and what is compared with them."""
+    """The teachers of a distillation, and the tokens that they score."""
     teacher = config.teacher
     if not teacher.path:
         return {}
     several = len(teacher.models) > 1
-    named = [one.path + f" for {', '.join(one.sources) or 'all others'}" * several for one in teacher.models]
-    what = f"its {teacher.top_k} likeliest tokens and the rest" if teacher.top_k else "the drawn tokens"
+    teachers = [model.path + f" for {', '.join(model.sources) or 'all others'}" * several for model in teacher.models]
+    scored = f"its {teacher.top_k} likeliest tokens and the rest" if teacher.top_k else "the drawn tokens"
     plural = "s" if teacher.workers > 1 else ""
     where = f"{teacher.workers} separate worker{plural}" if teacher.workers else "in the policy's workers"
     where = where if teacher.held else "scored by a server"
-    return {"teacher": f"{'; '.join(named)}: log-probs of {what}, {where}"}
+    return {"teacher": f"{'; '.join(teachers)}: log-probs of {scored}, {where}"}
 
 
 def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dict[str, str]:
@@ -201,9 +202,11 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
     each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
     rollout, shaping = config.rollout, config.shaping
     greedy = " and one greedy response a prompt" if algorithm.needs_baselines else ""
-    how = ", linear layers in 8-bit floating point, one scale a tensor; the mismatch is reported, and corrected by "
+    quantized = (
+        ", linear layers in 8-bit floating point, one scale a tensor; the mismatch is reported, and corrected by "
+    )
     rows = {
-        "engine": rollout.engine + (f"{how}{config.algorithm.correction}" if rollout.quantization else ""),
+        "engine": rollout.engine + (f"{quantized}{config.algorithm.correction}" if rollout.quantization else ""),
         "samples an engine": f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once",
         "sampling": f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}",
         **_ending_rows(prepared),
@@ -225,14 +228,14 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
         f"format × {shaping.format_weight:g}": shaping.format_weight,
     }
     if any(shaped.values()):
-        rows["added to the score"] = ", ".join(what for what, there in shaped.items() if there)
+        rows["added to the score"] = ", ".join(label for label, active in shaped.items() if active)
     if dynamic.keep != "all":
-        kept = {
+        kept_groups = {
             "unequal": "whose rewards differ",
             "accuracy": f"whose mean score is {dynamic.low:g} to {dynamic.high:g}",
         }[dynamic.keep]
         missing = f"{dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds"
-        rows["dynamic sampling"] = f"groups {kept}; {missing}"
+        rows["dynamic sampling"] = f"groups {kept_groups}; {missing}"
     if prepared.facts.verifiers:
         count = config.verifier.processes
         processes = f"{count} processes a machine" if count else "processes by the machine's cores"
@@ -248,19 +251,19 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
 
 
 def _ahead(config: RunConfig) -> str:
-    """How samples of later steps are generated while one is trained on."""
+    """Generation of samples for later steps during training."""
     rules, updates = config.async_, "update" if config.async_.staleness == 1 else "updates"
-    found = f"by a policy at most {rules.staleness} {updates} old; corrected by {config.algorithm.correction}"
+    policy_age = f"by a policy at most {rules.staleness} {updates} old; corrected by {config.algorithm.correction}"
     if not config.in_flight:
-        return f"{found}; an update waits until all responses are complete (async.engine_steps = 0)"
+        return f"{policy_age}; an update waits until all responses are complete (async.engine_steps = 0)"
     when = "" if rules.engine_steps is None else f" after {rules.engine_steps} steps of the engines"
     when = when if config.rollout.workers else " when a batch is complete"
-    which = "recomputed" if rules.on_update == "recompute" else "kept"
-    return f"{found}; weights change{when} while responses are generated, whose keys and values are {which}"
+    cache = "recomputed" if rules.on_update == "recompute" else "kept"
+    return f"{policy_age}; weights change{when} while responses are generated, whose keys and values are {cache}"
 
 
 def _ending_rows(prepared: Prepared) -> dict[str, str]:
-    """What ends a response, and how a cut-off one is treated."""
+    """End of a response, and treatment of truncated ones."""
     cut = {"mask": "left out of the loss and of the group's statistics", "zero_reward": "their reward is 0"}
     stops = ", ".join(f"{token} {text!r}" for token, text in prepared.facts.stop_tokens.items())
     rows = {"a response ends at": stops} if stops else {}
@@ -269,9 +272,13 @@ def _ending_rows(prepared: Prepared) -> dict[str, str]:
 
 
 def _template_rows(prepared: Prepared) -> dict[str, str]:
-    """What prompts are rendered with, if not only the template."""
-    given = prepared.config.data.chat_template_kwargs
-    rows = {"chat template": ", ".join(f"{name} = {value!r}" for name, value in given.items())} if given else {}
+    """Arguments for the chat template, if any."""
+    template_kwargs = prepared.config.data.chat_template_kwargs
+    rows = (
+        {"chat template": ", ".join(f"{name} = {value!r}" for name, value in template_kwargs.items())}
+        if template_kwargs
+        else {}
+    )
     if prepared.facts.day:
         rows["date in the template"] = f"{prepared.facts.day.isoformat()}, kept with the run"
     return rows | ({"reasoning": "the template opens a <think>"} if prepared.facts.thinking else {})
@@ -279,16 +286,16 @@ def _template_rows(prepared: Prepared) -> dict[str, str]:
 
 def _listed(verifiers: Sequence[str]) -> str:
     """The first few, since rows may name many expressions."""
-    more = len(verifiers) - MOST_LISTED
-    return ", ".join(verifiers[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    unlisted = len(verifiers) - MOST_LISTED
+    return ", ".join(verifiers[:MOST_LISTED]) + (f" and {unlisted} more" if unlisted > 0 else "")
 
 
-def _numbers(functions: Sequence[Callable[..., object]], given: Mapping[str, object]) -> str:
+def _numbers(functions: Sequence[Callable[..., object]], values: Mapping[str, object]) -> str:
     """The options that the functions will use: the given ones, and their defaults."""
     from rlcli.algorithms.named import options_of
 
     defaults = {name: default for function in functions for name, default in options_of(function).items()}
-    options = {name: given.get(name, default) for name, default in defaults.items()}
+    options = {name: values.get(name, default) for name, default in defaults.items()}
     rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in options.items()}
     text = ", ".join(f"{name} {value}" for name, value in rounded.items() if value is not None)
     return f" ({text})" if text else ""

@@ -11,14 +11,14 @@ from rlcli.training.listener import Listener
 from rlcli.training.worker.calls import WorkerCalls, Workers
 
 IDLE = ("sync", "generate", "evaluate")
-"""Phases that begin when no engine generates. In others the next step's samples may already be in progress, and a
-worker answers only when it is done with them: asking there would delay the run."""
+"""Phases that start when no engine generates. In others the next step's samples may already be in progress, and a call
+would wait for them."""
 
 
 class StartReport(Listener):
-    """Receives the trainer's phases. After the first generation, when the engines are idle, it adds the event `startup`
-    to the run's folder: what generates, and seconds from the start of the command until each thing was done, in order.
-    For workers, the slowest counts. engines: the group that generates, one of `groups`."""
+    """Adds the event `startup` to the run's folder after the first generation, when the engines are idle: the engine,
+    and seconds from the start of the command until each part was done, in order; for workers, of the slowest. engines:
+    the group that generates, one of `groups`."""
 
     def __init__(self, folder: RunFolder, groups: Sequence[Workers], engines: Workers) -> None:
         self._folder, self._groups, self._engines = folder, groups, engines
@@ -34,27 +34,27 @@ class StartReport(Listener):
         elif name in IDLE:
             self._reported = True
             workers = [moments for group in self._groups for moments in group.call(WorkerCalls.startup_moments)]
-            after = timeline(_began(), startup_times.moments(), workers)
+            seconds = timeline(_began(), startup_times.moments(), workers)
             engine = self._engines.call(WorkerCalls.describe_engine)
-            self._folder.event("startup", step=step, engine=engine, done_after_s=after)
+            self._folder.event("startup", step=step, engine=engine, done_after_s=seconds)
 
 
 def timeline(began: float, driver: Mapping[str, float], workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Seconds from `began` until each thing was done.
+    """Seconds from `began` until each part was done.
 
     >>> timeline(10.0, {"process": 10.5, "ray": 14.0}, [{"process": 15.0, "engine": 20.0}, {"engine": 21.0}])
     {'process': 0.5, 'ray': 4.0, 'worker: process': 5.0, 'worker: engine': 11.0}
     """
-    found = {name: when - began for name, when in driver.items()}
+    seconds = {name: when - began for name, when in driver.items()}
     for moments in workers:
         for name, when in moments.items():
             label = f"worker: {name}"
-            found[label] = max(found.get(label, 0.0), when - began)
-    return {name: round(found[name], 3) for name in sorted(found, key=lambda name: found[name])}
+            seconds[label] = max(seconds.get(label, 0.0), when - began)
+    return {name: round(seconds[name], 3) for name in sorted(seconds, key=lambda name: seconds[name])}
 
 
 def _began() -> float:
-    """When the command started: its supervisor, if there is one."""
+    """Start time of the command: that of its supervisor, if there is one."""
     import psutil
 
     process = psutil.Process()

@@ -1,4 +1,4 @@
-"""Loads a run's verifiers once before the model, and tries them, so that what is wrong with them is an early error."""
+"""Loads a run's verifiers once before the model, and tries them, so that their problems are early errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_verifiers(
     only noted. loads: False checks names alone. oversample: `rollout.oversample`. group: responses to a prompt.
 
     Returns the expressions, each once, and the name of the sandbox's backend, tested here; empty if none needs it.
-    on_note: told which key goes to which address.
+    on_note: receives which key goes to which address.
     Raises `VerifierError` for a verifier that is unknown, does not load or crashes, `ConfigError` for an option that it
     does not take or a `timeout_s` beyond its deadline, `SetupError` if the sandbox does not work, and `DataError` for
     answers that their verifier rejects.

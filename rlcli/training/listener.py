@@ -1,4 +1,4 @@
-"""Listeners follow a run from the controller: what is generated, each step's metrics, evaluations and phases.
+"""Listeners follow a run from the controller: generated samples, each step's metrics, evaluations and phases.
 
 A package adds a listener in its pyproject.toml; every run creates one of each:
 
@@ -28,11 +28,12 @@ class ListenedRun:
     path: Path
     """The run's folder."""
     config: RunConfig
+    """Its configuration."""
     note: Callable[[str], None]
     """Prints a line."""
     warn: Callable[[str, int], None]
     """Prints a warning of a step."""
-    event: Callable[..., Any]
+    event: Callable[..., object]
     """Writes an event to `events.jsonl`: its name, then its fields by keyword."""
     plan: Callable[[], Any] = lambda: None
     """The planner's input for this run, or None. Computed when it is called."""

@@ -65,7 +65,7 @@ def measured(shape: dict[str, Any], steps: int, lr: float) -> dict[str, Any]:
         pair = [actor(Trained).remote(0, shape, engine) for engine in (False, True)]
         policy, own = (WorkerGroup[Any]([one], Path(logs), None) for one in pair)
         engines = Engines(policy, own, copies=True)
-        engines.broadcasts = engines._joined(own)
+        engines.broadcasts = engines._join(own)
         assert engines.broadcasts
         return {"steps": list(_syncs(engines, own, steps, lr))}
 

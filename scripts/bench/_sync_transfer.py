@@ -100,7 +100,7 @@ def measured(shape: dict[str, Any], dtype: str, engines: int, repeats: int) -> d
 
     def ways(logs: str) -> tuple[Engines, dict[str, Any]]:
         sync = Engines(group(logs, 1, False), group(logs, engines, True))
-        assert sync._joined(sync.workers)
+        assert sync._join(sync.workers)
         return sync, {"broadcast": sync._by_broadcast, "object store": sync._by_object_store}
 
     with TemporaryDirectory() as logs, ray_session("", 2):

@@ -142,7 +142,7 @@ class Training:
     """A role of the product in a layout, and the batch that it trains on. Collective."""
 
     def __init__(self, case: Case, feature: Feature, loader: FsdpLoader, rank: int) -> None:
-        self.case, self.feature, self.dims, self.rank = case, feature, loader.place.dims, rank
+        self.case, self.feature, self.dims, self.rank = case, feature, loader.mesh.dims, rank
         config = loader.config = config_of(case, feature)
 
         def load(kind: Any, path: str, **how: Any) -> FsdpBackend:
@@ -280,7 +280,7 @@ def trains(case: Case, name: str, loader: FsdpLoader, rank: int) -> dict[str, An
     weights, tensor = apart(training.weights(), wanted.weights)
     found = compared(training, losses, wanted, 0) | {"weights": weights, "worst weight": tensor}
     if name in SAVED:
-        folder = state_folder(case, name, name_of(loader.place.dims))
+        folder = state_folder(case, name, name_of(loader.mesh.dims))
         save_state(training.backend.state("own"), {}, folder, dist.group.WORLD)
         state = training.state()
         if rank == 0:

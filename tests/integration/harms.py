@@ -116,14 +116,14 @@ def _keep_prefixes(worker: Any) -> None:
 def _spoil_loss(worker: Any, *bad: int) -> None:
     """The loss of some updates, counted from 1, is no number; the gradient that it has by itself is one."""
     policy, calls = worker.policy, itertools.count(1)
-    update, objective = policy.update, policy._objective
+    update, sound_loss = policy.update, policy._loss
 
     def spoilt(*args: Any) -> Any:
-        term, sums = objective(*args)
+        term, sums = sound_loss(*args)
         return term + math.nan, sums
 
     def counted(*args: Any) -> dict[str, float]:
-        policy._objective = spoilt if next(calls) in bad else objective
+        policy._loss = spoilt if next(calls) in bad else sound_loss
         done: dict[str, float] = update(*args)
         return done
 

@@ -85,15 +85,23 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
             found[f"{way}, adapter"] = trained(load(lora=adapter), together, apart) | same
             for dtype in (torch.bfloat16, torch.float16):
                 half = load(how=recomputing, dtype=dtype)
-                found[f"{way}, {dtype}"] = {"sums": [half.update(apart, loss, 1e-2, **FORWARD)]} | same
+                found[f"{way}, {dtype}"] = {"sums": [update(half, apart)]} | same
     return found
+
+
+def update(backend: Any, micros: list[Any]) -> dict[str, float]:
+    """One optimizer step."""
+    for micro, outputs in backend.forward(micros, **FORWARD):
+        backend.backward(*loss(micro, outputs))
+    sums: dict[str, float] = backend.step(1e-2)
+    return sums
 
 
 def trained(backend: Any, together: list[Any], apart: list[Any]) -> dict[str, Any]:
     """What an update of one micro-batch and two of two report; the weights after the first and the last."""
-    sums = [backend.update(together, loss, 1e-2, **FORWARD)]
+    sums = [update(backend, together)]
     first = weights_of(backend)
-    sums += [backend.update(apart, loss, 1e-2, **FORWARD) for _ in range(2)]
+    sums += [update(backend, apart) for _ in range(2)]
     return {"sums": sums, "first": first, "weights": weights_of(backend)}
 
 
@@ -108,7 +116,7 @@ def moved(backend: Any, other: Any, batches: list[Any], folder: Path) -> dict[st
     dist.barrier()
     other.load_state(folder, "policy")
     loaded = weights_of(other)
-    return {"loaded": loaded, "then": [one.update(batches, loss, 1e-2, **FORWARD) for one in (backend, other)]}
+    return {"loaded": loaded, "then": [update(model, batches) for model in (backend, other)]}
 
 
 def weights_of(backend: Any) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ from rlcli.rollout.scheduler.dispatcher import OnProgress
 from rlcli.support.files import filled_path
 from rlcli.types import FinishReason, Prompt, Verdict
 
-SETTLE_EVERY_S = 0.25
+COLLECT_EVERY_S = 0.25
 
 
 def served_name(client: ChatClient) -> str:
@@ -46,10 +46,16 @@ def scoring(config: RunConfig, prompts: Sequence[Prompt], on_note: Callable[[str
 
 @dataclass(frozen=True)
 class _Answered:
+    """A response whose verification has started."""
+
     prompt: int
+    """Index of the prompt."""
     sample: int
+    """Index of the sample, or GREEDY."""
     result: ChatResult
+    """The endpoint's response."""
     verdict: Future[Verdict]
+    """Its verdict, once it is verified."""
 
 
 def ask(
@@ -66,43 +72,45 @@ def ask(
     """Responses with their verdicts. wanted: for each prompt, the indexes of the samples to ask for; GREEDY means a
     greedy one. save_as: the path to save them to as they finish, with `{part}` in it; empty: not saved. on_note:
     receives a line if no two samples of any prompt differ."""
-    asked = {f"{index}:{sample}": (index, sample) for index, samples in enumerate(wanted) for sample in samples}
-    requests = [_request(config, prompts[index], sample, key) for key, (index, sample) in asked.items()]
+    samples_by_key = {
+        f"{index}:{sample}": (index, sample) for index, samples in enumerate(wanted) for sample in samples
+    }
+    requests = [_request(config, prompts[index], sample, key) for key, (index, sample) in samples_by_key.items()]
     writer = PartWriter(filled_path(save_as, "rank", 0), 0) if save_as else None
     waiting: list[_Answered] = []
     done: list[dict[str, Any]] = []
-    places: list[int] = []
+    prompt_indexes: list[int] = []
     texts: dict[int, list[int]] = defaultdict(list)  # prompt → a hash of each sample's text
 
-    def settle(all_of_them: bool) -> None:
-        """Collect those whose verdict is ready, or wait for all."""
+    def collect(wait: bool) -> None:
+        """Collect the rows whose verdict is ready. wait: for all verdicts."""
         nonlocal waiting
         still = []
-        for one in waiting:
-            if not (all_of_them or one.verdict.done()):
-                still.append(one)
+        for answered in waiting:
+            if not (wait or answered.verdict.done()):
+                still.append(answered)
                 continue
-            row = _row(prompts[one.prompt], one)
+            row = _row(prompts[answered.prompt], answered)
             done.append({name: row[name] for name in COLUMNS})
-            places.append(one.prompt)
+            prompt_indexes.append(answered.prompt)
             if writer is not None:
                 writer.add(row)
         waiting = still
 
-    settled = time.monotonic()
+    last_collected = time.monotonic()
     try:
         for number, result in enumerate(client.generate(requests), 1):
-            index, sample = asked[result.key]
+            index, sample = samples_by_key[result.key]
             if sample != GREEDY:
                 texts[index].append(hash(result.text))
             waiting.append(_Answered(index, sample, result, _verify(scorer, prompts[index], result)))
-            on_progress(number, len(asked))
-            if time.monotonic() - settled > SETTLE_EVERY_S:
-                settle(all_of_them=False)
-                settled = time.monotonic()
-        settle(all_of_them=True)
+            on_progress(number, len(samples_by_key))
+            if time.monotonic() - last_collected > COLLECT_EVERY_S:
+                collect(wait=False)
+                last_collected = time.monotonic()
+        collect(wait=True)
     except EndpointError:
-        settle(all_of_them=True)  # earlier answers are kept, however long their verification takes
+        collect(wait=True)  # earlier answers are kept, however long their verification takes
         raise
     finally:
         if writer is not None:
@@ -113,7 +121,7 @@ def ask(
             f"all samples of a prompt are equal, for each of {len(several)} prompts, at temperature "
             f"{config.evaluation.temperature:g}: the server may ignore the temperature or the seed that it is sent"
         )
-    return Responses.of(places, *([row[name] for row in done] for name in COLUMNS))
+    return Responses.of(prompt_indexes, *([row[name] for row in done] for name in COLUMNS))
 
 
 def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRequest:
@@ -127,7 +135,11 @@ def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRe
         seed=sample_seed(config.train.seed, PURPOSE, 0, prompt.id, sample) & 0x7FFFFFFF,
         # vLLM, SGLang and others accept both; other servers return an error if they are given.
         extra={
-            **({"chat_template_kwargs": dict(given)} if (given := config.data.chat_template_kwargs) else {}),
+            **(
+                {"chat_template_kwargs": dict(template_kwargs)}
+                if (template_kwargs := config.data.chat_template_kwargs)
+                else {}
+            ),
             **({"stop_token_ids": list(stops)} if (stops := config.rollout.stop_token_ids) else {}),
         },
     )
@@ -138,14 +150,14 @@ def _verify(scorer: ScoringPool, prompt: Prompt, result: ChatResult) -> Future[V
     return scorer.submit(prompt.verifier, prompt.request(result.text, reason))
 
 
-def _row(prompt: Prompt, one: _Answered) -> dict[str, Any]:
+def _row(prompt: Prompt, answered: _Answered) -> dict[str, Any]:
     return sample_row(
         prompt,
-        one.sample,
-        one.result.text,
-        one.verdict.result(),
+        answered.sample,
+        answered.result.text,
+        answered.verdict.result(),
         prompt_tokens=None,
-        response_tokens=one.result.completion_tokens,
-        finish_reason=one.result.finish_reason,
-        group=one.prompt,
+        response_tokens=answered.result.completion_tokens,
+        finish_reason=answered.result.finish_reason,
+        group=answered.prompt,
     )

@@ -32,33 +32,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """An evaluation request. paths: of the datasets; none: numbered rows of the environment. greedy: one greedy
-    response to each prompt besides the samples. by: further fields to report by category. out: folder for the samples,
-    or None. force: discard samples there that were made with other settings. omit: sampling values that are not sent to
-    an endpoint."""
+    """An evaluation request."""
 
     config: RunConfig
+    """Model, sampling and limits."""
     paths: tuple[str, ...]
+    """Paths of the datasets; none: numbered rows of the environment."""
     greedy: bool = False
+    """One greedy response to each prompt besides the samples."""
     by: tuple[str, ...] = ()
+    """Further fields to report by category."""
     out: Path | None = None
+    """Folder for the samples, if they are kept."""
     force: bool = False
+    """Discard samples there that were generated with other settings."""
     omit: tuple[str, ...] = ()
+    """Sampling values that are not sent to an endpoint."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results. prompts: of all datasets. reports: by dataset. overall: all prompts of all datasets together.
-    averages: of the datasets' pass@1 and mean@1, each counting the same. generated: responses of this call; the others
-    existed."""
+    """The results."""
 
     model: str
+    """Path or id."""
     data: dict[str, str]
+    """Dataset → path."""
     prompts: Sequence[Prompt]
+    """Of all datasets."""
     reports: dict[str, EvalReport]
+    """By dataset."""
     overall: EvalReport
+    """All prompts of all datasets together."""
     averages: Mapping[str, Estimate]
+    """Averages of the datasets' pass@1 and mean@1, with equal weights."""
     generated: int
+    """Number of responses of this call; the others existed."""
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`: the overall report, and each dataset's."""
@@ -74,33 +83,38 @@ class Evaluation:
 
 @dataclass
 class _Dataset:
-    """One of the datasets. prompts: the rows to evaluate. left_out: reason → further rows of the data. mark: of all
-    prompts in the file. kept: responses that exist already. wanted: for each prompt, the missing samples."""
+    """One of the datasets."""
 
     name: str
+    """Unique among the datasets."""
     prompts: Sequence[Prompt]
+    """The rows to evaluate."""
     left_out: Mapping[str, int]
+    """Reason → number of further rows of the data."""
     mark: str
-    kept: Responses | None = None
+    """Digest of all prompts in the file."""
+    existing: Responses | None = None
+    """Responses that are in the sample folder already."""
     wanted: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    """For each prompt, the missing samples."""
 
     @property
     def missing(self) -> int:
         return sum(map(len, self.wanted))
 
     def look(self, samples: int, greedy: bool, store: EvalStore | None) -> None:
-        """Find existing samples."""
+        """Read existing samples."""
         every = (*([GREEDY] if greedy else []), *range(samples))
         self.wanted = [every] * len(self.prompts)
         table = store.samples(self.name, ("prompt_id", *COLUMNS)) if store else None
         if table is None:
             return
-        found = Responses.of_table(table, {prompt.id: place for place, prompt in enumerate(self.prompts)})
-        self.kept = found.where((found.sample < samples) & (found.sample >= (GREEDY if greedy else 0)))
+        responses = Responses.of_table(table, {prompt.id: index for index, prompt in enumerate(self.prompts)})
+        self.existing = responses.where((responses.sample < samples) & (responses.sample >= (GREEDY if greedy else 0)))
         have: list[set[int]] = [set() for _ in self.prompts]
-        for place, sample in zip(self.kept.prompt.tolist(), self.kept.sample.tolist(), strict=True):
-            have[place].add(sample)
-        self.wanted = [tuple(s for s in every if s not in own) for own in have]
+        for index, sample in zip(self.existing.prompt.tolist(), self.existing.sample.tolist(), strict=True):
+            have[index].add(sample)
+        self.wanted = [tuple(s for s in every if s not in existing) for existing in have]
 
 
 Respond = Callable[[_Dataset, str], Responses]
@@ -127,14 +141,16 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
     ready = _together(list(prepared.values()))
     _check_templates(request.config.model.path, prepared, notes)
     datasets = [
-        _Dataset(name, own.prompts.prompts, own.prompts.left_out, mark)
-        for (name, own), mark in zip(prepared.items(), marks, strict=True)
+        _Dataset(name, dataset.prompts.prompts, dataset.prompts.left_out, mark)
+        for (name, dataset), mark in zip(prepared.items(), marks, strict=True)
     ]
     _check_fields(request.by, datasets)
     model = local_model(ready.config.model.path, ready.facts.adapter, ready.facts.dtype, ready.facts.day)
     with ExitStack() as stack:
         store = _open(request, datasets, ready.config, model, stack)
-        engines = partial(_engines, ready, {name: own.prompts for name, own in prepared.items()}, bool(store), view)
+        engines = partial(
+            _engines, ready, {name: dataset.prompts for name, dataset in prepared.items()}, bool(store), view
+        )
         fresh = _run_missing(engines, datasets, store, stack, view)
         return _evaluation(request, request.config.model.path, names, datasets, fresh, store)
 
@@ -234,7 +250,7 @@ def _run_missing(
     view: View,
 ) -> dict[str, Responses]:
     """The missing samples of each dataset. source: started, with a folder for logs, only if something is missing; its
-    errors get a hint that nothing is lost."""
+    errors get a hint that no sample is lost."""
     import tempfile
 
     if not any(dataset.missing for dataset in datasets):
@@ -255,8 +271,8 @@ def _run_missing(
     except RlcliError as error:
         if store is None or not any(map(store.holds, (dataset.name for dataset in datasets))):
             raise
-        kept = f"the same command continues from the samples in {store.path}"
-        error.hint = f"{error.hint}; {kept}" if error.hint else kept
+        hint = f"the same command continues from the samples in {store.path}"
+        error.hint = f"{error.hint}; {hint}" if error.hint else hint
         error.args = (f"{error.message}; {error.hint}",)
         raise
 
@@ -270,19 +286,19 @@ def _evaluation(
     store: EvalStore | None,
 ) -> Evaluation:
     reports: dict[str, EvalReport] = {}
-    whole: list[Responses] = []
+    by_dataset: list[Responses] = []
     offsets: list[int] = []
     prompts: list[Prompt] = []
     for dataset in datasets:
-        found = [part for part in (dataset.kept, fresh.get(dataset.name)) if part is not None]
-        responses = joined(found, [0] * len(found))
+        parts = [part for part in (dataset.existing, fresh.get(dataset.name)) if part is not None]
+        responses = joined(parts, [0] * len(parts))
         reports[dataset.name] = _report(request, responses, dataset.prompts, [dataset])
-        whole.append(responses)
+        by_dataset.append(responses)
         offsets.append(len(prompts))
         prompts += dataset.prompts
         if store:
             store.finish(dataset.name)
-    every = joined(whole, offsets)
+    every = joined(by_dataset, offsets)
     overall = _report(request, every, prompts, datasets) if len(reports) > 1 else next(iter(reports.values()))
     averages = {
         name: average_of([report.values[name] for report in reports.values()], bounds=bounds)
@@ -326,10 +342,10 @@ def _names(request: Request) -> tuple[list[str], list[str]]:
         from rlcli.launch.environment_checks import numbered_rows
 
         marks = [prompts_mark(numbered_rows(config, evaluation=True))]
-    there = settings_of(request.out).get("datasets", {}) if request.out.is_dir() else {}
-    known = {mark: name for name, mark in there.items()}
-    kept = [known.get(mark, name) for name, mark in zip(names, marks, strict=True)]
-    return (kept if len(set(kept)) == len(kept) else names), marks
+    stored = settings_of(request.out).get("datasets", {}) if request.out.is_dir() else {}
+    known = {mark: name for name, mark in stored.items()}
+    stored_names = [known.get(mark, name) for name, mark in zip(names, marks, strict=True)]
+    return (stored_names if len(set(stored_names)) == len(stored_names) else names), marks
 
 
 def _check_fields(by: Sequence[str], datasets: Sequence[_Dataset]) -> None:
@@ -337,8 +353,8 @@ def _check_fields(by: Sequence[str], datasets: Sequence[_Dataset]) -> None:
     for field in by:
         labels = labels_of(prompts, field)
         if labels is None:
-            there = ", ".join(sorted({name for prompt in prompts for name in prompt.extra_info})) or "none"
-            raise ConfigError(f"--by {field}: no row has that field in extra_info", f"give one of: {there}")
+            fields = ", ".join(sorted({name for prompt in prompts for name in prompt.extra_info})) or "none"
+            raise ConfigError(f"--by {field}: no row has that field in extra_info", f"give one of: {fields}")
         if len(set(labels)) > MOST_CATEGORIES:
             raise ConfigError(
                 f"--by {field}: it has {len(set(labels))} different values",
@@ -365,8 +381,8 @@ def _open(
 
 def _together(prepared: Sequence[Prepared]) -> Prepared:
     """One `Prepared` for workers that serve all of them: with every verifier, and the sandbox if one needs it."""
-    first = next((own for own in prepared if own.sandbox), prepared[0])
-    verifiers = sorted({name for own in prepared for name in own.facts.verifiers})
+    first = next((run for run in prepared if run.sandbox), prepared[0])
+    verifiers = sorted({name for run in prepared for name in run.facts.verifiers})
     return first.changed(first.config, verifiers=tuple(verifiers))
 
 
@@ -374,13 +390,15 @@ def _check_templates(model: str, prepared: Mapping[str, Prepared], notes: Callab
     from rlcli.launch.evaluation.template_check import rendered_with, trained_with
 
     first = next(iter(prepared.values()))
-    given = first.config.data.chat_template_kwargs
-    chosen = first.config.model.chat_template  # by the user, or that of an adapter's run
-    trained = [] if chosen else trained_with(first.config.model.path, first.facts.adapter)
-    for note in trained + rendered_with(model, given):
+    template_kwargs = first.config.data.chat_template_kwargs
+    template = first.config.model.chat_template  # by the user, or that of an adapter's run
+    trained = [] if template else trained_with(first.config.model.path, first.facts.adapter)
+    for note in trained + rendered_with(model, template_kwargs):
         notes(note)
 
 
-def _phase(dataset: _Dataset, of: int) -> str:
-    kept = f", {len(dataset.kept)} samples kept" if dataset.kept is not None and len(dataset.kept) else ""
-    return "evaluate" + (f" {dataset.name}" if of > 1 else "") + kept
+def _phase(dataset: _Dataset, datasets: int) -> str:
+    existing = (
+        f", {len(dataset.existing)} samples kept" if dataset.existing is not None and len(dataset.existing) else ""
+    )
+    return "evaluate" + (f" {dataset.name}" if datasets > 1 else "") + existing

@@ -33,7 +33,7 @@ def trained_with(model: str, adapter: str) -> list[str]:
     now, folder = _template(model), Path(adapter or model)
     if now is None or not folder.is_dir():
         return []
-    if adapter and (own := _template(adapter)) is not None and own != now:
+    if adapter and (adapter_template := _template(adapter)) is not None and adapter_template != now:
         return [f"the tokenizer in {adapter} has another chat template than {model}, which is used"]
     for run in folder.resolve().parents[:3]:
         model_keys = config_of(run).get("model", {})
@@ -61,7 +61,7 @@ def _template(path: str) -> str | None:
     if not (Path(path) / "tokenizer_config.json").is_file():
         return None
     try:
-        found = AutoTokenizer.from_pretrained(path, trust_remote_code=False).chat_template
+        template = AutoTokenizer.from_pretrained(path, trust_remote_code=False).chat_template
     except Exception:  # any error: the template is only needed for a note
         return None
-    return found if isinstance(found, str) else None
+    return template if isinstance(template, str) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.inputs import AdvantageInputs
@@ -25,33 +25,37 @@ from rlcli.types import is_reward
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float64, Int8, Int64, Shaped
+    from ray import ObjectRef
     from torch import Tensor
+
+    from rlcli.data.sample_shard import SampleShard
 
 
 @dataclass(frozen=True)
 class SelectedSamples:
-    """The N samples that a step trains on, possibly some of them twice."""
+    """The S samples that a step trains on, of the N that it has; some possibly twice."""
 
     samples: Samples
-    """What the controller keeps of each, `[N]`."""
+    """The controller's columns, S rows."""
     groups: list[int]
     """The group of each, dense: 0 … G − 1."""
     columns: SampleColumns[np.ndarray]
-    """What the ranks need to know of each, without `shard` and `row`."""
-    shards: list[Any]
+    """The columns for the ranks, without `shard` and `row`."""
+    shards: list[ObjectRef[SampleShard] | None]
     """References to the `SampleShard`s, indexed by `samples.shard`."""
     active: list[bool] | None
-    """Which have a gradient; None: all."""
+    """True for those that have a gradient; None: all have one."""
     reward: float
     """Shaped mean of all samples of the step that count, selected or not; NaN if none does."""
-    left_out: np.ndarray
-    """Why each sample of the step does not count, int8, as from `sample_filter.left_out`."""
+    left_out: Int8[np.ndarray, " N"]
+    """Reason why each sample of the step does not count, as from `sample_filter.left_out`."""
     one_prompt: bool
     """Samples of a group begin with the same prompt; those of an agent begin as it likes."""
-    places: np.ndarray
-    """Of each, its place among all samples of the step: int64 `[N]`."""
-    shaped: np.ndarray
-    """The shaped reward of each sample of the step, float64; NaN if it does not count."""
+    places: Int64[np.ndarray, " S"]
+    """Index of each among all samples of the step."""
+    shaped: Float64[np.ndarray, " N"]
+    """The shaped reward of each sample of the step; NaN if it does not count."""
 
 
 def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, seed: int) -> SelectedSamples:
@@ -98,21 +102,21 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
             )
         )
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
-    chosen = known.map(lambda values: values[indexes])
-    _, dense = torch.unique(chosen.groups, return_inverse=True)
-    chosen.groups = dense
-    chosen.group_tokens = torch.zeros(len(dense)).index_add_(0, dense, chosen.lengths.float())[dense]
+    selected = known.map(lambda values: values[indexes])
+    _, dense = torch.unique(selected.groups, return_inverse=True)
+    selected.groups = dense
+    selected.group_tokens = torch.zeros(len(dense)).index_add_(0, dense, selected.lengths.float())[dense]
     if algorithm.selects_pairs:
-        chosen.pairs = torch.arange(len(indexes)) // 2
+        selected.pairs = torch.arange(len(indexes)) // 2
     skips = algorithm.skips_zero_advantages
     counting, shaped = np.flatnonzero(reasons == 0), np.full(len(reasons), np.nan)
     shaped[counting] = rewards.numpy()
     return SelectedSamples(
         samples=samples.take(indexes.numpy()),
         groups=dense.tolist(),
-        columns=chosen.map(lambda values: values.numpy()),
+        columns=SampleColumns(**{name: values.numpy() for name, values in selected.present().items()}),
         shards=batch.shards,
-        active=(of_samples(chosen.advantages.abs()) != 0).tolist() if skips else None,
+        active=(of_samples(selected.advantages.abs()) != 0).tolist() if skips else None,
         reward=float(rewards.mean()),
         left_out=reasons,
         one_prompt=not config.environment.is_command,
@@ -121,8 +125,8 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
     )
 
 
-def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tensor:
-    """The verifier's scores plus the terms of `shaping`: float64 `[N]`."""
+def shaped_rewards(samples: Samples, groups: Int64[Tensor, " S"], config: RunConfig) -> Float64[Tensor, " S"]:
+    """The verifier's scores plus the terms of `shaping`."""
     import numpy as np
     import torch
 
@@ -147,63 +151,62 @@ def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tenso
                 f"shaping.format_weight = {shaping.format_weight:g}, but no verdict has a part named format",
                 "use a verifier that scores the format, or set it to 0",
             )
-        judged = np.zeros(len(samples)) if formats is None else np.nan_to_num(formats, nan=0.0)
-        rewards += soft_format(torch.tensor(judged), weight=shaping.format_weight)
+        scores = np.zeros(len(samples)) if formats is None else np.nan_to_num(formats, nan=0.0)
+        rewards += soft_format(torch.tensor(scores), weight=shaping.format_weight)
     return rewards
 
 
-def turn_rewards(samples: Samples, rewards: Tensor) -> Tensor:
-    """The reward of each turn: float64 `[N, K]`, 0 behind the last turn. What the sample's reward has beyond the sum of
-    its environment's rewards, from a verifier or from shaping, is in its last turn's."""
+def turn_rewards(samples: Samples, rewards: Float64[Tensor, " S"]) -> Float64[Tensor, "S K"]:
+    """The reward of each turn, 0 behind the last one. The part of a sample's reward beyond the sum of its environment's
+    rewards, from a verifier or from shaping, is added to its last turn."""
     import numpy as np
     import torch
 
-    given = np.nan_to_num(_wide(samples, samples.turn_rewards), nan=0.0)
-    found = torch.tensor(given)
+    from_environment = np.nan_to_num(_padded(samples, samples.turn_rewards), nan=0.0)
+    by_turn = torch.tensor(from_environment)
     # Added up one by one, as the verifier `environment` does, so that its score leaves exactly 0.
-    found[torch.arange(len(samples)), torch.tensor(samples.turns - 1)] += rewards - found.cumsum(1)[:, -1]
-    return found
+    by_turn[torch.arange(len(samples)), torch.tensor(samples.turns - 1)] += rewards - by_turn.cumsum(1)[:, -1]
+    return by_turn
 
 
-def turn_states(samples: Samples) -> Tensor:
-    """The hash of what the environment wrote before each turn: int64 `[N, K]`, 0 behind the last one, and where there
-    was no environment."""
+def turn_states(samples: Samples) -> Int64[Tensor, "S K"]:
+    """The hash of the environment's message before each turn, 0 behind the last one and without an environment."""
     import torch
 
-    return torch.tensor(_wide(samples, samples.turn_states))
+    return torch.tensor(_padded(samples, samples.turn_states))
 
 
-def _wide(samples: Samples, column: Any) -> Any:
-    """`[N, K]`, K the most turns of a sample, at least one, of a column that may lack some."""
+def _padded(samples: Samples, column: Shaped[np.ndarray, "S _"]) -> Shaped[np.ndarray, "S K"]:
+    """A column by turn with K entries a row, K the maximum number of turns of a sample and at least 1."""
     import numpy as np
 
-    most = max(1, int(samples.turns.max(initial=1)))
-    return np.pad(column[:, :most], ((0, 0), (0, max(0, most - column.shape[1]))))
+    max_turns = max(1, int(samples.turns.max(initial=1)))
+    return np.pad(column[:, :max_turns], ((0, 0), (0, max(0, max_turns - column.shape[1]))))
 
 
-def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
+def plan_step(selected: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
     """Assign samples to `ranks` and micro-batches."""
     return plan_batches(
-        chosen.samples.prompt_tokens.tolist(),
-        chosen.samples.drawn_tokens.tolist(),
-        chosen.groups,
+        selected.samples.prompt_tokens.tolist(),
+        selected.samples.drawn_tokens.tolist(),
+        selected.groups,
         minibatches=config.train.minibatches,
         ranks=ranks,
         tokens_per_microbatch=config.train.tokens_per_microbatch,
         max_response_tokens=config.rollout.max_response_tokens,
-        active=chosen.active,
-        pairs=chosen.columns.pairs.tolist() if chosen.columns.has("pairs") else None,
-        prompts=chosen.groups if chosen.one_prompt else None,
-        context_tokens=chosen.samples.context_tokens.tolist(),
+        active=selected.active,
+        pairs=selected.columns.pairs.tolist() if selected.columns.has("pairs") else None,
+        prompts=selected.groups if selected.one_prompt else None,
+        context_tokens=selected.samples.context_tokens.tolist(),
     )
 
 
 def step_work(
-    plan: Plan, chosen: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
+    plan: Plan, selected: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
 ) -> TrainRows:
     """The `TrainRows` that all ranks share. seed: for random choices. recording: what they record of the step. version:
     of the trainer's weights."""
-    right_tokens = chosen.columns.lengths * chosen.columns.right
+    right_tokens = selected.columns.lengths * selected.columns.right
     minibatches = [
         MiniWork(
             tokens=mini.tokens,
@@ -214,14 +217,15 @@ def step_work(
         )
         for mini in plan.minibatches
     ]
-    columns = chosen.columns.replace(shard=chosen.samples.shard, row=chosen.samples.row)
-    return TrainRows(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version)
+    columns = selected.columns.replace(shard=selected.samples.shard, row=selected.samples.row)
+    return TrainRows(minibatches, columns, seed, selected.shards, selected.one_prompt, recording, version)
 
 
-def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
-    """The named parts of the rewards, float64 `[N, K]` by name, 0 if a sample lacks one, and a last column for the
-    rest, if any: what shaping adds, and the whole reward of a sample without parts. Also the weight of each, 1 if none
-    is given."""
+def _parts(
+    samples: Samples, rewards: Float64[Tensor, " S"], part_weights: Mapping[str, float]
+) -> tuple[Float64[Tensor, "S K"], list[float]]:
+    """The named parts of the rewards, sorted by name, 0 if a sample lacks one, and a last column for the remainder, if
+    any: what shaping adds, and the reward of a sample without parts. Also the weight of each, 1 by default."""
     import torch
 
     rewarding = {name: values for name, values in sorted(samples.parts.items()) if is_reward(name)}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
@@ -19,17 +19,26 @@ from rlcli.runs.record_files import metrics_of, sync
 from rlcli.runs.run_measure import MEAN, score_of
 from rlcli.training.worker.calls import WorkerCalls, Workers
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from rlcli.data.sample_shard import SampleShard
+    from rlcli.training.worker.state_writer import Files
+
 POLICY, CRITIC, WAITING = "policy", "critic", "waiting.npz"
 """Names within a checkpoint."""
 
 
 @dataclass
 class _Pending:
-    """A checkpoint that is being written. files: those already written, name → size and hash."""
+    """A checkpoint that is being written."""
 
     step: int
+    """Its step."""
     state: dict[str, Any]
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The controller's state."""
+    files: Files = field(default_factory=dict)
+    """Files that are written already."""
 
 
 class Checkpointer:
@@ -41,9 +50,8 @@ class Checkpointer:
 
     A failed write costs only that checkpoint: the run continues, and the previous checkpoint is kept.
 
-    critics: the workers of a critic that is placed apart. flush: waits for records of steps that are written in the
-    background. best_by: as `checkpoint.best_by`. texts: files that each checkpoint has, by name. saved: the last step
-    whose checkpoint was started or resumed from. newest: the last complete checkpoint.
+    critics: dedicated workers of a critic, if any. flush: waits for records of steps that are written in the
+    background. best_by: as `checkpoint.best_by`. texts: files that each checkpoint has, by name.
     """
 
     def __init__(
@@ -61,13 +69,15 @@ class Checkpointer:
         self.workers, self._best_by, self.texts = workers, best_by, texts
         self.groups = {POLICY: workers} | ({CRITIC: critics} if critics is not None else {})
         self.saved = 0
+        """The last step whose checkpoint was started or resumed from."""
         self.newest: Path | None = None
+        """The last complete checkpoint."""
         self._evaluations: dict[int, dict[str, float]] = {}
         self._pending: _Pending | None = None
         self._failure: RunFailed | None = None
         self._synced = -1
 
-    def begin(self, step: int, state: dict[str, Any], shards: Sequence[Any]) -> None:
+    def begin(self, step: int, state: dict[str, Any], shards: Sequence[ObjectRef[SampleShard] | None]) -> None:
         """Start to write the checkpoint of `step`, once an earlier one is done. shards: references to the tokens that
         `state["waiting"]` counts."""
         self.poll(wait=True)
@@ -76,8 +86,8 @@ class Checkpointer:
             partial = self.checkpoints.begin(step)
             self._pending = _Pending(step, state)
             if shards:
-                path, each_listed = str(partial / WAITING), [[shard] for shard in shards]
-                self._pending.files |= self.workers.call(WorkerCalls.write_waiting, path, each_listed)
+                path = str(partial / WAITING)
+                self._pending.files |= self.workers.call(WorkerCalls.write_waiting, path, [[shard] for shard in shards])
         except (OSError, RlcliError) as error:
             self._fail(step, error)
             return
@@ -127,21 +137,21 @@ class Checkpointer:
         self._synced, self._failure = checkpoint.step, None
         self._evaluations.clear()
         for line in metrics_of(self.folder.path):
-            found = {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
-            if found:
-                self.evaluated(line["step"], found)
+            metrics = {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
+            if metrics:
+                self.evaluated(line["step"], metrics)
 
     def _fail(self, step: int, error: OSError | RlcliError) -> None:
-        """Give up one checkpoint, unless the workers are gone."""
+        """Abandon one checkpoint, unless the workers are lost: then raise."""
         if isinstance(error, RunFailed) and error.retry:
             raise error
         why = error.strerror or str(error) if isinstance(error, OSError) else error.message
         self._pending = None
         self.checkpoints.abandon(step)
         self.folder.event("checkpoint_failed", step=step, why=why)
-        before = f"the previous one, {self.newest.name}, is kept" if self.newest else "there is no previous one"
-        self.note(f"the checkpoint of step {step} could not be written: {why}; {before}")
-        self._failure = RunFailed(f"the last checkpoint, of step {step}, could not be written: {why}; {before}")
+        fallback = f"the previous one, {self.newest.name}, is kept" if self.newest else "there is no previous one"
+        self.note(f"the checkpoint of step {step} could not be written: {why}; {fallback}")
+        self._failure = RunFailed(f"the last checkpoint, of step {step}, could not be written: {why}; {fallback}")
 
 
 PROBE_BOUND = {"float32": 3e-4, "float16": 0.03, "bfloat16": 0.15}

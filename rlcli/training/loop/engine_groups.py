@@ -15,6 +15,7 @@ from rlcli.training.worker.weight_sync.weight_transfer import Synced
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Int32
 
     from rlcli.model.weight_check.checksum import Sent
 
@@ -23,58 +24,68 @@ E = TypeVar("E")
 
 
 class Engines:
-    """policy: the workers that train. own: separate workers of the engines, if any. workers: those that generate.
-    on_note: receives a note if weights cannot be broadcast, and so take the slower way, or are sent again. copies:
-    engines' workers keep a copy of the weights, from which the engines load (any
-    `rollout.sync` but `full`). ahead: it is filled while the engines generate."""
+    """Syncs weights from the policy's workers to the engines.
+
+    policy: the workers that train. dedicated: separate workers of the engines, if any. on_note: receives a note if
+    weights cannot be broadcast, and go through the object store, or are sent again. copies: engines' workers keep a
+    copy of the weights, from which the engines load (any `rollout.sync` but `full`). overlaps: the copy is filled while
+    the engines generate.
+    """
 
     def __init__(
         self,
         policy: Workers,
-        own: Workers | None,
+        dedicated: Workers | None,
         on_note: Callable[[str], None] = lambda text: None,
         *,
         copies: bool = False,
-        ahead: bool = False,
+        overlaps: bool = False,
     ) -> None:
-        self.policy, self.own, self.on_note, self.copies, self.ahead = policy, own, on_note, copies, ahead
-        self.workers = own or policy
+        self.policy, self.dedicated, self.on_note = policy, dedicated, on_note
+        self.copies, self.overlaps = copies, overlaps
+        self.workers = dedicated or policy
+        """The workers that generate."""
         self.broadcasts: bool | None = None
+        """Weights are broadcast; None before the first sync."""
         self._sending: Future[float] | None = None
 
     def release_memory(self) -> None:
         """Free the memory of engines that share the trainer's devices."""
-        if self.own is None:
+        if self.dedicated is None:
             self.policy.call(WorkerCalls.release_rollout_memory)
 
-    def sync(self, probe: np.ndarray, version: int) -> Synced:
+    def sync(self, probe: Int32[np.ndarray, " T"], version: int) -> Synced:
         """Sync the policy's weights as `version`, check that the engines hold them, and compare engines and trainer on
-        `probe` (int32 ids)."""
-        if self.own is None:
+        the tokens `probe`."""
+        if self.dedicated is None:
             return Synced.of_all(self.policy.call(WorkerCalls.sync_weights, probe, version))
         if self.broadcasts is None:
-            self.broadcasts = self._joined(self.own)
-        received, seconds = self._transfer(self.own)
+            self.broadcasts = self._join(self.dedicated)
+        received, seconds = self._transfer(self.dedicated)
         sent = self.policy.call(WorkerCalls.sent_weights)
         share = self.policy.call(WorkerCalls.changed_share)
-        if self.copies and (wrong := self._wrong(self.own, sent)):
-            # The engines still compute with the earlier weights: nothing is drawn by wrong ones.
+        if self.copies and (wrong := self._wrong(self.dedicated, sent)):
+            # The engines still compute with the earlier weights: nothing is sampled with wrong ones.
             self.on_note(f"all weights are sent again: {wrong} did not arrive as it was sent")
-            again, more = self._transfer(self.own, everything=True)
-            received, seconds, sent = received + again, seconds + more, self.policy.call(WorkerCalls.sent_weights)
-            if wrong := self._wrong(self.own, sent):
+            resent_bytes, resent_s = self._transfer(self.dedicated, everything=True)
+            received, seconds, sent = (
+                received + resent_bytes,
+                seconds + resent_s,
+                self.policy.call(WorkerCalls.sent_weights),
+            )
+            if wrong := self._wrong(self.dedicated, sent):
                 raise RunFailed(
                     f"{wrong} did not arrive at an engine's worker as it was sent, even with all weights sent again",
                     "the memory or the network of its machine is at fault: run rlcli doctor there",
                 )
         log_probs = self.policy.call(WorkerCalls.probe_log_probs, probe.tolist())
-        loaded = Synced.of_all(self.own.call(WorkerCalls.weights_received, probe, log_probs, version, sent))
+        loaded = Synced.of_all(self.dedicated.call(WorkerCalls.weights_received, probe, log_probs, version, sent))
         return loaded._replace(bytes=received, seconds=seconds + loaded.seconds * self.copies, share=share)
 
     def send_ahead(self, generating: Future[None]) -> None:
         """Send the policy's weights to the copies while the engines generate: until that is done, or `generating` is.
-        `sync` then has the engines load them. Nothing happens without `ahead`, or before the first sync."""
-        if self.ahead and self.broadcasts and not generating.done():
+        `sync` then has the engines load them. Nothing happens without `overlaps`, or before the first sync."""
+        if self.overlaps and self.broadcasts and not generating.done():
             self._sending = in_background(self._send)
             either: list[Future[Any]] = [self._sending, generating]
             wait(either, return_when=FIRST_COMPLETED)
@@ -84,49 +95,49 @@ class Engines:
         self.policy.call(WorkerCalls.broadcast_weights)
         return time.perf_counter() - began
 
-    def _transfer(self, own: Workers, *, everything: bool = False) -> tuple[int, float]:
-        """Bytes that each engine received, and seconds. everything: also what they should have."""
+    def _transfer(self, dedicated: Workers, *, everything: bool = False) -> tuple[int, float]:
+        """Bytes that each engine received, and seconds. everything: unchanged weights too."""
         began = time.perf_counter()
         sending, self._sending = self._sending, None
         if sending is not None:
-            sent_in, received = self._both(sending.result, lambda: own.call(WorkerCalls.receive_broadcast))
+            sent_in, received = self._both(sending.result, lambda: dedicated.call(WorkerCalls.receive_broadcast))
             return max(received), sent_in
-        by = self._by_broadcast if self.broadcasts else self._by_object_store
-        return by(own, everything), time.perf_counter() - began
+        transfer = self._by_broadcast if self.broadcasts else self._by_object_store
+        return transfer(dedicated, everything), time.perf_counter() - began
 
-    def _wrong(self, own: Workers, sent: dict[str, Sent]) -> str:
+    def _wrong(self, dedicated: Workers, sent: dict[str, Sent]) -> str:
         """The first tensor that a copy does not hold as it was sent; empty if there is none."""
-        return next((names[0] for names in own.call(WorkerCalls.copy_differs, sent) if names), "")
+        return next((names[0] for names in dedicated.call(WorkerCalls.copy_differs, sent) if names), "")
 
-    def _joined(self, own: Workers) -> bool:
-        """Whether trainers and engines could form a process group."""
-        place = (*self.policy.call(WorkerCalls.rendezvous), len(own))
+    def _join(self, dedicated: Workers) -> bool:
+        """Form a process group of trainers and engines; returns whether that worked."""
+        host, port = self.policy.call(WorkerCalls.rendezvous)
         joins = self._both(
-            lambda: self.policy.call(WorkerCalls.join_engines, *place),
-            lambda: own.call(WorkerCalls.join_engines, *place),
+            lambda: self.policy.call(WorkerCalls.join_engines, host, port, len(dedicated)),
+            lambda: dedicated.call(WorkerCalls.join_engines, host, port, len(dedicated)),
         )
         problem = next((error for errors in joins for error in errors if error), "")
         if problem:
             self.on_note(f"weights go to the engines through Ray's object store: no process group ({problem})")
         return not problem
 
-    def _by_broadcast(self, own: Workers, everything: bool = False) -> int:
+    def _by_broadcast(self, dedicated: Workers, everything: bool = False) -> int:
         """Bytes that each engine received."""
         _, received = self._both(
             lambda: self.policy.call(WorkerCalls.broadcast_weights, everything),
-            lambda: own.call(WorkerCalls.receive_broadcast),
+            lambda: dedicated.call(WorkerCalls.receive_broadcast),
         )
         return max(received)
 
-    def _by_object_store(self, own: Workers, everything: bool = False) -> int:
+    def _by_object_store(self, dedicated: Workers, everything: bool = False) -> int:
         """Bytes that each engine received."""
         received = 0
         # The next bucket is gathered while the engines load the last one: at most two are in memory.
-        with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(self.policy.call, WorkerCalls.send_weights, True, everything)
+        with ThreadPoolExecutor(1) as executor:
+            coming = executor.submit(self.policy.call, WorkerCalls.send_weights, True, everything)
             while bucket := coming.result():
-                coming = ahead.submit(self.policy.call, WorkerCalls.send_weights, False)
-                received += max(own.call(WorkerCalls.receive_weights, bucket))
+                coming = executor.submit(self.policy.call, WorkerCalls.send_weights, False)
+                received += max(dedicated.call(WorkerCalls.receive_weights, bucket))
         return received
 
     def _both(self, trainers: Callable[[], T], engines: Callable[[], E]) -> tuple[T, E]:

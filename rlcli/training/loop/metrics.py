@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.algorithms.correction.mismatch import mismatch_metrics
 from rlcli.data.columns import OUTCOMES, Samples
@@ -19,6 +19,10 @@ from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
 from rlcli.types import ENDED, LOGGED, USAGE, is_reward
 
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Int8
+
 PER_TOKEN = (
     *("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy"),
     *("teacher_kl", "teacher_agreement"),
@@ -28,7 +32,7 @@ PER_TOKEN = (
 
 @dataclass(frozen=True)
 class Updates:
-    """What each optimizer step of a step returned, in order; empty if nothing had a gradient."""
+    """Results of the optimizer steps of a step, in order; empty if nothing had a gradient."""
 
     policy: list[dict[str, float]]
     critic: list[dict[str, float]]
@@ -41,12 +45,14 @@ class Updates:
 
 @dataclass
 class Clock:
-    """Seconds by phase of one step as metrics. began: the step, by time.perf_counter. on_phase: called at the start of
-    each phase."""
+    """Seconds by phase of one step."""
 
     on_phase: Callable[[str], None]
+    """Called at the start of each phase."""
     began: float = field(default_factory=time.perf_counter)
+    """Start of the step, by time.perf_counter."""
     seconds: dict[str, float] = field(default_factory=dict)
+    """Metrics so far."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -66,8 +72,8 @@ def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
 
 
 def reward_metrics(samples: Samples) -> dict[str, float]:
-    """Of the samples that count; NaN if there are none. `reward/equal_groups`: share of groups whose rewards are all
-    equal, which have no gradient under a group baseline."""
+    """Metrics of the samples that count; NaN if there are none. `reward/equal_groups`: share of groups whose rewards
+    are all equal, which have no gradient under a group baseline."""
     import numpy as np
 
     rewards, n = samples.score, len(samples)
@@ -79,18 +85,18 @@ def reward_metrics(samples: Samples) -> dict[str, float]:
     ordered = rewards[by_group]
     equal = np.minimum.reduceat(ordered, starts) == np.maximum.reduceat(ordered, starts)
     parts = {name: values for name, values in sorted(samples.parts.items()) if is_reward(name)}
-    named = {name: values[~np.isnan(values)] for name, values in parts.items()}
+    scored = {name: values[~np.isnan(values)] for name, values in parts.items()}
     return {
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((rewards - mean) ** 2) / n),
         "reward/equal_groups": float(equal.mean()),
         **({"reward/truncated": float(rewards[samples.truncated].mean())} if samples.truncated.any() else {}),
-        **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in named.items() if len(values)},
+        **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in scored.items() if len(values)},
     }
 
 
-def left_out_metrics(reasons: Any) -> dict[str, float]:
-    """How many samples do not count, in total and by reason. reasons: int8 `[N]`, as from `sample_filter.left_out`."""
+def left_out_metrics(reasons: Int8[np.ndarray, " S"]) -> dict[str, float]:
+    """How many samples do not count, in total and by reason. reasons: as from `sample_filter.left_out`."""
     import numpy as np
 
     counts = np.bincount(reasons, minlength=1 + len(REASONS))[1:].tolist()
@@ -125,7 +131,7 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
 
 
 def _conversation_metrics(samples: Samples) -> dict[str, float]:
-    """Of conversations with an environment."""
+    """Metrics of conversations with an environment."""
     import numpy as np
 
     held = samples.take(samples.ended > 0)
@@ -144,24 +150,25 @@ def _conversation_metrics(samples: Samples) -> dict[str, float]:
 
 
 def set_metrics(samples: Samples, counted: Samples, sources: Sequence[str]) -> dict[str, float]:
-    """By dataset, in runs with several. counted: samples whose rewards count. sources: the dataset of each group."""
+    """Metrics by dataset, in runs with several. counted: samples whose rewards count. sources: dataset of each
+    group."""
     import numpy as np
 
     metrics: dict[str, float] = {}
     for name in sorted(set(sources) - {""}):
         groups = [group for group, source in enumerate(sources) if source == name]
-        own, rewarded = (some.take(np.isin(some.prompt, groups)) for some in (samples, counted))
-        if not len(own):
+        in_dataset, rewarded = (some.take(np.isin(some.prompt, groups)) for some in (samples, counted))
+        if not len(in_dataset):
             continue
-        found = sample_metrics(own)
-        outcomes = {key: value for key, value in found.items() if key.startswith("outcome/")}
+        dataset_metrics = sample_metrics(in_dataset)
+        outcomes = {key: value for key, value in dataset_metrics.items() if key.startswith("outcome/")}
         figures = {
             "prompts": float(len(groups)),
             "reward": reward_metrics(rewarded)["reward/mean"],
             "pass@1": outcomes["outcome/ok"],
             **outcomes,
-            "response_tokens": found["response_tokens/mean"],
-            "truncated": found["response_tokens/truncated"],
+            "response_tokens": dataset_metrics["response_tokens/mean"],
+            "truncated": dataset_metrics["response_tokens/truncated"],
         }
         metrics |= {f"source/{name}/{key}": value for key, value in figures.items()}
     return metrics
@@ -205,18 +212,18 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def staleness_metrics(samples: Samples, version: int) -> dict[str, float]:
-    """How old the samples were when training on them began, in updates. version: of the policy then."""
+    """Age of the samples when training on them started, in updates. version: of the policy then."""
     import numpy as np
 
     oldest = np.maximum(version - samples.version, 0)
-    drawn = samples.version_tokens
-    known = drawn.sum(axis=1) > 0 if drawn.shape[1] else np.zeros(len(samples), bool)
+    by_version = samples.version_tokens
+    known = by_version.sum(axis=1) > 0 if by_version.shape[1] else np.zeros(len(samples), bool)
     tokens = np.bincount(oldest[~known], weights=samples.drawn_tokens[~known])
-    for newer in range(drawn.shape[1]):
-        of = known & (drawn[:, newer] > 0)
-        more = np.bincount(oldest[of] - newer, weights=drawn[of, newer])
-        size = max(len(tokens), len(more))
-        tokens = np.pad(tokens, (0, size - len(tokens))) + np.pad(more, (0, size - len(more)))
+    for newer in range(by_version.shape[1]):
+        mask = known & (by_version[:, newer] > 0)
+        counts = np.bincount(oldest[mask] - newer, weights=by_version[mask, newer])
+        size = max(len(tokens), len(counts))
+        tokens = np.pad(tokens, (0, size - len(tokens))) + np.pad(counts, (0, size - len(counts)))
     shares = tokens / max(tokens.sum(), 1.0)
     return {
         "rollout/staleness": float(oldest.mean()),
@@ -226,7 +233,7 @@ def staleness_metrics(samples: Samples, version: int) -> dict[str, float]:
 
 
 def sync_metrics(synced: Synced) -> dict[str, float]:
-    """How the new weights reached the engines."""
+    """Metrics of a weight sync."""
     return {
         "sync/bytes": float(synced.bytes),
         "sync/checked_tensors": float(synced.checked),
@@ -240,12 +247,12 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
 
 
 def engine_metrics(reports: Mapping[str, Sequence[StepReport]]) -> dict[str, float]:
-    """What engines count, over all of them."""
-    found: dict[str, float] = {}
+    """Sums over all engines of their counts."""
+    totals: dict[str, float] = {}
     for report in (report for ranks in reports.values() for report in ranks):
         for name, value in report.engine.items():
-            found[f"engine/{name}"] = found.get(f"engine/{name}", 0.0) + value
-    return found
+            totals[f"engine/{name}"] = totals.get(f"engine/{name}", 0.0) + value
+    return totals
 
 
 def critic_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -261,25 +268,27 @@ def critic_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if "responses" in sums:
         metrics["critic/accuracy"] = sums["agree"] / size
     else:
-        of = {name: sums[f"{name}_sq"] / size - (sums[name] / size) ** 2 for name in ("returns", "errors")}
+        variance = {name: sums[f"{name}_sq"] / size - (sums[name] / size) ** 2 for name in ("returns", "errors")}
         metrics["critic/clipped"] = sums["clipped"] / size
         metrics["critic/returns"] = sums["returns"] / size
-        metrics["critic/explained_variance"] = 1.0 - of["errors"] / of["returns"] if of["returns"] > 1e-12 else 0.0
+        metrics["critic/explained_variance"] = (
+            1.0 - variance["errors"] / variance["returns"] if variance["returns"] > 1e-12 else 0.0
+        )
     return metrics | {"critic/grad_norm": sums["grad_norm"] / len(done)}
 
 
-def time_metrics(clock: Clock, batch: RolloutBatch, plan: Plan, beside_s: float = 0.0) -> dict[str, float]:
+def time_metrics(clock: Clock, batch: RolloutBatch, plan: Plan, concurrent_s: float = 0.0) -> dict[str, float]:
     """Seconds by phase and tokens per second. The phases and `bookkeeping`, the time outside all of them, add up to the
-    step; the wait for verdicts is part of generation. beside_s: seconds of generation beside training."""
-    seconds, whole = clock.seconds, time.perf_counter() - clock.began
+    step; the wait for verdicts is part of generation. concurrent_s: seconds of generation concurrent with training."""
+    seconds, step_s = clock.seconds, time.perf_counter() - clock.began
     tokens = int(batch.samples.tokens.sum())
     trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
     return {
         **seconds,
-        "time/bookkeeping_s": whole - sum(seconds.values()),
+        "time/bookkeeping_s": step_s - sum(seconds.values()),
         "time/trainer_idle_s": seconds.get("time/generate_s", 0.0) + seconds.get("time/wait_for_rollout_s", 0.0),
-        "time/engine_idle_s": max(0.0, whole - seconds.get("time/generate_s", 0.0) - beside_s),
-        "time/step_s": whole,
+        "time/engine_idle_s": max(0.0, step_s - seconds.get("time/generate_s", 0.0) - concurrent_s),
+        "time/step_s": step_s,
         "throughput/update_tokens_per_s": trained / max(seconds.get("time/update_s", 0.0), 1e-9),
-        "throughput/tokens_per_s": tokens / max(whole, 1e-9),
+        "throughput/tokens_per_s": tokens / max(step_s, 1e-9),
     }

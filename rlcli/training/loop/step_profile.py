@@ -17,14 +17,14 @@ from rlcli.training.worker.calls import WorkerCalls, Workers
 WARM = 2
 """Steps before the profiled one: in the first, caches fill and kernels compile."""
 OURS = 0
-"""The trace's thread for our own phases and methods, shown above those of the process."""
+"""The trace's thread for rlcli's phases and methods, shown above those of the process."""
 
 Span = tuple[str, int, int]
 """Name, begin, end; in ns since 1970."""
 
 
 class StepProfile(Listener):
-    """Writes `step-N.json.gz` to `folder`, in Chrome's trace format. groups: name → workers. step: which one.
+    """Writes `step-N.json.gz` to `folder`, in Chrome's trace format. groups: name → workers. step: its number.
 
         with StepProfile(folder / "profile", {"rank": workers}, 3, print) as profile:
             profile.phase("generate", 3)      # begins to record
@@ -73,13 +73,13 @@ class StepProfile(Listener):
             self.note(f"the profile of step {self.profiled} is in {path}: open it at https://ui.perfetto.dev")
 
     def _write(self) -> Path:
-        with suppress(OSError):  # The rank that writes there reports why it cannot; all have to stop.
+        with suppress(OSError):  # a rank that cannot write there reports why; all have to stop
             self.folder.mkdir(exist_ok=True)
         parts: dict[str, Path] = {}
         failed: list[str] = []
         for name, group in self.groups.items():
             pattern = f"{self.folder}/.{name}-{{rank}}.json"
-            failed += [why for why in group.call(WorkerCalls.stop_profile, pattern) if why]
+            failed += [error for error in group.call(WorkerCalls.stop_profile, pattern) if error]
             parts |= {f"{name} {rank}": Path(filled_path(pattern, "rank", rank)) for rank in range(len(group))}
         if failed:
             raise OSError(failed[0])
@@ -97,30 +97,30 @@ def profiled_step(first: int, last: int) -> int:
 
 def write_trace(path: Path, driver: Sequence[Span], ranks: Mapping[str, Path]) -> None:
     """One trace with the driver's spans and each worker's output of `profiling.stop`, one process each."""
-    since = min(begin for _, begin, _ in driver)
+    start = min(begin for _, begin, _ in driver)
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        trace = _Trace(file, since)
+        trace = _Trace(file, start)
         trace.process("driver", "phases", driver)
         for name, part in ranks.items():
-            found = json.loads(part.read_text(encoding="utf-8"))
-            places = {found["pid"]: trace.process(name, "methods", found["spans"])}
-            for event in found["events"]:
-                if event["pid"] not in places:  # A kernel's process number is that of its GPU.
-                    places[event["pid"]] = trace.process(f"{name}, GPU {event['pid']}", "", [])
-                trace.event(places[event["pid"]], event)
+            profile = json.loads(part.read_text(encoding="utf-8"))
+            processes = {profile["pid"]: trace.process(name, "methods", profile["spans"])}
+            for event in profile["events"]:
+                if event["pid"] not in processes:  # A kernel's process number is that of its GPU.
+                    processes[event["pid"]] = trace.process(f"{name}, GPU {event['pid']}", "", [])
+                trace.event(processes[event["pid"]], event)
         file.write("{}]}\n")
 
 
 class _Trace:
     """Writes events, each followed by a comma. since: start of the time axis, ns since 1970."""
 
-    def __init__(self, file: IO[str], since: int) -> None:
-        self._file, self._since = file, since
+    def __init__(self, file: IO[str], start: int) -> None:
+        self._file, self._since = file, start
         self._processes = 0
 
     def process(self, name: str, ours: str, spans: Iterable[Span]) -> int:
-        """Add a process with our own spans on a thread called `ours`; returns its number."""
+        """Add a process with `spans` on a thread called `ours`; returns its number."""
         self._processes += 1
         number = self._processes
         self._line({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})

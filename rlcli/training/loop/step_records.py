@@ -1,4 +1,4 @@
-"""What the controller records of each step for viewers: advantages, the timeline and what became of each prompt.
+"""Records of each step for viewers, from the controller: advantages, the timeline and the outcome of each prompt.
 Written in the background.
 
 `recording` chooses the samples whose tokens the workers record. The rule: groups whose rewards differ come first, then
@@ -28,10 +28,11 @@ from rlcli.training.worker.rank_step_recorder import StepReport
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float64
 
 CONTROLLER = "controller"
 MOST_LANES = 32
-"""Ranks of each group of workers that the timeline shows, the first ones."""
+"""Maximum number of ranks of each group of workers in the timeline."""
 NOT_SELECTED = "not_selected"
 """In place of a reason for a sample that counts but that the algorithm's selection leaves out."""
 
@@ -44,8 +45,8 @@ class StepRecords:
 
     records.begin()
     records.phase("generate")      # ends the phase before
-    work = records.recording(step, batch, chosen)     # sent to the workers with their rows
-    records.trained(step, batch, chosen, reports)     # what they report
+    work = records.recording(step, batch, selected)   # sent to the workers with their rows
+    records.trained(step, batch, selected, reports)   # their reports
     records.end(step)
     records.flush()                # before a checkpoint is committed
     """
@@ -65,32 +66,32 @@ class StepRecords:
 
     def phase(self, name: str) -> None:
         """The controller begins a phase, which ends the last one; "": it begins none."""
-        (last, since), now = self._phase, time.time()
-        if last and now - since >= SHORTEST_S:
-            self._lanes.setdefault(CONTROLLER, []).append((last, since, now))
+        (last, start), now = self._phase, time.time()
+        if last and now - start >= SHORTEST_S:
+            self._lanes.setdefault(CONTROLLER, []).append((last, start, now))
         self._phase = name, now
 
-    def recording(self, step: int, batch: RolloutBatch, chosen: SelectedSamples) -> Recording | None:
-        """What the workers record of this step; None if nothing is."""
+    def recording(self, step: int, batch: RolloutBatch, selected: SelectedSamples) -> Recording | None:
+        """The samples whose tokens the workers record in this step; None if there are none."""
         if not self._saves:
             return None
         samples = [
             RecordedSample(
-                place,
-                _prompt_id(batch, int(chosen.samples.prompt[place])),
-                int(chosen.samples.saved_step[place]),
-                int(chosen.samples.saved_group[place]),
-                int(chosen.samples.sample[place]),
-                forwarded=chosen.active is None or chosen.active[place],
+                index,
+                _prompt_id(batch, int(selected.samples.prompt[index])),
+                int(selected.samples.saved_step[index]),
+                int(selected.samples.saved_group[index]),
+                int(selected.samples.sample[index]),
+                forwarded=selected.active is None or selected.active[index],
             )
-            for place in best_and_worst(chosen, self._config.tracking.token_samples)
+            for index in best_and_worst(selected, self._config.tracking.token_samples)
         ]
         return Recording(step, tokens_path(self._samples, step), self._config.model.path, samples)
 
     def trained(
-        self, step: int, batch: RolloutBatch, chosen: SelectedSamples, reports: Mapping[str, Sequence[StepReport]]
+        self, step: int, batch: RolloutBatch, selected: SelectedSamples, reports: Mapping[str, Sequence[StepReport]]
     ) -> None:
-        """The step's updates are done. reports: of each group's ranks, by the name of their lanes."""
+        """Record the step after its updates. reports: of each group's ranks, by the name of their lanes."""
         self.add_spans({name: [report.spans for report in ranks] for name, ranks in reports.items()})
         flat = [report for ranks in reports.values() for report in ranks]
         for report in flat:
@@ -99,15 +100,15 @@ class StepRecords:
             line = json.dumps({"step": step, "groups": batch.judged}, ensure_ascii=False)
             self._writer.put(partial(append_line, self._path / PROMPTS, line))
         if self._saves:
-            means = {place: value for report in flat for place, value in report.advantages.items()}
+            means = {index: value for report in flat for index, value in report.advantages.items()}
             path = self._samples / f"step-{step:06d}" / ADVANTAGES
-            self._writer.put(partial(_write_advantages, path, step, batch, chosen, means))
+            self._writer.put(partial(_write_advantages, path, step, batch, selected, means))
 
     def add_spans(self, spans: Mapping[str, Iterable[Sequence[tuple[str, float, float]]]]) -> None:
         """Add the calls of each group's ranks."""
         for name, ranks in spans.items():
-            for rank, own in list(enumerate(ranks))[:MOST_LANES]:
-                self._lanes.setdefault(f"{name} {rank}", []).extend(own)
+            for rank, calls in list(enumerate(ranks))[:MOST_LANES]:
+                self._lanes.setdefault(f"{name} {rank}", []).extend(calls)
 
     def end(self, step: int) -> None:
         """The step has ended, with its checkpoint and its evaluation: write its timeline."""
@@ -122,25 +123,25 @@ class StepRecords:
         self._report(self._writer.problem())
 
     def _report(self, problem: str) -> None:
-        """Note the first problem of the run: more of them would fill the screen."""
+        """Print the first problem of the run only."""
         if problem and not self._noted:
             self._noted = True
             self._note(f"{problem}; the run goes on without them")
 
 
-def best_and_worst(chosen: SelectedSamples, count: int) -> list[int]:
-    """Places of at most `count` of the selected samples, by the rule above."""
+def best_and_worst(selected: SelectedSamples, count: int) -> list[int]:
+    """Indexes of at most `count` of the selected samples, by the rule above."""
     if not count:
         return []
-    rewards, groups = chosen.columns.rewards.tolist(), dict[int, list[int]]()
+    rewards, groups = selected.columns.rewards.tolist(), dict[int, list[int]]()
     seen = set[int]()
-    for place, (group, sample) in enumerate(zip(chosen.groups, chosen.places.tolist(), strict=True)):
+    for index, (group, sample) in enumerate(zip(selected.groups, selected.places.tolist(), strict=True)):
         if sample not in seen:  # a selection may repeat a sample
             seen.add(sample)
-            groups.setdefault(group, []).append(place)
+            groups.setdefault(group, []).append(index)
     differing, equal = [], []
-    for places in groups.values():
-        best, worst = max(places, key=rewards.__getitem__), min(places, key=rewards.__getitem__)
+    for indexes in groups.values():
+        best, worst = max(indexes, key=rewards.__getitem__), min(indexes, key=rewards.__getitem__)
         if rewards[best] > rewards[worst]:
             differing += [best, worst]
         else:
@@ -173,12 +174,12 @@ def _prompt_id(batch: RolloutBatch, group: int) -> str:
 
 
 def _write_advantages(
-    path: Path, step: int, batch: RolloutBatch, chosen: SelectedSamples, means: Mapping[int, float]
+    path: Path, step: int, batch: RolloutBatch, selected: SelectedSamples, means: Mapping[int, float]
 ) -> None:
-    samples, trained = batch.samples, set(chosen.places.tolist())
+    samples, trained = batch.samples, set(selected.places.tolist())
     reasons = [
-        REASONS[reason - 1] if reason else None if place in trained else NOT_SELECTED
-        for place, reason in enumerate(chosen.left_out.tolist())
+        REASONS[reason - 1] if reason else None if index in trained else NOT_SELECTED
+        for index, reason in enumerate(selected.left_out.tolist())
     ]
     table = advantages_table(
         step,
@@ -186,26 +187,26 @@ def _write_advantages(
         samples.saved_step,
         samples.saved_group,
         samples.sample,
-        step_advantages(chosen, means),
-        chosen.shaped,
+        step_advantages(selected, means),
+        selected.shaped,
         reasons,
     )
     write_table(path, table)
 
 
-def step_advantages(chosen: SelectedSamples, means: Mapping[int, float]) -> np.ndarray:
-    """The advantage of each sample of the step, float64; NaN if it is not trained on. means: by place, of samples whose
-    tokens' advantages differ; what no rank forwards has 0 everywhere."""
+def step_advantages(selected: SelectedSamples, means: Mapping[int, float]) -> Float64[np.ndarray, " S"]:
+    """The advantage of each sample of the step; NaN if it is not trained on. means: by index, of samples whose tokens'
+    advantages differ; a sample that no rank forwards has 0 for all tokens."""
     import numpy as np
 
-    known = chosen.columns.get("advantages")
+    known = selected.columns.get("advantages")
     if known is None or known.ndim > 1:
-        own = np.full(len(chosen.samples), np.nan)
+        values = np.full(len(selected.samples), np.nan)
         if known is not None:
-            own[~known.any(axis=1)] = 0.0
-        own[list(means)] = list(means.values())
+            values[~known.any(axis=1)] = 0.0
+        values[list(means)] = list(means.values())
     else:
-        own = known.astype(np.float64)
-    found: np.ndarray = np.full(len(chosen.shaped), np.nan)
-    found[chosen.places] = own
-    return found
+        values = known.astype(np.float64)
+    advantages: np.ndarray = np.full(len(selected.shaped), np.nan)
+    advantages[selected.places] = values
+    return advantages

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.peak_memory import largest
@@ -58,6 +58,11 @@ from rlcli.training.loop.warnings import NO_UPDATE, Warnings
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.worker_pools import Groups
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from rlcli.data.sample_shard import SampleShard
+
 PROBE_TOKENS = 64
 """Tokens of the prompt whose prefix must not outlive a weight sync, and whose log-probs go into checkpoints."""
 PROBE_PROMPTS = 4
@@ -65,19 +70,18 @@ PROBE_PROMPTS = 4
 
 
 class StopRequest(Protocol):
-    """Whether the run was asked to end after the current step. The trainer arms it once there are steps to finish:
-    before that there is nothing to lose, and a request ends the run at once."""
+    """A request to end the run after the current step."""
 
     requested: bool
     armed: bool
+    """Set by the trainer once there are steps to finish: before that, a request ends the run at once."""
 
 
 class Trainer:
     """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
 
     The state between steps is here, in `source`, in the algorithm's controllers and in the workers; `state_dict` lists
-    all of it. done: steps so far. version: weight syncs so far. since: the end of the period that the last step's
-    metrics cover. listeners: what creates each published listener, by name. plan: the planner's input, for listeners.
+    all of it. listeners: constructors of the published listeners, by name. plan: the planner's input, for listeners.
     """
 
     def __init__(
@@ -97,12 +101,20 @@ class Trainer:
         self.dtype = context.facts.dtype
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         self.held_out = held_out
-        self.done = self.version = 0
-        self.since = time.perf_counter()
+        self.done = 0
+        """Steps so far."""
+        self.version = 0
+        """Weight syncs so far."""
+        self.period_start = time.perf_counter()
+        """Start of the period that the next step's metrics cover."""
         self.tracked = measure_of(config.model_dump())
+        """The measure of the run's curve."""
         self.course: list[float] = []
-        self.coming: list[SampleText] = []
+        """Its value in each step so far."""
+        self.next_texts: list[SampleText] = []
+        """Samples that are shown with the next step."""
         self.evaluations: dict[int, dict[str, Any]] = {}
+        """Step → report, as in the run folder."""
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the probe; a prompt's tokens are typical for the model.
         self.probe = prompts.words(prompts.longest())[:PROBE_TOKENS]
@@ -110,8 +122,13 @@ class Trainer:
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
         self.teachers = Teachers(self.algorithm, config, groups.policy, groups.teachers)
-        how = {"copies": config.copies_weights, "ahead": "ahead" in config.rollout.sync}
-        self.engines = Engines(groups.policy, groups.engines, view.note, **how)
+        self.engines = Engines(
+            groups.policy,
+            groups.engines,
+            view.note,
+            copies=config.copies_weights,
+            overlaps="ahead" in config.rollout.sync,
+        )
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.records = StepRecords(folder, config, view.note)
@@ -143,8 +160,8 @@ class Trainer:
             greedy=self.algorithm.needs_baselines,
             on_progress=self._progressed,
         )
-        beside = bool(config.async_.staleness and config.rollout.workers)
-        self.prefetcher = Prefetcher(self.source, beside, config.train.steps, self.engines.workers.kill)
+        concurrent = bool(config.async_.staleness and config.rollout.workers)
+        self.prefetcher = Prefetcher(self.source, concurrent, config.train.steps, self.engines.workers.kill)
 
     def _log_prob_check(self, prompts: TokenizedPrompts) -> LogProbCheck:
         from rlcli.model.rounding import unit_of
@@ -176,7 +193,7 @@ class Trainer:
                     self.after_step(number, self.step(number))
                 except RollBack as bad:
                     self.roll_back(str(bad))
-                    self.since = time.perf_counter()
+                    self.period_start = time.perf_counter()
             return self.finish()
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
@@ -191,11 +208,11 @@ class Trainer:
         self.sync_weights()
         self.log_prob_check.check(self.done, [], counts=False)
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
-            found = self.evaluate()
-            self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
-            self.listeners.evaluated(self.done, found)
+            metrics = self.evaluate()
+            self.trackers.amend(self.done, metrics) if self.done else self.trackers.log(0, metrics)
+            self.listeners.evaluated(self.done, metrics)
         self.stop.armed = True
-        self.since = time.perf_counter()
+        self.period_start = time.perf_counter()
 
     def finish(self) -> RunResult:
         """After the last step: the last checkpoint, and the result."""
@@ -218,7 +235,7 @@ class Trainer:
         """After a step: the checkpoint, which is written while the run continues, the evaluation, the records. An
         earlier checkpoint is committed only once the metrics of its step are on disk."""
         every = self.config.checkpoint.every
-        self.since = time.perf_counter()
+        self.period_start = time.perf_counter()
         self.records.phase("record")
         self.done = number
         self.course.append(self.tracked.of(metrics))
@@ -232,7 +249,7 @@ class Trainer:
             with timed("evaluate", metrics):
                 metrics |= self.evaluate()
         beyond = metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
-        self.since += beyond
+        self.period_start += beyond
         self.records.phase("record")
         if beyond:
             groups = self.groups()
@@ -245,7 +262,7 @@ class Trainer:
 
     def step(self, number: int) -> dict[str, float]:
         """One step: generate and verify, select and plan, compute advantages, update, sync the new weights."""
-        clock = Clock(lambda name: self.phase(name, number), self.since)
+        clock = Clock(lambda name: self.phase(name, number), self.period_start)
         self.records.begin()
         seed = step_seed(self.config.train.seed, number)
         with clock.phase("generate"):
@@ -255,15 +272,15 @@ class Trainer:
         with clock.phase("plan"):
             if self.has_engine:
                 self.engines.release_memory()
-            chosen = select_batch(batch, self.algorithm, self.config, seed)
-            plan = plan_step(chosen, self.config, self.workers.data_ranks)
-            self.guard.counted(number, chosen.left_out)
+            selected = select_batch(batch, self.algorithm, self.config, seed)
+            plan = plan_step(selected, self.config, self.workers.data_ranks)
+            self.guard.check_counted(number, selected.left_out)
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
-            recording = self.records.recording(number, batch, chosen)
-            self.workers.call(WorkerCalls.load, bins, step_work(plan, chosen, seed, recording, self.version))
-            self.critic.load(chosen, seed)
-            self.teachers.load(chosen, seed)
+            recording = self.records.recording(number, batch, selected)
+            self.workers.call(WorkerCalls.load, bins, step_work(plan, selected, seed, recording, self.version))
+            self.critic.load(selected, seed)
+            self.teachers.load(selected, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
             with clock.phase("old_log_probs"):
                 self.workers.call(WorkerCalls.compute_old_log_probs)
@@ -279,7 +296,7 @@ class Trainer:
             if self.algorithm.works_on_tokens:
                 self.workers.call(WorkerCalls.compute_advantages, self.algorithm.kl.coef)
         with clock.phase("update"):
-            updates, lr = self.update(number, plan, chosen)
+            updates, lr = self.update(number, plan, selected)
         with clock.phase("wait_for_rollout"):
             self.engines.send_ahead(self.prefetcher.generating)
             self.prefetcher.wait()
@@ -289,20 +306,22 @@ class Trainer:
         self.records.phase("measure")
         reports = {name: group.call(WorkerCalls.step_report) for name, group in self.groups().items()}
         compared = self.log_prob_check.check(number, [report.compared for report in reports["worker"]])
-        self.records.trained(number, batch, chosen, reports)
+        self.records.trained(number, batch, selected, reports)
         peaks = largest(report.memory for ranks in reports.values() for report in ranks)
-        measured = self.measure(batch, chosen, plan, updates) | lr | synced | compared | peaks | engine_metrics(reports)
+        measured = (
+            self.measure(batch, selected, plan, updates) | lr | synced | compared | peaks | engine_metrics(reports)
+        )
         self.warnings.check_sync(number, measured)
         return measured | time_metrics(clock, batch, plan, self.prefetcher.busy_s)
 
-    def update(self, number: int, plan: Plan, chosen: SelectedSamples) -> tuple[Updates, dict[str, float]]:
+    def update(self, number: int, plan: Plan, selected: SelectedSamples) -> tuple[Updates, dict[str, float]]:
         """Every optimizer step of this step: the critic's and, after the critic's warm-up, the policy's."""
         train, warmup, updates = self.config.train, self.config.critic.warmup_steps, Updates([], [])
 
-        def rate(peak: float, since: int) -> float:
+        def rate(peak: float, first_step: int) -> float:
             return lr_at(
-                max(number - since - 1, 0),
-                steps=train.steps - since,
+                max(number - first_step - 1, 0),
+                steps=train.steps - first_step,
                 peak=peak,
                 warmup_steps=train.warmup_steps,
                 schedule=train.schedule,
@@ -323,18 +342,18 @@ class Trainer:
                 if number > warmup:
                     sums = self.workers.call(WorkerCalls.update, index, coefficients)
                     updates.policy.append(self.guard.check(POLICY, self.workers, number, index, sums))
-                    self.invariants.check_update(plan, chosen, index, sums)
+                    self.invariants.check_update(plan, selected, index, sums)
         return updates, rates
 
-    def measure(self, batch: RolloutBatch, chosen: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
+    def measure(self, batch: RolloutBatch, selected: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
         """The step's metrics. Also adapts the KL and entropy coefficients to them."""
-        counted = rewarded(batch.samples, self.config.train.truncated).take(chosen.left_out == 0)
+        counted = rewarded(batch.samples, self.config.train.truncated).take(selected.left_out == 0)
         metrics = {
             **reward_metrics(counted),
             **sample_metrics(batch.samples),
             **set_metrics(batch.samples, counted, batch.sources),
-            **left_out_metrics(chosen.left_out),
-            "reward/shaped": chosen.reward,
+            **left_out_metrics(selected.left_out),
+            "reward/shaped": selected.reward,
             **batch.stats.metrics(),
             **batch.selection,
             **staleness_metrics(batch.samples, 0 if self.config.data.response else self.version - 1),
@@ -345,9 +364,9 @@ class Trainer:
             "update/entropy_coef": self.algorithm.entropy.coef,
         }
         if "update/kl" in metrics:
-            self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
+            self.algorithm.kl.update(metrics["update/kl"], len(selected.samples))
         if "update/entropy" in metrics:
-            self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
+            self.algorithm.entropy.update(metrics["update/entropy"], len(selected.samples))
         self.warnings.check(self.done + 1, metrics)
         return metrics
 
@@ -369,15 +388,19 @@ class Trainer:
         return sync_metrics(synced)
 
     def groups(self) -> dict[str, Workers]:
-        """Each group of workers once, by what the timeline calls its members. All are idle after a sync: one that
-        generated would answer only after that."""
-        named = {"worker": self.workers, "critic": self.critic.workers, "teacher": self.teachers.workers}
-        named["engine"] = self.engines.workers
-        first = {id(group): name for name, group in reversed(named.items())}
-        return {name: group for name, group in named.items() if first[id(group)] == name}
+        """Each group of workers once, by its first role, as in the timeline. Call them while they are idle, as after a
+        sync: a group that generates would answer only afterwards."""
+        by_role = {
+            "worker": self.workers,
+            "critic": self.critic.workers,
+            "teacher": self.teachers.workers,
+            "engine": self.engines.workers,
+        }
+        first_role = {id(group): role for role, group in reversed(by_role.items())}
+        return {role: group for role, group in by_role.items() if first_role[id(group)] == role}
 
     def evaluation_due(self) -> bool:
-        """Whether the current weights are to be evaluated and have not been yet."""
+        """True if the current weights are to be evaluated and have not been."""
         if self.held_out is None or self.done in self.evaluations:
             return False
         every = self.config.evaluation.every
@@ -404,9 +427,9 @@ class Trainer:
         self.view.note(f"evaluation at step {step}: {report.headline()}")
         return {f"eval/{name}": value for name, value in metrics.items()}
 
-    def state_dict(self) -> tuple[dict[str, Any], list[Any]]:
-        """Everything that the next step depends on apart from the workers' own state, as plain values, and references
-        to the tokens of the waiting samples."""
+    def state_dict(self) -> tuple[dict[str, Any], list[ObjectRef[SampleShard] | None]]:
+        """The controller's state, on which the next step depends besides the workers' state, as plain values; and
+        references to the tokens of the waiting samples."""
         source, shards = self.source.state()
         probe = self.probe.tolist()
         return {
@@ -441,9 +464,9 @@ class Trainer:
             self.algorithm.kl.restore(state["kl"])
             self.algorithm.entropy.restore(state["entropy"])
             self.guard.restore(state["bad_updates"])
-            if "log_prob_check" in state:  # not in checkpoints of before
+            if "log_prob_check" in state:  # absent in older checkpoints
                 self.log_prob_check.restore(state["log_prob_check"])
-            # "alarms": in checkpoints of before; older ones have neither.
+            # Older checkpoints have "alarms" instead, or neither.
             self.warnings.restore(state.get("warnings", state.get("alarms", {})))
             self.invariants.forget()
             self.done = checkpoint.step
@@ -472,7 +495,7 @@ class Trainer:
             self.source.cursor = cursor
             self.guard.restore(in_a_row)
             self.show_start()
-        self.prefetcher.drop()  # samples of the prompts that are skipped
+        self.prefetcher.drop()  # samples of the skipped prompts
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
         self.listeners.begin(self.done)
@@ -481,10 +504,12 @@ class Trainer:
         self.log_prob_check.check(self.done, [], counts=False)
 
     def show_start(self) -> None:
-        """Show where the run begins or continues, with the steps before."""
-        before = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
+        """Show the step at which the run starts or resumes, with the steps before."""
+        earlier_steps = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
         marks = marks_of(events_of(self.folder.path)) if self.done else []
-        self.view.start(self.config.train.steps, self.folder.path.name, self.done, self.tracked, before, 0.0, marks)
+        self.view.start(
+            self.config.train.steps, self.folder.path.name, self.done, self.tracked, earlier_steps, 0.0, marks
+        )
 
     def phase(self, name: str, step: int) -> None:
         """Report the current phase: to the view, in the run folder and to the listeners."""
@@ -494,11 +519,11 @@ class Trainer:
         self.listeners.phase(name, step)
 
     def texts(self) -> list[SampleText]:
-        """The samples of the last rollout that the view shows, fetched before an evaluation replaces them."""
+        """Samples of the last rollout for the view, fetched before an evaluation replaces them."""
         if not self.view.show_samples or self.config.data.response:
             return []
         of_ranks = self.engines.workers.call(WorkerCalls.texts, self.view.show_samples)
         texts = [SampleText.of(row) for rows in of_ranks for row in rows]
         if self.prefetcher.concurrent:  # they belong to the next step, and are shown with it
-            texts, self.coming = self.coming, texts
+            texts, self.next_texts = self.next_texts, texts
         return texts

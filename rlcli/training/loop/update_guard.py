@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import REASONS
@@ -14,6 +14,10 @@ from rlcli.runs.folder import EVENTS, RunFolder, events_of
 from rlcli.runs.record_files import metrics_of
 from rlcli.training.loop.warnings import without_signal
 from rlcli.training.worker.calls import WorkerCalls, Workers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Int8
 
 LEFT_OUT = {
     "timeout": "verifications timed out: raise verifier.deadline_s, or check the verifier (rlcli verifiers audit)",
@@ -24,14 +28,14 @@ LEFT_OUT = {
     "baseline": "the verification of greedy responses failed: check the verifier (rlcli verifiers audit)",
     "alone": "one sample of each group was left: raise rollout.samples_per_prompt",
 }
-"""Why no sample counts (`sample_filter.REASONS`) → what to do."""
+"""Reason why no sample counts (`sample_filter.REASONS`) → advice."""
 HINT = "lower train.lr or train.max_grad_norm; the last checkpoint is not affected"
 MOST_IN_A_ROW = 3
-"""Under any rule, the run stops after so many bad updates of one model in a row."""
+"""Under any rule, the run stops after this many bad updates of one model in a row."""
 MOST_ROLLBACKS = 3
-"""Most rollbacks to one checkpoint: after so many, the next attempt would fail too."""
+"""Maximum number of rollbacks to one checkpoint: the next attempt would fail too."""
 MOST_SAVED = 5
-"""Most batches per run that are saved for inspection."""
+"""Maximum number of batches of a run that are saved for inspection."""
 POLICY, CRITIC = "policy", "critic"
 
 
@@ -40,7 +44,7 @@ class RollBack(Exception):
 
 
 class UpdateGuard:
-    """Judges the updates of one run, and reports bad ones to `folder`'s events and `note`.
+    """Checks the updates of one run, and reports bad ones to `folder`'s events and `note`.
 
         sums = guard.check("policy", workers, step, minibatch, workers.call(WorkerCalls.update, minibatch, …))
 
@@ -84,9 +88,9 @@ class UpdateGuard:
         self.note(f"{why}; the update is skipped{where}")
         return sums
 
-    def counted(self, step: int, reasons: Any) -> None:
-        """Report a step in which no sample counts: it has nothing to train on, and its update is skipped. reasons: int8
-        `[N]`, as returned by `sample_filter.left_out`."""
+    def check_counted(self, step: int, reasons: Int8[np.ndarray, " S"]) -> None:
+        """Report a step in which no sample counts: it has nothing to train on, and its update is skipped. reasons: as
+        returned by `sample_filter.left_out`."""
         import numpy as np
 
         if not len(reasons) or not reasons.all():
@@ -124,7 +128,7 @@ class UpdateGuard:
 
 def check_trained(run: Path, samples: int) -> str:
     """Raise `RunFailed` if each step of the run in the folder `run` skipped its updates, as bad or because no sample
-    counted: its last weights are its initial ones. If no step had a learning signal, returns that, and what to do; else
+    counted: its last weights are its initial ones. If no step had a learning signal, returns that, with advice; else
     an empty text. samples: of a group."""
     steps = {line["step"]: line for line in metrics_of(run) if line["step"]}
     events = events_of(run)
@@ -146,7 +150,7 @@ def check_trained(run: Path, samples: int) -> str:
 
 
 def _most_left_out(events: Sequence[Mapping[str, Any]]) -> str:
-    """What to do about the most frequent reason for which samples were left out."""
+    """Advice for the most frequent reason for which samples were left out."""
     counts: Counter[str] = Counter()
     for event in events:
         if event.get("event") == "step_skipped":
@@ -156,6 +160,6 @@ def _most_left_out(events: Sequence[Mapping[str, Any]]) -> str:
 
 def check_rollbacks(run: Path, checkpoint: Checkpoint, why: str) -> None:
     """Raise `RunFailed` if the run has rolled back to `checkpoint` too often already."""
-    before = [event for event in events_of(run) if event["event"] == "rolled_back"]
-    if sum(event["to"] == checkpoint.step for event in before) >= MOST_ROLLBACKS:
+    rollbacks = [event for event in events_of(run) if event["event"] == "rolled_back"]
+    if sum(event["to"] == checkpoint.step for event in rollbacks) >= MOST_ROLLBACKS:
         raise RunFailed(f"{why}, and the run has gone back to {checkpoint.path} {MOST_ROLLBACKS} times", HINT)

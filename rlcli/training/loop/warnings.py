@@ -57,12 +57,11 @@ Metrics = Mapping[str, float]
 
 
 class Warnings:
-    """Checks the metrics of each step and reports problems.
+    """Checks the metrics of each step and reports problems. Its state is part of checkpoints (`state`).
 
     mismatch_warning: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
-    and these fields. prompts, samples: groups a step, and samples a group. lr: the peak. given: rewards have no
-    part in the update: the dataset gives the responses, or a teacher scores them. Its state goes into checkpoints
-    (`state`).
+    and these fields. prompts, samples: groups a step, and samples a group. lr: the peak. unrewarded: rewards have no
+    part in the update, since the dataset gives the responses or a teacher scores them.
     """
 
     def __init__(
@@ -70,15 +69,15 @@ class Warnings:
         mismatch_warning: float,
         top_p: float,
         note: Callable[[str], None],
-        event: Callable[..., Any],
+        event: Callable[..., object],
         *,
         prompts: int,
         samples: int,
         lr: float,
-        given: bool = False,
+        unrewarded: bool = False,
     ) -> None:
         self.mismatch_warning, self.note, self.event = mismatch_warning, note, event
-        self.prompts, self.samples, self.lr, self.given = prompts, samples, lr, given
+        self.prompts, self.samples, self.lr, self.unrewarded = prompts, samples, lr, unrewarded
         # Top-p sampling with p < 1 alone causes a KL of up to −ln p.
         self.by_design = -math.log(top_p)
         self.steps = self.idle_steps = self.equal_steps = self.endless_steps = 0
@@ -93,7 +92,7 @@ class Warnings:
 
     @classmethod
     def of(
-        cls, config: RunConfig, mismatch_warning: float, note: Callable[[str], None], event: Callable[..., Any]
+        cls, config: RunConfig, mismatch_warning: float, note: Callable[[str], None], event: Callable[..., object]
     ) -> Self:
         """The warnings of a run with this configuration."""
         return cls(
@@ -104,7 +103,7 @@ class Warnings:
             prompts=config.rollout.prompts_per_step,
             samples=config.rollout.samples_per_prompt,
             lr=config.train.lr,
-            given=bool(config.data.response or config.teacher.models),
+            unrewarded=bool(config.data.response or config.teacher.models),
         )
 
     def check(self, step: int, metrics: Metrics) -> None:
@@ -179,8 +178,8 @@ class Warnings:
         return f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}; {hint}"
 
     def _mismatch(self, metrics: Metrics) -> str | None:
-        """Engine and trainer disagree. Samples of an older policy differ from the trainer's by design: then the probe
-        tells (`_mismatch_of_equal_weights`)."""
+        """Engine and trainer disagree. Samples of an older policy differ from the trainer's by design: for them see
+        `_mismatch_of_equal_weights`."""
         # Log-probs in another order have the same mean, and so the same `kl`: k3 compares each token.
         mismatch = max(metrics.get("mismatch/kl", 0.0), metrics.get("mismatch/k3", 0.0))
         if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_warning:
@@ -207,7 +206,7 @@ class Warnings:
 
     def _constant_reward(self, metrics: Metrics) -> str | None:
         """Rewards that never differed, or that fell to one value."""
-        if self.given or math.isnan(metrics["reward/std"]):  # no sample counts
+        if self.unrewarded or math.isnan(metrics["reward/std"]):  # no sample counts
             return None
         same = self.last_reward in (None, metrics["reward/mean"])
         self.last_reward = metrics["reward/mean"]
@@ -232,11 +231,11 @@ class Warnings:
         if not self._many(self.failed):
             return None
         failed = {name: metrics.get(f"outcome/{name}", 0.0) for name in UNVERIFIED}
-        how = " and ".join(f"{share:.0%} {name}" for name, share in failed.items() if share)
+        by_outcome = " and ".join(f"{share:.0%} {name}" for name, share in failed.items() if share)
         share = self.failed / self.responses
         return (
-            f"verifications failed ({share:.0%} of the last; in this step {how or 'none'}): those samples are left "
-            "out; see the column detail in samples/"
+            f"verifications failed ({share:.0%} of the last; in this step {by_outcome or 'none'}): those samples "
+            "are left out; see the column detail in samples/"
         )
 
     def _verifier_overruns(self, metrics: Metrics) -> str | None:
@@ -249,7 +248,7 @@ class Warnings:
         )
 
     def _many(self, count: float) -> bool:
-        """Whether `count` of the last verifications is too many."""
+        """True if `count` of the last verifications is too many."""
         return count >= FEW and count > MOST_UNVERIFIED * self.responses
 
     def _reference_is_policy(self, metrics: Metrics) -> str | None:
@@ -308,21 +307,21 @@ class Warnings:
 
 
 def without_signal(metrics: Metrics, samples: int) -> str:
-    """What to do if the `samples` of each group get equal rewards.
+    """Advice if the `samples` of each group get equal rewards.
 
     >>> without_signal({"outcome/ok": 0.5}, 4).partition(": ")[0]
     'each prompt is always or never solved'
     """
-    more = f"raise rollout.samples_per_prompt = {samples}"
+    raise_samples = f"raise rollout.samples_per_prompt = {samples}"
     right = metrics.get("outcome/ok")
     if right == 1.0:
         return "every response is right: train on harder prompts (rlcli prep filter keeps those in between)"
     if right == 0.0:
         return (
-            f"no response is right: train on easier prompts (rlcli prep filter), {more}, warm the model up "
+            f"no response is right: train on easier prompts (rlcli prep filter), {raise_samples}, warm the model up "
             "(rlcli train sft), or check the verifier (rlcli verifiers audit)"
         )
-    return f"each prompt is always or never solved: keep those in between (rlcli prep filter), or {more}"
+    return f"each prompt is always or never solved: keep those in between (rlcli prep filter), or {raise_samples}"
 
 
 _CHECKS: dict[str, Callable[[Warnings, Metrics], str | None]] = {

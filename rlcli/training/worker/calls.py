@@ -1,4 +1,4 @@
-"""What the controller may call on workers: each call's parameters, result and dispatch, in one place.
+"""The calls from the controller to workers: parameters, result and dispatch of each, in one place.
 
     workers.call(WorkerCalls.update, 0, coefficients)      # → the sums of all ranks
 
@@ -16,6 +16,7 @@ from rlcli.rollout.worker_calls import RolloutCalls
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float32, Int32, UInt8
     from ray import ObjectRef
 
     from rlcli.cluster.process.busy_lanes import Span
@@ -27,24 +28,26 @@ if TYPE_CHECKING:
     from rlcli.training.worker.rank_step_recorder import StepReport
     from rlcli.training.worker.state_writer import Files
     from rlcli.training.worker.train_batch import TokenColumn
-    from rlcli.training.worker.weight_sync.weight_transfer import Synced
+    from rlcli.training.worker.weight_sync.weight_transfer import Header, Synced
     from rlcli.training.worker.worker_spec import WorkerSpec
 
-    Row = tuple[np.ndarray, int]
-    """A sample's int32 tokens, and how many of them are the prompt."""
-    Bucket = tuple[list[Any], np.ndarray]
+    Row = tuple[Int32[np.ndarray, " T"], int]
+    """Tokens of a sample, and how many of them are the prompt."""
+    ExportedTokens = dict[int, np.ndarray]
+    """Sample → values of its response tokens."""
+    Bucket = tuple[Header, UInt8[np.ndarray, " bytes"]]
     """Header and bytes of weights, as `packed` of `rlcli.training.worker.weight_sync.weight_transfer` makes them."""
 
 
 class WorkerCalls(RolloutCalls, Protocol):
-    """The methods of a worker that a group is called by, in the order of a run: start, training, weight sync,
-    checkpoints, checks and reports; those of generation are `RolloutCalls`. A reference comes in a list, or Ray would
-    pass its value."""
+    """Methods of a worker for its controller, in the order of a run: start, training, weight sync, checkpoints, checks
+    and reports; those of generation are `RolloutCalls`. References are passed in lists: Ray would
+    replace a plain one by its value."""
 
     @dispatch()
     def preload(self, engine: str) -> None:
-        """Import what `build` needs, for the engine of that name too if there is one: most of the startup time of a
-        small model."""
+        """Import the modules that `build` needs, also for the engine of this name, if any: most of the startup time of
+        a small model."""
 
     @dispatch()
     def begin(self, spec: WorkerSpec) -> None:
@@ -52,15 +55,15 @@ class WorkerCalls(RolloutCalls, Protocol):
 
     @dispatch(collect="first")
     def rendezvous(self) -> tuple[str, int]:
-        """Where the ranks of a process group find each other: see `rendezvous_address`."""
+        """Address of the store of a process group's ranks: see `rendezvous_address`."""
 
     @dispatch()
-    def join(self, place: str, port: int) -> None:
-        """Form the process group of all ranks. place, port: the result of `rendezvous`."""
+    def join(self, host: str, port: int) -> None:
+        """Form the process group of all ranks. host, port: the result of `rendezvous`."""
 
     @dispatch()
     def data_rank(self) -> int:
-        """Which part of a step's rows this rank computes. The group asks once."""
+        """The part of a step's rows that this rank computes. The group calls it once."""
 
     @dispatch()
     def build(self, spec: WorkerSpec | None = None) -> None:
@@ -90,7 +93,7 @@ class WorkerCalls(RolloutCalls, Protocol):
 
     @dispatch()
     def compute_reference_log_probs(self) -> None:
-        """Compute those under the reference model."""
+        """Compute the same under the reference model."""
 
     @dispatch()
     def infer_critic(self) -> None:
@@ -103,7 +106,7 @@ class WorkerCalls(RolloutCalls, Protocol):
     @dispatch()
     def compute_advantages(self, kl_coef: float) -> None:
         """Fill in the tokens' advantages and returns and, if the loss treats some differently or the correction rejects
-        some, which."""
+        some, the masks of these."""
 
     @dispatch(collect="sum")
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
@@ -115,42 +118,42 @@ class WorkerCalls(RolloutCalls, Protocol):
 
     @dispatch()
     def save_minibatch(self, minibatch: int, path: str) -> str:
-        """Write what this rank trains on in a minibatch to `path`, with `{rank}` in its name. Returns the error, or
+        """Write this rank's rows of a minibatch to `path`, with `{rank}` in its name. Returns the error, or
         "": a batch saved for inspection must not stop the run."""
 
     @dispatch()
-    def export_tokens(self, name: TokenColumn) -> list[ObjectRef[dict[int, Any]]]:
+    def export_tokens(self, name: TokenColumn) -> list[ObjectRef[ExportedTokens]]:
         """A reference to this rank's values under `name`, for another group: sample → array."""
 
     @dispatch(shared=["exported"])
-    def import_tokens(self, name: TokenColumn, exported: list[list[ObjectRef[dict[int, Any]]]]) -> None:
-        """Fill in what all ranks of another group exported."""
+    def import_tokens(self, name: TokenColumn, exported: list[list[ObjectRef[ExportedTokens]]]) -> None:
+        """Fill in the values that all ranks of another group exported."""
 
     @dispatch()
-    def sync_weights(self, probe: np.ndarray, version: int) -> Synced:
+    def sync_weights(self, probe: Int32[np.ndarray, " T"], version: int) -> Synced:
         """Stream the policy into the engine, and check that it holds what was sent; then compare both on `probe` (int32
         token ids). version: of the weights, recorded with each sample that they generate. RunFailed if the engine holds
         anything else, or old prefixes."""
 
     @dispatch()
-    def join_engines(self, place: str, port: int, engines: int) -> str:
+    def join_engines(self, host: str, port: int, engines: int) -> str:
         """Form the process group over which the trainers' rank 0 broadcasts weights to `engines` workers (see
-        `Broadcast`). place, port: of its store. Called in both groups of workers at once. Returns the error, or ""."""
+        `Broadcast`). host, port: of its store. Called in both groups of workers at once. Returns the error, or ""."""
 
     @dispatch()
     def broadcast_weights(self, everything: bool = False) -> None:
-        """Broadcast what engines in other workers need of the policy. Collective, and at the same time as
+        """Broadcast the policy's weights to engines in other workers. Collective, and at the same time as
         `receive_broadcast` in the engines' workers, which with `rollout.sync = ahead` receive by themselves.
-        everything: also what they should have."""
+        everything: unchanged weights too."""
 
     @dispatch()
     def receive_broadcast(self) -> int:
-        """Load what `broadcast_weights` sends, or keep it as a copy. Returns its bytes."""
+        """Receive from `broadcast_weights`, and load the weights or keep them as a copy. Returns the bytes."""
 
     @dispatch(collect="first")
     def send_weights(self, first: bool, everything: bool = False) -> list[ObjectRef[Bucket]]:
-        """A reference to the next bucket that engines in other workers need of the policy, from the `first` on; an
-        empty list after the last. Collective; rank 0 sends. everything: also what they should have."""
+        """A reference to the next bucket of weights for engines in other workers, from the `first` on; an
+        empty list after the last. Collective; rank 0 sends. everything: unchanged weights too."""
 
     @dispatch(collect="first")
     def sent_weights(self) -> dict[str, Sent]:
@@ -172,7 +175,7 @@ class WorkerCalls(RolloutCalls, Protocol):
 
     @dispatch(shared=["sent"])
     def weights_received(
-        self, probe: np.ndarray, log_probs: list[float], version: int, sent: dict[str, Sent]
+        self, probe: Int32[np.ndarray, " T"], log_probs: list[float], version: int, sent: dict[str, Sent]
     ) -> Synced:
         """After the last bucket: activate the weights, and check and compare them as `sync_weights` does. log_probs:
         the trainer's, of `probe`. sent: the result of its `sent_weights`."""
@@ -181,7 +184,7 @@ class WorkerCalls(RolloutCalls, Protocol):
     def save_state(self, folder: str) -> None:
         """Copy all state that training has changed here (trained parameters of policy and critic, their optimizers,
         random states), then write it to the new folder `folder` in the background of training; on a CPU without room
-        for a copy, write it before training goes on. Collective. Waits for an earlier one first."""
+        for a copy, write it before training continues. Collective. Waits for an earlier one first."""
 
     @dispatch()
     def state_saved(self, wait: bool) -> Files | None:
@@ -190,8 +193,8 @@ class WorkerCalls(RolloutCalls, Protocol):
 
     @dispatch()
     def load_state(self, folder: str) -> None:
-        """Load what `save_state` wrote, on this number of ranks or another. CheckpointError if the folder is of other
-        models. A rank that did not exist then keeps the random state of its seed."""
+        """Load the state that `save_state` wrote, on any number of ranks. CheckpointError if the folder is of other
+        models. An additional rank keeps the random state of its seed."""
 
     @dispatch(send="first", collect="first")
     def write_waiting(self, path: str, shards: list[list[ObjectRef[SampleShard] | None]]) -> Files:
@@ -208,41 +211,41 @@ class WorkerCalls(RolloutCalls, Protocol):
 
     @dispatch(collect="first")
     def recent_rows(self, tokens: int) -> list[Row]:
-        """Samples of the step with about so many drawn tokens."""
+        """Samples of the step with about this many response tokens."""
 
     @dispatch(collect="first")
-    def trainer_log_probs(self, rows: list[Row], unit: float = 0.0, seed: int = 0) -> list[np.ndarray]:
+    def trainer_log_probs(self, rows: list[Row], unit: float = 0.0, seed: int = 0) -> list[Float32[np.ndarray, " R"]]:
         """See `PolicyRole.rows_log_probs`. Collective."""
 
     @dispatch()
-    def engine_log_probs(self, rows: list[Row]) -> list[np.ndarray]:
+    def engine_log_probs(self, rows: list[Row]) -> list[Float32[np.ndarray, " R"]]:
         """The engine's log-probs of the tokens behind each row's prompt, float32, at temperature 1."""
 
     @dispatch()
     def step_report(self) -> StepReport:
-        """What this worker measured and recorded of a step, once it is over and the device is idle. Peak memory is of
-        each phase since the last call (see `rlcli.cluster.process.peak_memory`). Raises `RunFailed` if the step's
+        """Measurements and records of a step, once it is over and the device is idle. Peak memory is of each
+        phase since the last call (see `rlcli.cluster.process.peak_memory`). Raises `RunFailed` if the step's
         samples cannot be written."""
 
     @dispatch()
     def busy_spans(self) -> list[Span]:
-        """The calls since they were collected last."""
+        """The calls since the last collection."""
 
     @dispatch()
     def startup_moments(self) -> dict[str, float]:
-        """When each part of this worker's start was done: name → seconds since 1970."""
+        """Times at which the parts of this worker's start were done: name → seconds since 1970."""
 
     @dispatch(send="first", collect="first")
     def describe_engine(self) -> str:
-        """What generates the responses; empty if nothing here does, or it does not say."""
+        """Library and version of the engine; empty without an engine, or if it reports none."""
 
     @dispatch()
     def start_profile(self) -> None:
-        """Begin to record what this process computes."""
+        """Start to profile this process."""
 
     @dispatch()
     def stop_profile(self, path: str) -> str:
-        """Write the recording to `path`, with `{rank}` in its name. Returns the error, or ""."""
+        """Write the profile to `path`, with `{rank}` in its name. Returns the error, or ""."""
 
 
 Workers = WorkerGroup[WorkerCalls]

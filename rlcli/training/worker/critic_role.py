@@ -1,22 +1,14 @@
-"""Models that learn from the same batch as the policy: PPO's critic, and PRIME's process reward model."""
+"""Models that are trained on the same batch as the policy: PPO's critic, and PRIME's process reward model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rlcli.config.schema import RunConfig
 from rlcli.training.worker.backend import Loader
-from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlcli.model.policy import TokenOutputs
-    from rlcli.model.value_model import ValueOutputs
+from rlcli.training.worker.train_batch import TrainBatch
 
 
 class CriticRole:
-    """A value model: fills in `values`, and learns `returns`."""
+    """A value model: computes `values`, and is trained on `returns`."""
 
     def __init__(self, config: RunConfig, load: Loader) -> None:
         self.clip = config.critic.clip
@@ -30,14 +22,12 @@ class CriticRole:
     def update(self, batch: TrainBatch, index: int, lr: float) -> dict[str, float]:
         """One optimizer step on Σ value_loss / tokens. Returns sums over this rank's tokens: `tokens`, `loss`,
         `clipped`, and for the returns R and the errors R − V their sums and the sums of their squares."""
+        import torch
 
-        def loss(micro: MicroBatch, outputs: ValueOutputs) -> tuple[Tensor, dict[str, Tensor]]:
-            import torch
+        from rlcli.algorithms.losses.critic import value_loss
 
-            from rlcli.algorithms.losses.critic import value_loss
-
-            values = outputs.values
-            returns = micro.tokens.returns
+        for micro, outputs in self.model.forward(batch.minibatches[index]):
+            values, returns = outputs.values, micro.tokens.returns
             term = value_loss(values, micro.tokens.values, returns, clip=self.clip)
             errors = returns - values.detach()
             sums = {
@@ -50,13 +40,12 @@ class CriticRole:
                 "errors_sq": errors.double().square(),
             }
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            return term.loss.sum() / max(batch.works[index].tokens, 1), totals
-
-        return self.model.update(batch.minibatches[index], loss, lr)
+            self.model.backward(term.loss.sum() / max(batch.works[index].tokens, 1), totals)
+        return self.model.step(lr)
 
 
 class ProcessRewardRole:
-    """An implicit process reward model: fills in `process_rewards`, and learns which responses are correct."""
+    """An implicit process reward model: computes `process_rewards`, and is trained on the responses' verdicts."""
 
     def __init__(self, config: RunConfig, load: Loader) -> None:
         self.options = config.algorithm.options
@@ -76,24 +65,22 @@ class ProcessRewardRole:
     def update(self, batch: TrainBatch, index: int, lr: float) -> dict[str, float]:
         """One optimizer step on the mean cross-entropy of the responses' verdicts. Returns sums over this rank's
         responses: `responses`, `loss` and `agree`, how often the model predicted the verdict."""
+        import torch
 
-        def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
-            import torch
+        from rlcli.algorithms.losses.base import sequence_sums
+        from rlcli.algorithms.losses.critic import implicit_reward_loss
+        from rlcli.algorithms.named import chosen_options
 
-            from rlcli.algorithms.losses.base import sequence_sums
-            from rlcli.algorithms.losses.critic import implicit_reward_loss
-            from rlcli.algorithms.named import chosen_options
-
+        options = chosen_options(implicit_reward_loss, self.options)
+        minibatch = batch.minibatches[index]
+        for micro, outputs in self.model.forward(minibatch, temperature=self.temperature, want_entropy=False):
             log_probs, reference = outputs.log_probs, micro.tokens.reference_log_probs
             right = batch.columns.right[micro.samples].double()
-            options = chosen_options(implicit_reward_loss, self.options)
             term = implicit_reward_loss(log_probs, reference, right, micro.packed.sequence, micro.lengths, **options)
             total = (term.loss / micro.lengths[micro.packed.sequence]).sum()
             drift = log_probs.detach() - reference
             agree = (sequence_sums(drift, micro.packed.sequence, micro.lengths) > 0) == (right > 0.5)
             sums = {"responses": torch.ones_like(right), "loss": total.detach(), "agree": agree}
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            return total / batch.works[index].sequences, totals
-
-        forward = {"temperature": self.temperature, "want_entropy": False}
-        return self.model.update(batch.minibatches[index], loss, lr, **forward)
+            self.model.backward(total / batch.works[index].sequences, totals)
+        return self.model.step(lr)

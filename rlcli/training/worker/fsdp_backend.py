@@ -4,7 +4,7 @@ of which some may divide the tokens of each micro-batch among themselves."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,16 @@ from rlcli.algorithms.ranks import Ranks
 from rlcli.cluster.watchdog import progress
 from rlcli.config.schema import RunConfig
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.worker.backend import MicroLoss
 from rlcli.training.worker.plan_integrity import CopyCheck, ReductionCheck, StepCheck
 from rlcli.training.worker.train_batch import MicroBatch
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Bool, Float
     from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
 
     from rlcli.model.logprobs import Likeliest
     from rlcli.model.lora import LoraSpec
@@ -30,44 +31,51 @@ if TYPE_CHECKING:
     from rlcli.model.parallel.context_parallel import ContextGroup
     from rlcli.model.parallel.offload import Offload
     from rlcli.model.parallel.weight_delta import LastSent
-    from rlcli.model.policy import PolicyModel
+    from rlcli.model.policy import PolicyModel, TokenOutputs
+    from rlcli.model.value_model import ValueModel, ValueOutputs
 
 
-SCALE = "gradient_scale"
+GRADIENT_SCALE = "gradient_scale"
 """In a checkpoint, of a model that computes in float16."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """This rank's place among others. dims: of all. mesh, experts: of the weights, and of those of experts
-    that are divided. context: the ranks that divide the tokens of
-    each pack, if any do. ranks: sums and concatenations over the data ranks."""
+class RankMesh:
+    """This rank's position in the process groups that models are divided over."""
 
     dims: ParallelDims
+    """Sizes of all dimensions."""
     mesh: DeviceMesh
+    """Over which weights are sharded and replicated."""
     experts: DeviceMesh | None
+    """Over which the weights of experts are sharded, if ranks divide the experts."""
     context: ContextGroup | None
+    """Ranks that divide the tokens of each pack, if any do."""
     ranks: Ranks
+    """Sums and concatenations over the data ranks."""
 
     @classmethod
-    def of(cls, dims: ParallelDims, device: torch.device) -> Place:
-        """Collective."""
+    def of(cls, dims: ParallelDims, device: torch.device) -> RankMesh:
+        """Create the groups. Collective."""
         from rlcli.model.parallel.context_parallel import ContextGroup
 
         groups = dims.groups(device.type)
         data, context = groups if groups is not None else (None, None)
-        meshes = dims.mesh(device.type), dims.experts_mesh(device.type)
-        return cls(dims, *meshes, None if context is None else ContextGroup(context), _ranks(data))
+        return cls(
+            dims=dims,
+            mesh=dims.mesh(device.type),
+            experts=dims.experts_mesh(device.type),
+            context=None if context is None else ContextGroup(context),
+            ranks=_collectives(data),
+        )
 
 
 class FsdpLoader:
-    """Loads models that are divided as `dims` says. dtype: of computation. Collective."""
+    """Implements `Loader`: loads models that are divided as `dims` says. dtype: of computation. Collective."""
 
     def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, dims: ParallelDims) -> None:
-        self.config, self.place = config, Place.of(dims, device)
-        place = self.place
-        self.how = {"dtype": dtype, "device": device, "mesh": place.mesh, "context": place.context}
-        self.how["experts"] = place.experts
+        self.config, self.dtype, self.device = config, dtype, device
+        self.mesh = RankMesh.of(dims, device)
 
     def __call__(
         self,
@@ -78,23 +86,46 @@ class FsdpLoader:
         trained: bool = True,
         replays: bool = False,
     ) -> FsdpBackend:
-        from rlcli.model.io import loading
+        from rlcli.model.io.loading import load_policy, load_value
         from rlcli.model.mixture.routing import Replay
 
-        config = self.config.model
-        how = {**self.how, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
+        config, mesh = self.config.model, self.mesh
         if kind == "value":
-            return FsdpBackend(loading.load_value(path, **how), self.config, self.place)
-        model = loading.load_policy(path, lora=lora, frozen=config.freeze, trainable=trained, **how)
-        model.float_head = config.head_dtype == "float32"
-        model.replay = Replay(model) if replays else None
-        return FsdpBackend(model, self.config, self.place, trained)
+            value_model = load_value(
+                path,
+                dtype=self.dtype,
+                device=self.device,
+                mesh=mesh.mesh,
+                experts=mesh.experts,
+                context=mesh.context,
+                gradient_checkpointing=config.gradient_checkpointing,
+                compiled=config.compile,
+            )
+            return FsdpBackend(value_model, self.config, mesh)
+        policy = load_policy(
+            path,
+            dtype=self.dtype,
+            device=self.device,
+            mesh=mesh.mesh,
+            experts=mesh.experts,
+            context=mesh.context,
+            lora=lora,
+            frozen=config.freeze,
+            gradient_checkpointing=config.gradient_checkpointing,
+            compiled=config.compile,
+            trainable=trained,
+        )
+        policy.float_head = config.head_dtype == "float32"
+        policy.replay = Replay(policy) if replays else None
+        return FsdpBackend(policy, self.config, mesh, trained)
 
 
 class FsdpBackend:
-    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: no optimizer."""
+    """Implements `PolicyBackend` or `ValueBackend`, by its model. trained=False: no optimizer."""
 
-    def __init__(self, model: Any, config: RunConfig, place: Place, trained: bool = True) -> None:
+    def __init__(
+        self, model: PolicyModel | ValueModel, config: RunConfig, mesh: RankMesh, trained: bool = True
+    ) -> None:
         import torch
 
         from rlcli.model.mixture.routing import Load
@@ -102,20 +133,24 @@ class FsdpBackend:
         from rlcli.model.parallel.fsdp_sharding import casts_once
 
         train = config.train
-        self.model: PolicyModel = model  # or a value model, with the methods that both have
+        self.model = model
         self.max_grad_norm = train.max_grad_norm
         self.bad_grad_norm = config.fault_tolerance.bad_grad_norm or math.inf
-        self.data_ranks = place.dims.data_size
-        self.replicated = place.dims.replicate > 1
-        self.ranks = place.ranks
+        self.data_ranks = mesh.dims.data_size
+        self.replicated = mesh.dims.replicate > 1
+        self.ranks = mesh.ranks
+        self._outputs: Any = None
+        self._sums: dict[str, Tensor] = {}
+        self._loss_finite: bool | Tensor = True
+        self._grad_norm: float | None = None
         if trained:
-            muon = MuonSettings(train.muon_momentum, train.muon_step_size) if train.optimizer == "muon" else None
-            self.optimizer = build_optimizer(model, 0.0, train.betas, train.weight_decay, muon)
-            self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
-            self.copies = CopyCheck(model, place.mesh)
+            self.optimizer = build_optimizer(model, lr=0.0, betas=train.betas, weight_decay=train.weight_decay)
+            self.reduction_check = ReductionCheck(model, mesh.mesh.size())
+            self.step_check = StepCheck(model)
+            self.copy_check = CopyCheck(model, mesh.mesh)
             self.expert_load = Load(model)
             self.scale = GradientScale() if model.dtype == torch.float16 else None
-            self.casts_once = casts_once(model, place.dims, place.mesh.device_type)
+            self.casts_once = casts_once(model, mesh.dims, mesh.mesh.device_type)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -123,88 +158,114 @@ class FsdpBackend:
 
     @property
     def adapter_scale(self) -> float:
-        return self.model.adapter_scale
+        return self._policy.adapter_scale
 
-    def log_probs(self, batch: PackedBatch, temperature: float) -> Tensor:
+    def log_probs(self, batch: PackedBatch, temperature: float) -> Float[Tensor, " R"]:
         import torch
 
         progress()
         with torch.no_grad():
-            log_probs: Tensor = self.model(batch, temperature=temperature, want_entropy=False).log_probs
-        return log_probs
+            outputs: TokenOutputs = self.model(batch, temperature=temperature, want_entropy=False)
+        return outputs.log_probs
 
     def likeliest(self, batch: PackedBatch, temperature: float, k: int, below: int) -> Likeliest:
         import torch
 
         progress()
         with torch.no_grad():
-            found: Likeliest = self.model(batch, temperature=temperature, likeliest=(k, below))
-        return found
+            outputs: Likeliest = self.model(batch, temperature=temperature, likeliest=(k, below))
+        return outputs
 
-    def values(self, batch: PackedBatch) -> Tensor:
+    def values(self, batch: PackedBatch) -> Float[Tensor, " R"]:
         import torch
 
         progress()
         with torch.no_grad():
-            values: Tensor = self.model(batch).values
-        return values
+            outputs: ValueOutputs = self.model(batch)
+        return outputs.values
 
     def adapter_disabled(self) -> AbstractContextManager[None]:
-        return self.model.adapter_disabled()
+        return self._policy.adapter_disabled()
 
     def rounded_again(self, unit: float, seed: int) -> AbstractContextManager[None]:
         from rlcli.model.rounding import rounded_again
 
         return rounded_again(self.model, unit, seed)
 
-    def update(self, micros: Sequence[MicroBatch], loss: MicroLoss, lr: float, **forward: Any) -> dict[str, float]:
-        if not micros:
-            return {}  # No sample of this minibatch has a gradient, on any rank.
+    def forward(self, micros: Sequence[MicroBatch], **options: float) -> Iterator[tuple[MicroBatch, Any]]:
         from rlcli.model.optim import clip_grad_norm
-
-        scale = self.scale.state if self.scale is not None else None
-        while True:
-            sums, sound = self._gradients(micros, loss, forward)
-            self.reduction.check()
-            norm = clip_grad_norm(self.model, self.max_grad_norm, 1.0 if self.scale is None else self.scale.value)
-            if math.isfinite(norm) or self.scale is None:
-                return self._step(sums, norm, lr)
-            if not self._on_all(sound) or not self.scale.lower():
-                self.scale.state = scale  # which is not to blame
-                return self._step(sums, norm, lr)
-            # Only gradients have overflowed: the same update again, with a lower scale.
-            self.optimizer.zero_grad(set_to_none=True)
-            self._experts()
-
-    def _gradients(
-        self, micros: Sequence[MicroBatch], loss: MicroLoss, forward: dict[str, Any]
-    ) -> tuple[dict[str, Tensor], bool | Tensor]:
-        """Forward and backward passes. Returns the sums, and whether losses and outputs are finite."""
         from rlcli.model.parallel.fsdp_sharding import end_cast, keep_cast
 
-        sums: dict[str, Tensor] = {}
-        sound: bool | Tensor = True
-        for micro in micros:
-            progress()
-            if self.replicated:  # copies sum their gradients once, with those of the last micro-batch
-                self.model.set_requires_all_reduce(micro is micros[-1])
+        self._grad_norm = None
+        if not micros:
+            return  # No sample of this minibatch has a gradient, on any rank.
+        scale = self.scale.state if self.scale is not None else None
+        while True:
+            self._sums, self._loss_finite = {}, True
+            for micro in micros:
+                progress()
+                last = micro is micros[-1]
+                if self.replicated:  # copies sum their gradients once, with those of the last micro-batch
+                    self._sharded.set_requires_all_reduce(last)
+                if self.casts_once:
+                    keep_cast(self._sharded, last=last)
+                outputs = self._scaled(self.model(micro.packed, **options))
+                # An empty pack still takes part in the collectives of the backward pass, with a gradient of zero.
+                if micro.empty:
+                    (outputs[0].sum() * 0.0).backward()
+                    continue
+                self._outputs = outputs
+                yield micro, outputs
+                assert self._outputs is None, "each micro-batch needs a backward pass"
             if self.casts_once:
-                keep_cast(self.model, last=micro is micros[-1])
-            outputs = self._scaled(self.model(micro.packed, **forward))
-            # An empty pack still takes part in the collectives of the backward pass, with a gradient of zero.
-            if micro.empty:
-                (outputs[0].sum() * 0.0).backward()
-                continue
-            term, own = loss(micro, outputs)
-            # FSDP averages gradients over ranks; the loss is a sum over data ranks.
-            finite = _finite(term, outputs[0])
-            sound = sound & finite
-            (_poisoned(term, outputs[0], finite) * self.data_ranks).backward()
-            for name, value in own.items():
-                sums[name] = sums[name] + value if name in sums else value
-        if self.casts_once:
-            end_cast(self.model)
-        return sums, sound
+                end_cast(self._sharded)
+            self.reduction_check.check()
+            norm = clip_grad_norm(self.model, self.max_grad_norm, 1.0 if self.scale is None else self.scale.value)
+            if self.scale is None or math.isfinite(norm):
+                break
+            if not self._on_all_ranks(self._loss_finite) or not self.scale.lower():
+                assert scale is not None
+                self.scale.state = scale  # the loss itself is not finite: restore the scale
+                break
+            # Only gradients have overflowed: the same passes again, with a lower scale.
+            self.optimizer.zero_grad(set_to_none=True)
+            self._expert_metrics()
+        self._grad_norm = norm
+
+    def backward(self, loss: Float[Tensor, ""], sums: Mapping[str, Tensor]) -> None:
+        output, self._outputs = self._outputs[0], None
+        finite = _finite(loss, output)
+        self._loss_finite = self._loss_finite & finite
+        # FSDP averages gradients over ranks; the loss is a sum over data ranks.
+        (_poisoned(loss, output, finite) * self.data_ranks).backward()
+        for name, value in sums.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def step(self, lr: float) -> dict[str, float]:
+        import torch
+
+        norm, sums = self._grad_norm, self._sums
+        if norm is None:
+            return {}
+        bad = not math.isfinite(norm) or norm > self.bad_grad_norm  # the same on all ranks
+        if not bad:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.step_check.before(lr)
+            self.optimizer.step()
+            if self.scale is not None:
+                self.scale.lasted()
+            self.copy_check.check()
+            sums |= self.step_check.after()
+        self.optimizer.zero_grad(set_to_none=True)
+        expert_metrics = self._expert_metrics()
+        if bad:
+            return {"bad": 1.0 / self.data_ranks, "grad_norm": norm / self.data_ranks}
+        values = torch.stack(list(sums.values())).tolist() if sums else []
+        same_on_all = {"grad_norm": norm, **expert_metrics}
+        if self.scale is not None:
+            same_on_all["gradient_scale"] = self.scale.value
+        return dict(zip(sums, values, strict=True)) | {name: x / self.data_ranks for name, x in same_on_all.items()}
 
     def _scaled(self, outputs: Any) -> Any:
         """Outputs whose gradients are scaled up where they enter the network, if it computes in float16."""
@@ -215,38 +276,16 @@ class FsdpBackend:
         parts = [None if part is None else gradient_scaled(part, self.scale.value) for part in outputs]
         return getattr(outputs, "_make", tuple)(parts)
 
-    def _on_all(self, sound: bool | Tensor) -> bool:
-        """Whether it is so on all ranks. Collective."""
+    def _on_all_ranks(self, finite: bool | Tensor) -> bool:
+        """Logical and over all ranks. Collective."""
         import torch
         import torch.distributed as dist
 
-        told = torch.as_tensor(sound, dtype=torch.int32, device=next(self.model.parameters()).device)
-        dist.all_reduce(told, dist.ReduceOp.MIN)
-        return bool(told)
+        all_finite = torch.as_tensor(finite, dtype=torch.int32, device=next(self.model.parameters()).device)
+        dist.all_reduce(all_finite, dist.ReduceOp.MIN)
+        return bool(all_finite)
 
-    def _step(self, sums: dict[str, Tensor], norm: float, lr: float) -> dict[str, float]:
-        """The optimizer step, unless the gradient is bad: all ranks see the same norm."""
-        import torch
-
-        bad = not math.isfinite(norm) or norm > self.bad_grad_norm
-        if not bad:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.stepped.before(lr)
-            self.optimizer.step()
-            if self.scale is not None:
-                self.scale.lasted()
-            self.copies.check()
-            sums |= self.stepped.after()
-        self.optimizer.zero_grad(set_to_none=True)
-        experts = self._experts()
-        if bad:
-            return {"bad": 1.0 / self.data_ranks, "grad_norm": norm / self.data_ranks}
-        numbers = torch.stack(list(sums.values())).tolist() if sums else []
-        alike = {"grad_norm": norm, **experts} | ({} if self.scale is None else {"gradient_scale": self.scale.value})
-        return dict(zip(sums, numbers, strict=True)) | {name: one / self.data_ranks for name, one in alike.items()}
-
-    def _experts(self) -> dict[str, float]:
+    def _expert_metrics(self) -> dict[str, float]:
         """How the update's tokens were spread over the experts, if there are any: the same on all ranks."""
         import torch.distributed as dist
 
@@ -262,6 +301,20 @@ class FsdpBackend:
         dist.all_reduce(replayed)
         return load_metrics(counts) | replay_metrics(replayed)
 
+    @property
+    def _policy(self) -> PolicyModel:
+        from rlcli.model.policy import PolicyModel
+
+        assert isinstance(self.model, PolicyModel), "a value model has no adapter"
+        return self.model
+
+    @property
+    def _sharded(self) -> FSDPModule:
+        from torch.distributed.fsdp import FSDPModule
+
+        assert isinstance(self.model, FSDPModule), "the model is sharded"
+        return self.model
+
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.stream_weights()
 
@@ -271,15 +324,15 @@ class FsdpBackend:
         return last.changes(named_weights(self.model.lm), self.dtype, most_bytes)
 
     def stream_base(self) -> Iterator[tuple[str, Tensor]]:
-        return self.model.stream_base()
+        return self._policy.stream_base()
 
     def save_adapter(self, folder: Path) -> dict[str, Tensor]:
-        return self.model.save_adapter(folder)
+        return self._policy.save_adapter(folder)
 
     def state(self, name: str) -> dict[str, Tensor]:
         from rlcli.model.io.model_state import trained_state
 
-        scale = {} if self.scale is None else {f"{name}.{SCALE}": self.scale.state}
+        scale = {} if self.scale is None else {f"{name}.{GRADIENT_SCALE}": self.scale.state}
         return trained_state({name: (self.model, self.optimizer)}) | scale
 
     def load_state(self, folder: Path, name: str) -> None:
@@ -287,14 +340,14 @@ class FsdpBackend:
 
         if self.scale is not None:
             self.scale.state = self.scale.state.clone()  # the old one may be in a checkpoint that is being written
-        more = {} if self.scale is None else {f"{name}.{SCALE}": self.scale.state}
-        load_state({name: (self.model, self.optimizer)}, folder, progress, more)
+        extra = {} if self.scale is None else {f"{name}.{GRADIENT_SCALE}": self.scale.state}
+        load_state({name: (self.model, self.optimizer)}, folder, progress, extra)
 
     def register(self, offload: Offload, name: str) -> None:
         offload.add(name, self.model, getattr(self, "optimizer", None))
 
 
-def _ranks(group: ProcessGroup | None) -> Ranks:
+def _collectives(group: ProcessGroup | None) -> Ranks:
     """Sums and concatenations over `group`, or over all ranks."""
     import torch
     import torch.distributed as dist
@@ -312,16 +365,16 @@ def _ranks(group: ProcessGroup | None) -> Ranks:
     return Ranks(add, gather)
 
 
-def _finite(term: Tensor, output: Tensor) -> Tensor:
+def _finite(loss: Float[Tensor, ""], output: Float[Tensor, " R"]) -> Bool[Tensor, ""]:
     import torch
 
-    return torch.isfinite(term.detach()) & torch.isfinite(output.detach()).all()
+    return torch.isfinite(loss.detach()) & torch.isfinite(output.detach()).all()
 
 
-def _poisoned(term: Tensor, output: Tensor, finite: Tensor) -> Tensor:
+def _poisoned(loss: Float[Tensor, ""], output: Float[Tensor, " R"], finite: Bool[Tensor, ""]) -> Float[Tensor, ""]:
     """The loss unchanged or, if it or the output is not `finite`, one whose gradient is NaN: every rank sees that in
     the norm without further communication. (A clipped ratio or a mask can hide a NaN from the gradient.)"""
     import torch
 
     # Through `output`, which the loss always depends on: 0 · NaN is NaN, and adding 0 changes no bit of a finite loss.
-    return term + (output * torch.where(finite, 0.0, math.nan)).sum()
+    return loss + (output * torch.where(finite, 0.0, math.nan)).sum()

@@ -1,4 +1,4 @@
-"""What a worker records for the log-prob check: log-probs of engine and trainer for equal tokens and weights."""
+"""Records of a worker for the log-prob check: log-probs of engine and trainer for equal tokens and weights."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from rlcli.algorithms.correction.log_prob_check import Comparison, joined, sampl
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from rlcli.data.trajectories import Trajectory
+    from rlcli.training.worker.calls import Row
     from rlcli.training.worker.train_batch import MicroBatch
 
 
 class LogProbRecord:
-    """One rank's part. A step's own samples are compared: their engine log-probs came with them, and the trainer's are
-    those of the first forward pass, before the step's first optimizer step. Tokens of earlier weights are left out.
-
-    version: of the trainer's weights, as a number of weight syncs. equal_weights: no optimizer step was taken since.
+    """The records of one rank. The samples of a step are compared: their engine log-probs came with them, and the
+    trainer's are those of the first forward pass, before the step's first optimizer step. Tokens of earlier weights are
+    left out.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        """Of the trainer's weights, as a number of weight syncs."""
         self.equal_weights = False
+        """No optimizer step was taken since that sync."""
         self._log_probs: dict[int, tuple[MicroBatch, Tensor]] = {}
         self._rows: list[Trajectory] = []
 
     def begin(self, version: int) -> None:
-        """A step begins: no optimizer step was taken since the weight sync `version`."""
+        """Start a step: no optimizer step was taken since the weight sync `version`."""
         self.version, self.equal_weights = version, True
         self._log_probs = {}
 
@@ -43,16 +46,16 @@ class LogProbRecord:
         if not self.equal_weights:
             return 0
         return sum(
-            int(drawn_by(row, self.version).sum()) for micro, _ in self._log_probs.values() for row in micro.rows
+            int(sampled_by(row, self.version).sum()) for micro, _ in self._log_probs.values() for row in micro.rows
         )
 
-    def saw(self, micro: MicroBatch, log_probs: Tensor) -> None:
-        """Keep the trainer's log-probs of a micro-batch, `[R]`. A later call for the same one replaces the first."""
+    def record(self, micro: MicroBatch, log_probs: Float[Tensor, " R"]) -> None:
+        """Keep the trainer's log-probs of a micro-batch. A later call for the same one replaces the first."""
         if self.equal_weights and not micro.empty:
             self._log_probs[id(micro)] = micro, log_probs.detach()
 
     def comparison(self) -> Comparison:
-        """Of all samples recorded in this step, which are then forgotten."""
+        """Compare the samples recorded in this step, and forget them."""
         import numpy as np
 
         from rlcli.model.device_copies import download
@@ -63,7 +66,7 @@ class LogProbRecord:
         on_host = download([*log_probs, *(micro.tokens.rollout_log_probs for micro in micros)])
         arrays = [tensor.numpy() for tensor in on_host]
         for micro, trainer, engine in zip(micros, arrays, arrays[len(micros) :], strict=False):
-            current = np.concatenate([drawn_by(row, self.version) for row in micro.rows])
+            current = np.concatenate([sampled_by(row, self.version) for row in micro.rows])
             # A trainer that computes no number is the update guard's to report: its gradient is bad.
             used = current & np.isfinite(trainer)
             sample: np.ndarray = np.repeat(np.arange(len(micro.rows)), [row.drawn_tokens for row in micro.rows])
@@ -76,10 +79,10 @@ class LogProbRecord:
         """Keep a step's samples for `recent`: no earlier ones, so that a run that resumes equals one that does not."""
         self._rows = list(rows)
 
-    def recent(self, tokens: int) -> list[tuple[np.ndarray, int]]:
-        """Samples of the step with about this many drawn tokens in all, each the int32 tokens of its last branch and
-        how many of them are its prompt; none with pictures."""
-        rows: list[tuple[np.ndarray, int]] = []
+    def recent(self, tokens: int) -> list[Row]:
+        """Samples of the step with about this many response tokens in all, each the tokens of its last branch and how
+        many of them are its prompt; none with images."""
+        rows: list[Row] = []
         for row in self._rows:
             branch = row.branches[-1]
             if not branch.pictures and branch.drawn_tokens and tokens > 0:
@@ -88,8 +91,8 @@ class LogProbRecord:
         return rows
 
 
-def drawn_by(row: Trajectory, version: int) -> np.ndarray:
-    """Which of the drawn tokens of a trajectory the weights `version` drew: bool `[D]`."""
+def sampled_by(row: Trajectory, version: int) -> Bool[np.ndarray, " R"]:
+    """Mask of the response tokens of a trajectory that the weights `version` sampled."""
     import numpy as np
 
     parts = [np.full(span.end - span.start, span.version == version) for span in row.spans if span.speaker == "policy"]

@@ -18,6 +18,7 @@ from rlcli.errors import REPORT, RunFailed
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float, Float32, Int64
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 WATCHED = 1024
 """Number of weights of the watched tensor that are compared before and after an optimizer step."""
 SURE = 16
-"""If fewer of them should have moved, the check proves nothing."""
+"""Least number of them that should have moved for the check to be conclusive."""
 LEAST_GRADIENT = 1e-7
 """Smaller gradients move a weight by far less than the learning rate: AdamW's ε is 1e-8."""
 LEAST_SHARE = 0.01
@@ -33,7 +34,7 @@ LEAST_SHARE = 0.01
 REDUCTION_TOLERANCE = 1e-3
 """Error of a reduced gradient ÷ the size of the workers' terms: both sums are in float32, of the same gradients."""
 NAMED = 3
-"""Most weights that a message names."""
+"""Maximum number of weights in a message."""
 
 
 def weight_of(signatures: np.ndarray | Tensor) -> np.ndarray | Tensor:
@@ -57,28 +58,29 @@ class RowCheck:
         self._prompts: dict[int, int] = {}
 
     def check(self, micros: Sequence[tuple[Sequence[Trajectory], Sequence[Tensor]]]) -> None:
-        """Of each micro-batch its rows, and the tensors that it is trained on (see `_check_micro`), which leave the
-        device in one copy. Raises RunFailed."""
+        """micros: of each micro-batch its rows, and the tensors that it is trained on (see `_check_micro`), which are
+        copied to the host at once. Raises RunFailed."""
         from rlcli.model.device_copies import download
 
         if not self.columns.has("signatures"):
             return
-        tensors = [each for _, each in micros]
-        arrays = iter([tensor.numpy() for tensor in download([one for each in tensors for one in each])])
-        for rows, each in micros:
-            self._check_micro(rows, *(next(arrays) for _ in each))
+        columns = [tensor for _, tensors in micros for tensor in tensors]
+        arrays = iter([tensor.numpy() for tensor in download(columns)])
+        for rows, tensors in micros:
+            self._check_micro(rows, *(next(arrays) for _ in tensors))
 
     def _check_micro(
         self,
         rows: Sequence[Trajectory],
-        samples: np.ndarray,
-        counts: np.ndarray,
-        sequence: np.ndarray,
-        targets: np.ndarray,
-        engine: np.ndarray,
+        samples: Int64[np.ndarray, " S"],
+        counts: Int64[np.ndarray, " S"],
+        sequence: Int64[np.ndarray, " R"],
+        targets: Int64[np.ndarray, " R"],
+        engine: Float32[np.ndarray, " R"],
     ) -> None:
-        """rows: of each of S sequences, from its shard. samples, counts `[S]`: which it is, and its drawn tokens.
-        sequence, targets, engine `[R]`: of each drawn token the sequence, the id, and the engine's log-prob."""
+        """rows: the trajectory of each sequence, from its shard. samples, counts: its index in the step, and its
+        response tokens. sequence, targets, engine: of each response token its sequence, its id, and the engine's
+        log-prob."""
         import numpy as np
 
         signatures = self.columns.signatures
@@ -86,14 +88,14 @@ class RowCheck:
             raise RunFailed("the packed batch assigns drawn tokens to other samples than planned", REPORT)
         ends = np.cumsum(counts)[:-1]
         of_sample = zip(rows, samples.tolist(), np.split(targets, ends), np.split(engine, ends), strict=True)
-        for row, sample, drawn, log_probs in of_sample:
+        for row, sample, response, log_probs in of_sample:
             if self._one_prompt:
                 self._check_group(sample, row.tokens[: row.prompt_tokens])
             forwarded = row.tokens.copy()
-            forwarded[row.drawn] = drawn
+            forwarded[row.drawn] = response
             digest = tokens_digest(replace(row, tokens=forwarded, log_probs=log_probs))
-            found = signature(digest, float(self.columns.scores[sample]))
-            if signatures[sample] and found != signatures[sample]:
+            actual = signature(digest, float(self.columns.scores[sample]))
+            if signatures[sample] and actual != signatures[sample]:
                 raise RunFailed(
                     f"sample {sample} of the step is trained on with other tokens, log-probs or reward than it was "
                     "generated and verified with",
@@ -107,12 +109,14 @@ class RowCheck:
             raise RunFailed(f"group {group} of the step holds samples of different prompts", REPORT)
 
 
-def watch_pull(log_probs: Tensor, advantages: Tensor, pull: Tensor, world: int) -> None:
+def watch_pull(
+    log_probs: Float[Tensor, " R"], advantages: Float[Tensor, " R"], pull: Float[Tensor, ""], world: int
+) -> None:
     """Have the backward pass, which runs on world × the loss, subtract from `pull` the loss gradient along the
-    advantages: −Σ A · ∂loss/∂log π over this rank's drawn tokens.
+    advantages: −Σ A · ∂loss/∂log π over this rank's response tokens.
 
-    log_probs `[R]`: the input of the policy loss, for its gradient only. advantages `[R]`: the controller's, not those
-    in the batch, so that a different sign or scale between the two shows.
+    log_probs: the input of the policy loss, for its gradient only. advantages: the controller's, not those in the
+    batch, so that a different sign or scale between the two shows.
     """
 
     def subtract(gradient: Tensor) -> None:
@@ -127,7 +131,7 @@ class ReductionCheck:
 
     def __init__(self, model: nn.Module, world: int) -> None:
         self.world = world
-        self._found: list[Tensor] = []
+        self._gradients: list[Tensor] = []
         self._hooked: set[int] = set()
         if world == 1:
             return
@@ -145,20 +149,20 @@ class ReductionCheck:
         gathered = getattr(self._owner, self._attribute)
         if torch.is_grad_enabled() and gathered.requires_grad and id(gathered) not in self._hooked:
             self._hooked.add(id(gathered))
-            gathered.register_hook(lambda gradient: self._found.append(gradient.detach().float()))
+            gathered.register_hook(lambda gradient: self._gradients.append(gradient.detach().float()))
 
     def check(self) -> None:
         """Call after the backward passes of an update. Collective. Raises RunFailed on every rank."""
         import torch
         import torch.distributed as dist
 
-        found, self._found = self._found, []
+        local_gradients, self._gradients = self._gradients, []
         if self.world == 1:
             return
         parameter = getattr(self._owner, self._attribute)
         none = torch.zeros(parameter.shape, device=parameter.device)
-        own = sum(found, none) / self.world  # FSDP2 averages over ranks
-        total = torch.cat([own.flatten(), own.norm()[None]])  # the last: size of the summands
+        local_sum = sum(local_gradients, none) / self.world  # FSDP2 averages over ranks
+        total = torch.cat([local_sum.flatten(), local_sum.norm()[None]])  # the last: size of the summands
         dist.all_reduce(total)
         reduced = none if parameter.grad is None else parameter.grad.full_tensor().float()
         off, size = (reduced.flatten() - total[:-1]).norm(), total[-1]
@@ -189,7 +193,7 @@ class CopyCheck:
         bounds = torch.stack([bits, -bits])
         dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=self._group)
         differ = (bounds[0] != -bounds[1]).tolist()  # the largest is not the smallest
-        names = [name for (name, _), one in zip(self._named, differ, strict=True) if one]
+        names = [name for (name, _), differs in zip(self._named, differ, strict=True) if differs]
         if names:
             raise RunFailed(
                 f"{len(names)} of {len(differ)} weights differ between the {self._group.size()} copies of the model "
@@ -219,8 +223,8 @@ class StepCheck:
         if gradient is not None:
             large = _local(gradient).reshape(-1)[:WATCHED].abs() >= LEAST_GRADIENT
             # Half a unit in the last place of a weight w is between w · eps / 4 and w · eps / 2.
-            most = LEAST_SHARE * lr * 2 / torch.finfo(self._before.dtype).eps if lr else torch.inf
-            self._watched = large & (self._before.abs() <= most)
+            largest_weight = LEAST_SHARE * lr * 2 / torch.finfo(self._before.dtype).eps if lr else torch.inf
+            self._watched = large & (self._before.abs() <= largest_weight)
 
     def after(self) -> dict[str, Tensor]:
         """`check_watched`: how many of them should change; `check_moved`: how many of those have changed."""
@@ -250,5 +254,5 @@ def _sharded_above(model: nn.Module, path: str) -> nn.Module:
 
     parts = path.split(".")
     names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    found = (module for module in map(model.get_submodule, names) if isinstance(module, FSDPModule))
-    return next(found, model)
+    sharded = (module for module in map(model.get_submodule, names) if isinstance(module, FSDPModule))
+    return next(sharded, model)

@@ -19,6 +19,7 @@ from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from jaxtyping import Float, Float32, Int32
     from torch import Tensor
 
     from rlcli.algorithms.aggregation import Denominators
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class PolicyRole:
-    """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. on_outputs: called
-    with what the forward pass of an update gives for a micro-batch. images: how the model sees pictures, if it does."""
+    """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. images: how the
+    model encodes images, if it does."""
 
     def __init__(self, config: RunConfig, device: torch.device, load: Loader, images: ImageRule | None = None) -> None:
         from rlcli.algorithms.build import build_algorithm, pulls_by_advantage
@@ -46,12 +47,13 @@ class PolicyRole:
         needs_copy = self.algorithm.needs_reference and lora is None
         self.reference = load("policy", config.model.path, trained=False, replays=replays) if needs_copy else None
         self.on_outputs: Callable[[MicroBatch, TokenOutputs], None] = lambda micro, outputs: None
+        """Called with the outputs of each micro-batch of an update."""
         self.log_prob_record = LogProbRecord()
         # With top-p the engine's log-probs are those of a cut distribution: not the trainer's, by design.
         self.compares_samples = self.sampled and config.rollout.top_p == 1.0 and config.rollout.log_prob_check != "off"
 
     def begin(self, batch: TrainBatch, version: int) -> None:
-        """Begin a step on `batch`. version: of the weights, as a number of weight syncs."""
+        """Start a step on `batch`. version: of the weights, as a number of weight syncs."""
         self.log_prob_record.begin(version)
         self.log_prob_record.remember([row for micro in batch for row in micro.rows])
 
@@ -59,7 +61,7 @@ class PolicyRole:
         for micro in batch:
             micro.tokens.old_log_probs = self.policy.log_probs(micro.packed, self.temperature)
             if self.compares_samples:
-                self.log_prob_record.saw(micro, micro.tokens.old_log_probs)
+                self.log_prob_record.record(micro, micro.tokens.old_log_probs)
 
     def compute_reference_log_probs(self, batch: TrainBatch) -> None:
         model = self.reference or self.policy
@@ -68,33 +70,35 @@ class PolicyRole:
                 micro.tokens.reference_log_probs = model.log_probs(micro.packed, self.temperature)
 
     def update(self, batch: TrainBatch, index: int, coefficients: Coefficients) -> dict[str, float]:
-        """One optimizer step. Returns sums over this rank's drawn tokens (see `Objective.sums`), `grad_norm`, which is
-        global and so divided by the number of ranks, and `compared_tokens`, for the log-prob check."""
-        for micro in batch.minibatches[index] if self.algorithm.needs_teacher_top else ():
-            if not micro.empty:
-                micro.packed = replace(micro.packed, candidates=micro.tokens.teacher_top)
-        forward = {"temperature": self.temperature, "want_entropy": True}
-        loss = partial(self._objective, batch, index, coefficients)
-        sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
+        """One optimizer step. Returns sums over this rank's response tokens (see `Objective.sums`), `grad_norm`, which
+        is global and so divided by the number of ranks, and `compared_tokens`, for the log-prob check."""
+        minibatch = batch.minibatches[index]
+        if self.algorithm.needs_teacher_top:
+            for micro in minibatch:
+                if not micro.empty:
+                    micro.packed = replace(micro.packed, candidates=micro.tokens.teacher_top)
+        for micro, outputs in self.policy.forward(minibatch, temperature=self.temperature, want_entropy=True):
+            loss, sums = self._loss(batch, index, coefficients, micro, outputs)
+            self.policy.backward(loss, sums)
+        totals = self.policy.step(coefficients.lr)
         compared = {"compared_tokens": float(self.log_prob_record.tokens)}
         self.log_prob_record.end()
-        return sums | compared | self._checks(batch, index) if sums and "bad" not in sums else sums
+        return totals | compared | self._checks(batch, index) if totals and "bad" not in totals else totals
 
-    def probe_log_probs(self, tokens: np.ndarray) -> np.ndarray:
-        """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""
+    def probe_log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[np.ndarray, " R"]:
+        """Log-probs of all tokens but the first, at temperature 1, as the engine's `prompt_log_probs`."""
         from rlcli.model.packed_batch import pack
 
-        # The engine's log-probs of a prompt are of all tokens, those that it does not draw too.
+        # The engine's log-probs of a prompt are over all tokens, also those that it never samples.
         packed = replace(pack([(tokens, 1)], self.device, rule=self.images), never=None)
         log_probs: np.ndarray = self.policy.log_probs(packed, temperature=1.0).float().cpu().numpy()
         return log_probs
 
     def rows_log_probs(
-        self, rows: Sequence[tuple[np.ndarray, int]], unit: float = 0.0, seed: int = 0
-    ) -> list[np.ndarray]:
-        """For each row, int32 tokens and how many of them are its prompt, float32 log-probs at temperature 1 of the
-        tokens behind the prompt. unit: if given, layers round their outputs once more, by so much (see
-        `rlcli.model.rounding`)."""
+        self, rows: Sequence[tuple[Int32[np.ndarray, " T"], int]], unit: float = 0.0, seed: int = 0
+    ) -> list[Float32[np.ndarray, " R"]]:
+        """Log-probs at temperature 1 of the tokens behind each row's prompt. rows: tokens, and how many of them are the
+        prompt. unit: not 0, layers round their outputs once more, by this relative amount (`rlcli.model.rounding`)."""
         from rlcli.model.packed_batch import pack
 
         packed = replace(pack(rows, self.device, rule=self.images), never=None)
@@ -102,17 +106,17 @@ class PolicyRole:
             log_probs = self.policy.log_probs(packed, temperature=1.0).float().cpu()
         return [part.numpy() for part in log_probs.split([len(tokens) - prompt for tokens, prompt in rows])]
 
-    def _objective(
+    def _loss(
         self, batch: TrainBatch, index: int, coefficients: Coefficients, micro: MicroBatch, outputs: TokenOutputs
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """The loss of a micro-batch from the model's outputs, and sums for metrics and checks."""
         from rlcli.algorithms.aggregation import Denominators
         from rlcli.algorithms.inputs import LossInputs
 
         self.on_outputs(micro, outputs)
         if self.compares_samples and not micro.tokens.has("old_log_probs"):
-            self.log_prob_record.saw(micro, outputs.log_probs)
-        assert outputs.entropy is not None, "it was asked for"
+            self.log_prob_record.record(micro, outputs.log_probs)
+        assert outputs.entropy is not None, "want_entropy"
         work = batch.policy_works[index]
         tokens, columns = micro.tokens, batch.columns
         inputs = LossInputs(
@@ -149,15 +153,15 @@ class PolicyRole:
 
     def _row_sums(
         self, batch: TrainBatch, micro: MicroBatch, inputs: LossInputs, denominators: Denominators
-    ) -> tuple[dict[str, Tensor], Callable[[Tensor], None]]:
+    ) -> tuple[dict[str, Tensor], Callable[[Tensor], None] | None]:
         """Sums of one micro-batch that the controller compares with its plan: `check_rows`, of the signatures;
         `check_advantages`, of the advantages, each weighted by its signature; `check_expected_pull`, and `check_pull`,
-        which the backward pass fills (see `watch_pull`), where advantages determine the loss. And what to call with the
+        which the backward pass fills (see `watch_pull`), where advantages determine the loss. Also a hook for the
         input of the policy loss."""
         import torch
 
         sums: dict[str, Tensor] = {}
-        watch: Callable[[Tensor], None] = _unwatched
+        watch: Callable[[Tensor], None] | None = None  # for losses that advantages do not determine
         columns = batch.columns
         planned = columns.advantages[micro.samples] if columns.has("advantages") else None
         if columns.has("signatures"):
@@ -175,12 +179,8 @@ class PolicyRole:
         return {name: value.detach() for name, value in sums.items()}, watch
 
     def _checks(self, batch: TrainBatch, index: int) -> dict[str, float]:
-        """The same for a whole update: this rank's part of the denominator used. Rejected tokens leave it, which the
-        plan cannot predict."""
+        """The same for an update: this rank's part of the denominator. Rejected tokens leave it, which the plan cannot
+        predict."""
         if self.algorithm.rejects:
             return {}
         return {"check_denominator": batch.policy_works[index].tokens / self.policy.data_ranks}
-
-
-def _unwatched(read: Tensor) -> None:
-    """For losses that advantages do not determine."""

@@ -1,6 +1,6 @@
-"""What a worker records of the step that it trains on, for viewers: the tokens of some samples, and mean advantages.
+"""Records of a worker of the step that it trains on, for viewers: the tokens of some samples, and mean advantages.
 
-Nothing is computed for it that the update does not compute. The values of a step stay on the device until the
+Nothing is computed only for the record. The values of a step stay on the device until the
 controller asks for the worker's report, when the device is idle; they are written in the background.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.algorithms.correction.log_prob_check import Comparison
 from rlcli.cluster.process.busy_lanes import Span
@@ -27,35 +27,48 @@ from rlcli.training.worker.token_texts import TokenTexts
 from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float, Float64, Int64
+    from ray import ObjectRef
     from torch import Tensor
 
+    from rlcli.data.sample_shard import SampleShard
     from rlcli.model.policy import TokenOutputs
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a worker reports after a step. memory: its peaks. spans: its calls since the last report. advantages: of a
-    selected sample, by its place, if the controller does not know it: the mean over its drawn tokens. problem: why
-    something could not be recorded, or empty. engine: counts of its engine (see `Counting`). compared: engine and
-    trainer on the step's samples, as far as both computed them with the same weights."""
+    """A worker's report after a step."""
 
     memory: Peaks
+    """Peak memory by phase."""
     spans: Sequence[Span]
+    """Its calls since the last report."""
     advantages: dict[int, float] = field(default_factory=dict)
+    """Mean advantage over the response tokens of selected samples, by index, where the controller does not know it."""
     problem: str = ""
+    """Why something could not be recorded; empty if all was."""
     engine: Mapping[str, float] = field(default_factory=dict)
+    """Counts of its engine (see `Counting`)."""
     compared: Comparison | None = None
+    """Log-probs of engine and trainer on the step's samples, where both used the same weights."""
 
 
 class StepRecorder:
-    """One worker's part. rank: of the worker."""
+    """Records the steps of one worker. rank: of the worker."""
 
     _recording: Recording | None
+    """The samples to record of this step, if any."""
     _rows: dict[int, Trajectory]
-    _idle: list[tuple[RecordedSample, Any, int]]
+    """Recorded samples that this rank forwards, by index."""
+    _unforwarded: list[tuple[RecordedSample, ObjectRef[SampleShard], int]]
+    """Recorded samples that no rank forwards, each with its shard and its row in the shard."""
     _parts: dict[int, list[tuple[int, int, int]]]
-    _seen: dict[tuple[int, str], Tensor]
-    _means: tuple[Tensor, Tensor] | None
+    """Id of a micro-batch → index, first and last token of each recorded sample in it."""
+    _outputs: dict[tuple[int, str], Float[Tensor, " R"]]
+    """(Index of a sample, column) → values of its response tokens."""
+    _means: tuple[Int64[Tensor, " S"], Float64[Tensor, " S"]] | None
+    """Indexes of samples, and their mean advantages."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -64,7 +77,7 @@ class StepRecorder:
         self._drop()
 
     def begin(self, step: TrainRows, bins: Sequence[Sequence[Bin]], batch: TrainBatch, *, spare: bool) -> None:
-        """Record this step, if it is to be. What is there of one that was broken off is dropped. bins: of this rank's
+        """Start the record of a step, if it has one; an unfinished earlier one is dropped. bins: of this rank's
         `batch`. spare: this rank also records the samples that no rank forwards."""
         self._drop()
         recording = step.recording
@@ -79,15 +92,15 @@ class StepRecorder:
             self._parts[id(micro)] = [part for part in zip(bin, starts, ends, strict=True) if part[0] in self._rows]
         if spare:
             shard, row = step.columns.shard, step.columns.row
-            self._idle = [
-                (one, step.shards[int(shard[one.place])], int(row[one.place]))
-                for one in recording.samples
-                if not one.forwarded
+            self._unforwarded = [
+                (recorded, step.shards[int(shard[recorded.place])], int(row[recorded.place]))
+                for recorded in recording.samples
+                if not recorded.forwarded
             ]
         if batch.columns.has("advantages") and batch.columns.advantages.ndim > 1:
-            self.saw_advantages(batch)
+            self.record_advantages(batch)
 
-    def saw_advantages(self, batch: TrainBatch) -> None:
+    def record_advantages(self, batch: TrainBatch) -> None:
         """Keep the mean advantage of each sample, whose tokens' advantages differ."""
         import torch
 
@@ -98,30 +111,30 @@ class StepRecorder:
         sums.index_add_(0, joined.sequence, joined.tokens("advantages").double())
         self._means = (joined.samples, sums / joined.lengths)
 
-    def saw_outputs(self, micro: MicroBatch, outputs: TokenOutputs) -> None:
-        """Keep what a micro-batch's first forward pass in an update gave for its recorded samples."""
+    def record_outputs(self, micro: MicroBatch, outputs: TokenOutputs) -> None:
+        """Keep the outputs of a micro-batch's first forward pass in an update, for its recorded samples."""
         parts = self._parts.pop(id(micro), ())
         old = micro.tokens.old_log_probs if micro.tokens.has("old_log_probs") else outputs.log_probs
-        found = {"trainer_log_probs": old, "entropy": outputs.entropy, "advantages": micro.tokens.get("advantages")}
-        for place, start, end in parts:
-            for name, values in found.items():
+        columns = {"trainer_log_probs": old, "entropy": outputs.entropy, "advantages": micro.tokens.get("advantages")}
+        for sample, start, end in parts:
+            for name, values in columns.items():
                 if values is not None:  # a copy: the whole tensor is not kept
-                    self._seen[place, name] = values[start:end].detach().float().clone()
+                    self._outputs[sample, name] = values[start:end].detach().float().clone()
 
     def finish(self) -> tuple[dict[int, float], str]:
-        """The step is over: the mean advantages by place, and a problem. Its tokens are written in the background."""
+        """End the step; returns the mean advantages by index, and a problem. Tokens are written in the background."""
         means: dict[int, float] = {}
         if self._means is not None:
-            places, values = (column.tolist() for column in self._means)
-            means = dict(zip(places, values, strict=True))
-        if self._recording is not None and (self._rows or self._idle):
-            self._writer.put(partial(self._write, self._recording, self._rows, self._values(), self._idle))
+            samples, values = (column.tolist() for column in self._means)
+            means = dict(zip(samples, values, strict=True))
+        if self._recording is not None and (self._rows or self._unforwarded):
+            self._writer.put(partial(self._write, self._recording, self._rows, self._values(), self._unforwarded))
         self._drop()
         return means, self._writer.problem()
 
     @property
     def idle(self) -> bool:
-        """Whether everything is written."""
+        """True if everything is written."""
         return self._writer.idle
 
     def flush(self) -> None:
@@ -134,41 +147,47 @@ class StepRecorder:
 
     def _drop(self) -> None:
         self._recording, self._means = None, None
-        self._rows, self._idle, self._parts, self._seen = {}, [], {}, {}
+        self._rows, self._unforwarded, self._parts, self._outputs = {}, [], {}, {}
 
     def _values(self) -> dict[int, TokenValues]:
-        """What was seen, on the host: one transfer for all of it."""
+        """The recorded outputs, on the host: one transfer for all."""
         import torch
 
-        if not self._seen:
+        if not self._outputs:
             return {}
-        flat = torch.cat([*self._seen.values()]).cpu()
-        parts = flat.split([len(values) for values in self._seen.values()])
-        found: dict[int, dict[str, Any]] = {}
-        for (place, name), part in zip(self._seen, parts, strict=True):
-            found.setdefault(place, {})[name] = part.numpy()
-        return {place: TokenValues(**values) for place, values in found.items()}
+        flat = torch.cat([*self._outputs.values()]).cpu()
+        parts = flat.split([len(values) for values in self._outputs.values()])
+        by_sample: dict[int, dict[str, np.ndarray]] = {}
+        for (sample, name), part in zip(self._outputs, parts, strict=True):
+            by_sample.setdefault(sample, {})[name] = part.numpy()
+        return {sample: TokenValues(**values) for sample, values in by_sample.items()}
 
     def _write(
         self,
         recording: Recording,
         rows: Mapping[int, Trajectory],
         values: Mapping[int, TokenValues],
-        idle: Sequence[tuple[RecordedSample, Any, int]],
+        unforwarded: Sequence[tuple[RecordedSample, ObjectRef[SampleShard], int]],
     ) -> None:
-        """Write the file of this rank. idle: samples that no rank forwards, whose tokens are fetched only here."""
+        """Write the file of this rank. unforwarded: samples whose tokens are fetched only now."""
         import ray
 
         if self._texts.model != recording.tokenizer:
             self._texts = TokenTexts(recording.tokenizer)
-        found = [(one, rows[one.place]) for one in recording.samples if one.place in rows]
-        found += [(one, ray.get(shard, timeout=FETCH_TIMEOUT_S).row(row)) for one, shard, row in idle]
+        trajectories = [(sample, rows[sample.place]) for sample in recording.samples if sample.place in rows]
+        trajectories += [
+            (sample, ray.get(shard, timeout=FETCH_TIMEOUT_S).row(row)) for sample, shard, row in unforwarded
+        ]
         table = tokens_table(
             [
                 tokens_row(
-                    recording.step, one, whole, self._texts.of(whole.tokens), values.get(one.place, TokenValues())
+                    recording.step,
+                    sample,
+                    trajectory,
+                    self._texts.of(trajectory.tokens),
+                    values.get(sample.place, TokenValues()),
                 )
-                for one, whole in found
+                for sample, trajectory in trajectories
             ]
         )
         write_table(Path(filled_path(recording.path, "rank", self._rank)), table)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlcli.cluster.watchdog import progress
 from rlcli.errors import ModelError, RunFailed
@@ -15,53 +15,65 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import numpy as np
+    from jaxtyping import Bool, Float32, Int32, Int64
+    from transformers import PreTrainedTokenizerBase
+
+    Masked = tuple[Int32[np.ndarray, " T"], Bool[np.ndarray, " T"]]
+    """Tokens of a sequence, and the mask of its response tokens."""
 
 AT_ONCE = 32
-"""Sequences that a rank has scored at a time: the server queues what it cannot run."""
+"""Concurrent requests of a rank: the server queues what it cannot run."""
 ANSWER_S, FIRST_S = 600.0, 60.0
 PAUSES_S = (1.0, 4.0, 16.0)
-"""Before a question is asked again: a server that starts again takes a while."""
+"""Pauses before retries: a server takes a while to restart."""
 IDS_AT_ONCE = 4096
 
 
-class Scores(NamedTuple):
-    """Of D drawn tokens: log_probs float32 `[D]`; agrees bool `[D]`, whether no token is likelier; ids int64 and top
-    float32 `[D, K]`, the likeliest tokens, most likely first, and their log-probs."""
+Entry = Mapping[str, Mapping[str, float]]
+"""Id → log-prob and rank, as the server lists them for a position."""
 
-    log_probs: np.ndarray
-    agrees: np.ndarray
-    ids: np.ndarray
-    top: np.ndarray
+
+class Scores(NamedTuple):
+    """Scores of response tokens."""
+
+    log_probs: Float32[np.ndarray, " R"]
+    """log ν of each token."""
+    agrees: Bool[np.ndarray, " R"]
+    """True where no token is likelier."""
+    ids: Int64[np.ndarray, "R K"]
+    """The likeliest tokens, most likely first."""
+    top: Float32[np.ndarray, "R K"]
+    """Their log ν."""
 
 
 class ServedTeacher:
-    """url: of the server. top_k: K. below: ids that are the policy's; a likelier one of the teacher's others is left
-    out. Log-probs are at temperature 1."""
+    """Scores tokens through a server. url: of the server. top_k: K. below: size of the policy's vocabulary; other ids
+    are left out. Log-probs are at temperature 1."""
 
     def __init__(self, url: str, top_k: int, below: int) -> None:
         self._url, self._top_k, self._below = url, top_k, below
-        self._name = ""  # of the model: the same for as long as the server is asked
+        self._name = ""  # of the model
 
-    def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Scores]:
-        """Of each sequence: its tokens, int32 `[T]`, and which of them were drawn, bool `[T]`, but never the first.
-        Raises `RunFailed` if the server does not answer, or not with that."""
+    def score(self, sequences: Sequence[Masked]) -> list[Scores]:
+        """sequences: the tokens of each, and the mask of its response tokens, which never has the first. Raises
+        `RunFailed` if the server does not answer, or not with scores."""
         try:
             return asyncio.run(self._score(sequences))
         except ServerFault as error:
             raise RunFailed(f"teacher.path = '{self._url}': {error}", who="the teacher", retry=True) from None
 
-    async def _score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Scores]:
+    async def _score(self, sequences: Sequence[Masked]) -> list[Scores]:
         free = asyncio.Semaphore(AT_ONCE)
         async with _linked(self._url) as link:
             name = self._name = self._name or (await _model(link))[0]
 
-            async def scored(tokens: np.ndarray, drawn: np.ndarray) -> Scores:
+            async def scored(tokens: Int32[np.ndarray, " T"], response_mask: Bool[np.ndarray, " T"]) -> Scores:
                 async with free:
-                    found = await _patiently(link, name, tokens.tolist(), self._top_k)
+                    listed = await _patiently(link, name, tokens.tolist(), self._top_k)
                     progress()
-                    return _scores(link, found, tokens, drawn, self._top_k, self._below)
+                    return _scores(link, listed, tokens, response_mask, self._top_k, self._below)
 
-            return list(await asyncio.gather(*(scored(*one) for one in sequences)))
+            return list(await asyncio.gather(*(scored(*sequence) for sequence in sequences)))
 
 
 def check_served_teacher(url: str, model: str, positions: int, top_k: int) -> None:
@@ -101,16 +113,16 @@ async def _linked(url: str) -> AsyncIterator[Link]:
 
 
 async def _model(link: Link) -> tuple[str, int | None]:
-    """The name of the model that it serves, and the longest sequence."""
-    found = await link.get("/v1/models", FIRST_S)
+    """The name of the served model, and the longest sequence."""
+    answer = await link.get("/v1/models", FIRST_S)
     try:
-        first = found["data"][0]
+        first = answer["data"][0]
         return str(first["id"]), first.get("max_model_len")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise link.out_of_protocol("/v1/models", found) from None
+        raise link.out_of_protocol("/v1/models", answer) from None
 
 
-async def _patiently(link: Link, name: str, tokens: list[int], top_k: int) -> Any:
+async def _patiently(link: Link, name: str, tokens: list[int], top_k: int) -> list[Entry]:
     for pause_s in PAUSES_S:
         try:
             return await _listed(link, name, tokens, top_k)
@@ -122,12 +134,12 @@ async def _patiently(link: Link, name: str, tokens: list[int], top_k: int) -> An
     return await _listed(link, name, tokens, top_k)
 
 
-async def _listed(link: Link, name: str, tokens: list[int], top_k: int) -> Any:
-    """For each token, what could be there: the server's answer."""
+async def _listed(link: Link, name: str, tokens: list[int], top_k: int) -> list[Entry]:
+    """The server's candidates for each position."""
     body = {"model": name, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top_k}
-    found = await link.post("/v1/completions", body, ANSWER_S)
+    answer = await link.post("/v1/completions", body, ANSWER_S)
     try:
-        listed = found["choices"][0]["prompt_logprobs"]
+        listed: list[Entry] = answer["choices"][0]["prompt_logprobs"]
         if len(listed) != len(tokens):
             raise TypeError
     except (KeyError, IndexError, TypeError):
@@ -135,41 +147,48 @@ async def _listed(link: Link, name: str, tokens: list[int], top_k: int) -> Any:
     return listed
 
 
-def _scores(link: Link, listed: Any, tokens: np.ndarray, drawn: np.ndarray, top_k: int, below: int) -> Scores:
+def _scores(
+    link: Link,
+    listed: list[Entry],
+    tokens: Int32[np.ndarray, " T"],
+    response_mask: Bool[np.ndarray, " T"],
+    top_k: int,
+    below: int,
+) -> Scores:
     import numpy as np
 
-    places = np.flatnonzero(drawn)
-    count = len(places)
+    positions = np.flatnonzero(response_mask)
+    count = len(positions)
     scores = Scores(
         np.zeros(count, np.float32),
         np.zeros(count, bool),
         np.zeros((count, top_k), np.int64),
         np.zeros((count, top_k), np.float32),
     )
-    for row, place in enumerate(places.tolist()):
-        own = int(tokens[place])
-        known = _entries(link, listed[place], [own], top_k)
-        scores.log_probs[row], scores.agrees[row] = known[own][0], known[own][1] == 1
-        best = sorted((rank, one, value) for one, (value, rank) in known.items() if rank <= top_k and one < below)
+    for row, position in enumerate(positions.tolist()):
+        target = int(tokens[position])
+        known = _entries(link, listed[position], [target], top_k)
+        scores.log_probs[row], scores.agrees[row] = known[target][0], known[target][1] == 1
+        best = sorted((rank, token, value) for token, (value, rank) in known.items() if rank <= top_k and token < below)
         if len(best) < top_k:
             raise Refused(f"{link.url} finds tokens likeliest that are not in the policy's vocabulary")
-        scores.ids[row], scores.top[row] = [one for _, one, _ in best], [value for _, _, value in best]
+        scores.ids[row], scores.top[row] = [token for _, token, _ in best], [value for _, _, value in best]
     return scores
 
 
-def _entries(link: Link, listed: Any, needed: Sequence[int], top_k: int) -> dict[int, tuple[float, int]]:
-    """Of one place: id → (log-prob, rank, the likeliest's is 1). needed: ids that must be among them."""
+def _entries(link: Link, listed: Entry, needed: Sequence[int], top_k: int) -> dict[int, tuple[float, int]]:
+    """The candidates for one position: id → (log-prob, rank, from 1). needed: ids that must be among them."""
     try:
-        found = {int(one): (float(entry["logprob"]), int(entry["rank"])) for one, entry in listed.items()}
+        entries = {int(token): (float(entry["logprob"]), int(entry["rank"])) for token, entry in listed.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        found = {}
-    if not found.keys() >= set(needed) or len(found) < top_k:
+        entries = {}
+    if not entries.keys() >= set(needed) or len(entries) < top_k:
         raise link.out_of_protocol("/v1/completions", f"it does not list {max(top_k, 1)} log-probs at a position")
-    return found
+    return entries
 
 
-async def _check_vocabulary(link: Link, name: str, tokenizer: Any) -> None:
-    """Raises `Refused` with the first id that is another text there."""
+async def _check_vocabulary(link: Link, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `Refused` with the first id that has another text in the server's vocabulary."""
     for part in _ranges(len(tokenizer)):
         if await _text(link, name, part) == tokenizer.decode(part):
             continue

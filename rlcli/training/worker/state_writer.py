@@ -22,6 +22,7 @@ from rlcli.support.machine.free_memory import COPY_RESERVE, available_memory, pr
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 WRITE_TIMEOUT = timedelta(hours=4)
 """Longest wait until other ranks have written their parts."""
@@ -34,12 +35,12 @@ class StateWriter:
     """Writes copies in the background, one checkpoint at a time, on all ranks together."""
 
     def __init__(self) -> None:
-        self._group: Any = None
+        self._group: ProcessGroup | None = None
         self._done: futures.Future[Files] | None = None
         self._folder = Path()
 
-    def start(self, state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path) -> None:
-        """Write `state`, which must not change from now on, and this rank's `own` values to `folder`. Collective.
+    def start(self, state: Mapping[str, Tensor], rank_values: Mapping[str, object], folder: Path) -> None:
+        """Write `state`, which must not change from now on, and the values of this rank alone to `folder`. Collective.
         Waits for an earlier write first, whose outcome is lost unless `files` was called for it."""
         import torch.distributed as dist
 
@@ -49,18 +50,20 @@ class StateWriter:
             self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT)
         self._done, self._folder = futures.Future(), folder
         # A daemon: a process that is asked to end does not wait for a slow disk.
-        threading.Thread(target=_write, args=(self._done, [state], own, folder, self._group), daemon=True).start()
+        threading.Thread(
+            target=_write, args=(self._done, [state], rank_values, folder, self._group), daemon=True
+        ).start()
 
     def wait(self) -> None:
         """Wait until nothing is being written; this counts as progress as long as the folder grows."""
         size = -1
         while self._done is not None and not futures.wait([self._done], timeout=LOOK_EVERY_S).done:
-            before, size = size, _size(self._folder)
-            if size != before:
+            last_size, size = size, _size(self._folder)
+            if size != last_size:
                 progress()
 
     def files(self, wait: bool) -> Files | None:
-        """The files that this rank wrote, under names that begin with the folder's; None while it still writes.
+        """The files that this rank wrote, under names that begin with the folder's; None while it still writes. Raises
         RunFailed if a rank could not write."""
         assert self._done is not None, "no write was started"
         if wait:
@@ -69,13 +72,17 @@ class StateWriter:
 
 
 def _write(
-    done: futures.Future[Files], states: list[Mapping[str, Tensor]], own: Mapping[str, Any], folder: Path, group: Any
+    done: futures.Future[Files],
+    states: list[Mapping[str, Tensor]],
+    rank_values: Mapping[str, object],
+    folder: Path,
+    group: ProcessGroup,
 ) -> None:
     """states: holds the state to write, and is empty once `done` is set: two copies must not exist at once."""
     from rlcli.model.io.model_state import save_state
 
     try:
-        files = save_state(states.pop(), own, folder, group)
+        files = save_state(states.pop(), rank_values, folder, group)
         done.set_result({f"{folder.name}/{name}": facts for name, facts in files.items()})
     except BaseException as error:
         traceback.print_exc()  # to the rank's log
@@ -91,24 +98,24 @@ def _size(folder: Path) -> int:
 
 
 def _failure(error: BaseException, folder: Path) -> BaseException:
-    """The error for the user: one line if the disk takes no more data; for anything else, such as a rank that died, the
-    error itself, which the caller can judge."""
-    from torch.distributed.checkpoint import CheckpointException
+    """The error for the user: one line if the disk is full; anything else, such as a rank that died, is returned as it
+    is for the caller to handle."""
+    from torch.distributed.checkpoint.api import CheckpointException
 
-    who = ""
+    label = ""
     if isinstance(error, CheckpointException):
         rank, (error, _) = sorted(error.failures.items())[0]
-        who = f"rank {rank}: "
+        label = f"rank {rank}: "
     if not isinstance(error, OSError):
         return error
     return RunFailed(
-        f"{who}cannot write the checkpoint {folder}: {error.strerror or error}",
+        f"{label}cannot write the checkpoint {folder}: {error.strerror or error}",
         "make room there, or give a folder that can be written",
     )
 
 
 def room_for_copy(state: Mapping[str, Tensor], workers: int) -> bool:
-    """Whether this machine has room for copies of this rank's parts of `state` in so many workers."""
+    """True if this machine has memory for copies of this rank's parts of `state` in each of its `workers`."""
     import psutil
 
     size = sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in state.values())
@@ -117,7 +124,7 @@ def room_for_copy(state: Mapping[str, Tensor], workers: int) -> bool:
 
 
 MOST_SHARDS = 1 << 20
-"""A file that has more is not one of this program."""
+"""A file with more shards was not written by this program."""
 
 
 def write_waiting(path: Path, shards: list[SampleShard | None]) -> Files:

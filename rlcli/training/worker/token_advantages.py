@@ -12,6 +12,7 @@ from rlcli.data.train_rows import MiniWork
 from rlcli.training.worker.train_batch import Joined, TrainBatch
 
 if TYPE_CHECKING:
+    from jaxtyping import Float, Float64
     from torch import Tensor
 
 
@@ -65,8 +66,8 @@ def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None
         joined.fill("selected", selected)
 
 
-def _without(batch: TrainBatch, index: int, lost: Tensor) -> MiniWork:
-    """The denominators of a minibatch that has lost so many tokens (float64 `[N]`) of each sample. A response that has
+def _without(batch: TrainBatch, index: int, lost: Float64[Tensor, " S"]) -> MiniWork:
+    """The denominators of a minibatch after `lost` tokens of each sample are rejected. A response that has
     lost all of its tokens is not counted, nor is a prompt that has lost all of its responses; `group_tokens` falls."""
     import torch
 
@@ -106,14 +107,14 @@ def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef:
         old_log_probs=joined.tokens("old_log_probs") if "old_log_probs" in needs else None,
         teacher_log_probs=joined.tokens("teacher_log_probs") if "teacher_log_probs" in needs else None,
     )
-    made = algorithm.token_advantages(inputs)
-    joined.fill("advantages", made.advantages.float())
-    if made.returns is not None:
-        joined.fill("returns", made.returns.float())
+    outputs = algorithm.token_advantages(inputs)
+    joined.fill("advantages", outputs.advantages.float())
+    if outputs.returns is not None:
+        joined.fill("returns", outputs.returns.float())
 
 
-def _rewards(batch: TrainBatch, joined: Joined) -> Tensor:
-    """The rewards where they are earned, float64 `[T]`: a sample's on its last token, or, if its turns are rewarded,
+def _rewards(batch: TrainBatch, joined: Joined) -> Float64[Tensor, " R"]:
+    """The rewards at the tokens that earn them: a sample's on its last token, or, if its turns are rewarded,
     each turn's on the turn's last token. A turn without tokens counts to the token before it, else to the first one."""
     import torch
 
@@ -131,8 +132,8 @@ def _rewards(batch: TrainBatch, joined: Joined) -> Tensor:
     return earned.index_add_(0, ends[present].flatten(), by_turn[present].double().flatten())
 
 
-def _penalised_rewards(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> Tensor:
-    """Advantages `[N]` of rewards minus each response's KL: every rank needs those of all samples."""
+def _penalised_rewards(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> Float[Tensor, " S"]:
+    """Advantages of rewards minus each response's KL, for all samples of the step on every rank."""
     joined = batch.joined()
     penalties = batch.columns.rewards.new_zeros(len(batch.columns.rewards))
     penalties.index_add_(0, joined.samples[joined.sequence], _kl_penalty(algorithm, joined, kl_coef))
@@ -149,8 +150,8 @@ def _penalised_rewards(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl
     )
 
 
-def _kl_penalty(algorithm: Algorithm, joined: Joined, kl_coef: float) -> Tensor:
-    """−β KL of each token, float64 `[T]`, if the KL is part of the reward; else zeros."""
+def _kl_penalty(algorithm: Algorithm, joined: Joined, kl_coef: float) -> Float64[Tensor, " R"]:
+    """−β KL of each token, if the KL is part of the reward; else zeros."""
     import torch
 
     if not algorithm.kl_in_reward:
@@ -159,16 +160,16 @@ def _kl_penalty(algorithm: Algorithm, joined: Joined, kl_coef: float) -> Tensor:
     return -kl_coef * estimate.double()
 
 
-def _noise(batch: TrainBatch, joined: Joined) -> Tensor:
-    """Uniform numbers derived from the samples, float64 `[T]`: independent of the layout."""
+def _noise(batch: TrainBatch, joined: Joined) -> Float64[Tensor, " R"]:
+    """Uniform random numbers seeded by the samples: independent of the layout."""
     import numpy as np
     import torch
 
     from rlcli.model.device_copies import download
 
     samples, lengths = download([joined.samples, joined.lengths])
-    drawn = [
+    noise = [
         np.random.default_rng([batch.seed, sample]).random(length)
         for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True)
     ]
-    return torch.tensor(np.concatenate([np.zeros(0), *drawn]), device=joined.sequence.device)
+    return torch.tensor(np.concatenate([np.zeros(0), *noise]), device=joined.sequence.device)

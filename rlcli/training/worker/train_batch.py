@@ -19,6 +19,7 @@ from rlcli.training.worker.plan_integrity import RowCheck
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from jaxtyping import Bool, Float32, Int64, Shaped
     from torch import Tensor
 
     from rlcli.model.device_copies import Move
@@ -47,7 +48,7 @@ TokenColumn = Literal[
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TokenColumns(Columns):
-    """What is known of the R response tokens of one micro-batch. All but the first two are filled in by the roles.
+    """Columns of the R response tokens of one micro-batch. All but the first two are filled in by the roles.
 
     >>> import torch
     >>> tokens = TokenColumns(rollout_log_probs=torch.tensor([-1.0, -0.5]))
@@ -79,7 +80,7 @@ class TokenColumns(Columns):
     advantages: Column[Tensor] = Column("float32", "R")
     """A. From the controller's columns, or from `fill_advantages`."""
     returns: Column[Tensor] = Column("float32", "R")
-    """What the critic learns. From `fill_advantages`."""
+    """Targets of the critic. From `fill_advantages`."""
     selected: Column[Tensor] = Column("bool", "R")
     """The tokens that the loss treats separately. From `fill_selected`."""
     kept: Column[Tensor] = Column("bool", "R")
@@ -93,14 +94,15 @@ class MicroBatch:
     """One micro-batch on the rank that trains it, of S sequences and R response tokens."""
 
     packed: PackedBatch
-    samples: Tensor
-    """Indexes of its sequences into the step's samples: int64 `[S]`."""
-    lengths: Tensor
-    """Response tokens of each: int64 `[S]`."""
+    """The tokens of its sequences."""
+    samples: Int64[Tensor, " S"]
+    """Indexes of its sequences into the step's samples."""
+    lengths: Int64[Tensor, " S"]
+    """Response tokens of each."""
     empty: bool
     """This rank has no rows here and only takes part in the collectives."""
     tokens: TokenColumns
-    """What is known of its response tokens."""
+    """Columns of its response tokens."""
     of_teachers: dict[int, PackedBatch] = field(default_factory=dict)
     """With several teachers: the number of each that has samples here → the pack of those samples alone."""
     rows: Sequence[Trajectory] = ()
@@ -119,22 +121,29 @@ class MicroBatch:
 
     @property
     def trained_on(self) -> tuple[Tensor, ...]:
-        """What `RowCheck` compares: samples, lengths, and of each drawn token its sequence, id and log-prob."""
+        """Tensors that `RowCheck` compares: samples, lengths, and of each response token its sequence, id and
+        log-prob."""
         return self.samples, self.lengths, self.packed.sequence, self.packed.targets, self.tokens.rollout_log_probs
 
-    def spread(self, column: Tensor) -> Tensor:
-        """The value of each token's sequence (`[S]`) or turn (`[S, K]`): float32 `[R]`."""
+    def spread(self, column: Shaped[Tensor, " S"] | Shaped[Tensor, "S K"]) -> Float32[Tensor, " R"]:
+        """The value of each token's sequence, or of its turn."""
         at = (self.packed.sequence,) if column.ndim == 1 else (self.packed.sequence, self.tokens.turn)
         return column[at].float()
 
 
 class TrainBatch:
-    """This rank's rows of a step, in micro-batches.
+    """This rank's rows of a step, in micro-batches."""
 
-    minibatches: [minibatch] → its micro-batches on this rank. works: their denominators. policy_works: the policy's,
-    without what its correction rejects. columns: of all the step's samples, the same on every rank. recorded: the
-    trajectories of those whose tokens are recorded, by their place.
-    """
+    minibatches: list[list[MicroBatch]]
+    """[minibatch] → its micro-batches on this rank."""
+    works: list[MiniWork]
+    """[minibatch] → its denominators."""
+    policy_works: list[MiniWork]
+    """The denominators of the policy, without the tokens that its correction rejects."""
+    columns: SampleColumns[Tensor]
+    """Columns of all the step's samples, the same on every rank."""
+    recorded: dict[int, Trajectory]
+    """Index of a sample whose tokens are recorded → its trajectory."""
 
     def __init__(
         self,
@@ -145,8 +154,8 @@ class TrainBatch:
         dtype: torch.dtype | None = None,
     ) -> None:
         """Fetch only the shards that hold this rank's rows, and pack the rows. bins: [minibatch][micro-batch] → this
-        rank's samples. rule: how the model sees pictures, if it does. dtype: in which models compute, so that on a GPU
-        attention's indices are there before the first pass."""
+        rank's samples. rule: how the model encodes images, if it does. dtype: of computation: on a GPU attention's
+        indices are prepared before the first pass."""
         import numpy as np
         import ray
         import torch
@@ -155,15 +164,15 @@ class TrainBatch:
 
         self.device, self.rule = device, rule
         self.seed = step.seed
-        own = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
-        held = np.unique(step.columns.shard[own]).tolist()
-        shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
-        self.works: list[MiniWork] = step.minibatches
+        rank_samples = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
+        needed = np.unique(step.columns.shard[rank_samples]).tolist()
+        shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in needed}
+        self.works = step.minibatches
         self.policy_works = list(step.minibatches)
         columns = step.columns.present()
         uploaded = upload([torch.tensor(values) for values in columns.values()], device)
-        self.columns: SampleColumns[Tensor] = SampleColumns(**dict(zip(columns, uploaded, strict=True)))
-        self.recorded: dict[int, Trajectory] = {}
+        self.columns = SampleColumns(**dict(zip(columns, uploaded, strict=True)))
+        self.recorded = {}
         packed = [self._pack(bin, step, shards) for micros in bins for bin in micros]
         if dtype is not None and device.type != "cpu":
             for micro in packed:
@@ -181,7 +190,8 @@ class TrainBatch:
             yield from minibatch
 
     def pack_of_teacher(self, micro: MicroBatch, number: int) -> PackedBatch:
-        """The samples of a micro-batch that teacher `number` scores; a dummy without drawn tokens if there are none."""
+        """The samples of a micro-batch that teacher `number` scores; a dummy without response tokens if there are
+        none."""
         from rlcli.model.packed_batch import dummy
 
         return micro.of_teachers.get(number) or dummy(self.device, self.rule)
@@ -199,9 +209,9 @@ class TrainBatch:
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         lengths = torch.cat([none, *(m.lengths for m in micros)])
         samples = torch.cat([none, *(m.samples for m in micros)])
-        drawn = sum(len(micro.packed.targets) for micro in micros)
-        places = torch.arange(len(lengths), device=self.device)
-        sequence = torch.repeat_interleave(places, lengths, output_size=drawn)
+        tokens = sum(len(micro.packed.targets) for micro in micros)
+        indexes = torch.arange(len(lengths), device=self.device)
+        sequence = torch.repeat_interleave(indexes, lengths, output_size=tokens)
         return Joined(micros, samples, lengths, sequence)
 
     def export(self, name: TokenColumn) -> dict[int, np.ndarray]:
@@ -224,7 +234,7 @@ class TrainBatch:
             micro.tokens.set(name, torch.tensor(flat, device=self.device))
 
     def save(self, minibatch: int, path: Path) -> None:
-        """Write what this rank trains on in a minibatch, with torch.save: enough to repeat the update, in plain values.
+        """Write this rank's rows of a minibatch, with torch.save: enough to repeat the update, in plain values.
         `work`: the policy's denominators; `columns`: values of all the step's samples; `micros`: for each micro-batch
         its `packed` tokens, its `samples` and `lengths`, and the filled-in `tokens`."""
         import torch
@@ -254,7 +264,7 @@ class TrainBatch:
 
         shard, row = step.columns.shard, step.columns.row
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
-        branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
+        branches = [(index, branch) for index, row in enumerate(rows) for branch in row.branches]
         packed = self._packed(branches) if rows else dummy(torch.device("cpu"), self.rule)
         samples = torch.tensor(bin, dtype=torch.int64)
         lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64)
@@ -263,27 +273,27 @@ class TrainBatch:
         if step.columns.has("turn_rewards"):
             turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
             tokens.turn = torch.tensor(turns)
-        wanted = {one.place for one in step.recording.samples} if step.recording is not None else frozenset()
-        self.recorded |= {sample: whole for sample, whole in zip(bin, rows, strict=True) if sample in wanted}
+        wanted = {recorded.place for recorded in step.recording.samples} if step.recording is not None else frozenset()
+        self.recorded |= {sample: trajectory for sample, trajectory in zip(bin, rows, strict=True) if sample in wanted}
         of_teachers = {}
         if step.columns.has("teacher"):
             teachers = step.columns.teacher[np.array(bin, np.int64)]
             for number in dict.fromkeys(teachers.tolist()):
-                own = [(place, branch) for place, branch in branches if teachers[place] == number]
-                own = [(place, replace(branch, routes=None)) for place, branch in own]
-                of_teachers[number] = self._packed(own)
+                scored = [(index, branch) for index, branch in branches if teachers[index] == number]
+                scored = [(index, replace(branch, routes=None)) for index, branch in scored]
+                of_teachers[number] = self._packed(scored)
         return MicroBatch(packed, samples, lengths, not rows, tokens, of_teachers, rows)
 
     def _packed(self, branches: Sequence[tuple[int, Trajectory]]) -> PackedBatch:
-        """Of the branches of trajectories, each with the place of its sample in the micro-batch, on the host."""
+        """A pack, on the host. branches: of trajectories, each with the index of its sample in the micro-batch."""
         import torch
 
         from rlcli.model.packed_batch import pack
 
-        given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
-        masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
+        rows = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
+        masks, indexes = [branch.drawn for _, branch in branches], [index for index, _ in branches]
         routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
-        return pack(given, torch.device("cpu"), masks, places, routes, pictures, self.rule)
+        return pack(rows, torch.device("cpu"), masks, indexes, routes, pictures, self.rule)
 
 
 @dataclass(frozen=True)
@@ -291,30 +301,31 @@ class Joined:
     """Several micro-batches concatenated: S sequences, R response tokens."""
 
     micros: list[MicroBatch]
-    samples: Tensor
-    """Indexes of the sequences into the step's samples: int64 `[S]`."""
-    lengths: Tensor
-    """Response tokens of each: int64 `[S]`."""
-    sequence: Tensor
-    """The sequence of each token: int64 `[R]`."""
+    """None of them is empty."""
+    samples: Int64[Tensor, " S"]
+    """Indexes of the sequences into the step's samples."""
+    lengths: Int64[Tensor, " S"]
+    """Response tokens of each."""
+    sequence: Int64[Tensor, " R"]
+    """The sequence of each token."""
 
-    def tokens(self, name: TokenColumn) -> Tensor:
-        """The column `name`: `[R]`."""
+    def tokens(self, name: TokenColumn) -> Shaped[Tensor, " R"]:
+        """The column `name`."""
         import torch
 
         if not self.micros:
             return torch.zeros(0, device=self.lengths.device)
         return torch.cat([micro.tokens.get(name) for micro in self.micros])
 
-    def fill(self, name: TokenColumn, values: Tensor) -> None:
-        """Store `values` (`[R]`) as the column `name`."""
+    def fill(self, name: TokenColumn, values: Shaped[Tensor, " R"]) -> None:
+        """Store `values` as the column `name`."""
         parts = values.split([len(micro.packed.targets) for micro in self.micros]) if self.micros else ()
         for micro, part in zip(self.micros, parts, strict=True):
             micro.tokens.set(name, part)
 
-    def fill_kept(self, kept: Tensor) -> None:
-        """Store which tokens no correction rejects, bool `[R]`: as `kept`, and their places in each micro-batch, for
-        which no pass then has to wait, as `kept_places`."""
+    def fill_kept(self, kept: Bool[Tensor, " R"]) -> None:
+        """Store the mask of the tokens that no correction rejects, as `kept`; and their positions in each micro-batch,
+        as `kept_places`, so that no pass has to wait for the device."""
         from rlcli.model.device_copies import download, upload
 
         self.fill("kept", kept)
@@ -322,6 +333,6 @@ class Joined:
             return
         (host,) = download([kept])
         parts = host.split([len(micro.packed.targets) for micro in self.micros])
-        places = upload([part.nonzero()[:, 0] for part in parts], kept.device)
-        for micro, own in zip(self.micros, places, strict=True):
-            micro.tokens.kept_places = own
+        positions = upload([part.nonzero()[:, 0] for part in parts], kept.device)
+        for micro, kept_places in zip(self.micros, positions, strict=True):
+            micro.tokens.kept_places = kept_places

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ from rlcli.environments.gateway.agent_pool import AgentPool
 from rlcli.errors import RunFailed
 from rlcli.images.image_processor import Sight
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.rollout.engine import Counting, Described, engine_named, shared_memory_prefix
+from rlcli.rollout.engine import Counting, Described, Engine, engine_named, shared_memory_prefix
 from rlcli.rollout.rollout_call import RolloutCall
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue
@@ -51,17 +51,19 @@ from rlcli.training.worker.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float32
     from ray import ObjectRef
+    from transformers import PreTrainedTokenizerBase
 
     from rlcli.data.sample_shard import SampleShard
-    from rlcli.training.worker.calls import Row
+    from rlcli.training.worker.calls import ExportedTokens, Row
 
 COLLECTIVE_MARGIN_S = 120.0
 """Extra time that a rank waits for others beyond the watchdog, which names the rank at fault."""
 
 
 class Worker(WeightSync, WorkerCalls):
-    """Rank `rank` of `world`. For debugging without Ray, build one with world 1 and call the same methods, `begin`
+    """The process of one rank. For debugging without Ray, build one with world 1 and call the same methods, `begin`
     first."""
 
     def __init__(self, rank: int, world: int) -> None:
@@ -71,7 +73,7 @@ class Worker(WeightSync, WorkerCalls):
         self.policy: PolicyRole | None = None
         self.critic: CriticRole | ProcessRewardRole | None = None
         self.teacher: TeacherRole | None = None
-        self.engine: Any = None
+        self.engine: Engine | None = None
         self.rollout_role: RolloutRole | None = None
         self.batch: TrainBatch | None = None
         self.writer = StateWriter()
@@ -104,7 +106,7 @@ class Worker(WeightSync, WorkerCalls):
         return rendezvous_address(ray.util.get_node_ip_address(), f"{shared_memory_prefix(self.spec.group_id)}stores")
 
     @implements(WorkerCalls.join)
-    def join(self, place: str, port: int) -> None:
+    def join(self, host: str, port: int) -> None:
         import torch
         import torch.distributed as dist
 
@@ -118,9 +120,9 @@ class Worker(WeightSync, WorkerCalls):
             # Not enforced: vLLM shares this process and has kernels for which torch has no deterministic version.
             torch.use_deterministic_algorithms(self.config.train.deterministic, warn_only=True)
             # On by default, it fills each new tensor, vLLM's too: slow, and NaN reaches what kernels read as padding.
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
-        store = store_at(place, port, self.rank, self.world, timeout)
+        store = store_at(host, port, self.rank, self.world, timeout)
         backend = GROUPS if on_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, timeout=timeout)
         startup_times.done("joined")
@@ -164,7 +166,7 @@ class Worker(WeightSync, WorkerCalls):
         load = FsdpLoader(self.config, getattr(torch, self.spec.facts.dtype), self.device, self.dims)
         if "policy" in roles:
             self.policy = PolicyRole(self.config, self.device, load, self.spec.facts.images)
-            self.policy.on_outputs = self.recorder.saw_outputs
+            self.policy.on_outputs = self.recorder.record_outputs
         watchdog.progress()
         if "critic" in roles:
             self.critic = CriticRole(self.config, load)
@@ -183,7 +185,7 @@ class Worker(WeightSync, WorkerCalls):
             choose_template(tokenizer, self.config.model.chat_template)
             self.rollout_role = self._build_rollout(tokenizer)
             if self.offload.names:
-                self.engine.sleep()  # A checkpoint may be loaded first; the sync wakes it.
+                self._colocated.sleep()  # A checkpoint may be loaded first; the sync wakes it.
 
     @implements(WorkerCalls.rollout)
     def rollout(
@@ -248,10 +250,10 @@ class Worker(WeightSync, WorkerCalls):
     def infer_teachers(self) -> None:
         assert self.teacher is not None, "this group has no teacher"
         for number in range(len(self.teacher.models)):
-            held = [f"teacher-{number}"] if number in self.teacher.held else []
-            self.offload.to_device(*held)
+            offloaded = [f"teacher-{number}"] if number in self.teacher.local else []
+            self.offload.to_device(*offloaded)
             self.teacher.infer(self._batch, number)
-            self.offload.to_host(*held)
+            self.offload.to_host(*offloaded)
 
     @implements(WorkerCalls.compute_advantages)
     def compute_advantages(self, kl_coef: float) -> None:
@@ -262,7 +264,7 @@ class Worker(WeightSync, WorkerCalls):
         if algorithm.token_selector is not None:
             fill_selected(algorithm, self._batch, ranks)
         if not algorithm.advantages_before_tokens:
-            self.recorder.saw_advantages(self._batch)
+            self.recorder.record_advantages(self._batch)
 
     @implements(WorkerCalls.update)
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
@@ -285,16 +287,16 @@ class Worker(WeightSync, WorkerCalls):
         return ""
 
     @implements(WorkerCalls.export_tokens)
-    def export_tokens(self, name: TokenColumn) -> list[ObjectRef[dict[int, Any]]]:
+    def export_tokens(self, name: TokenColumn) -> list[ObjectRef[ExportedTokens]]:
         import ray
 
         return [ray.put(self._batch.export(name))]
 
     @implements(WorkerCalls.import_tokens)
-    def import_tokens(self, name: TokenColumn, exported: list[list[ObjectRef[dict[int, Any]]]]) -> None:
+    def import_tokens(self, name: TokenColumn, exported: list[list[ObjectRef[ExportedTokens]]]) -> None:
         import ray
 
-        by_sample: dict[int, Any] = {}
+        by_sample: ExportedTokens = {}
         for reference in exported:
             by_sample |= ray.get(reference[0], timeout=FETCH_TIMEOUT_S)
         self._batch.fill(name, by_sample)
@@ -352,8 +354,8 @@ class Worker(WeightSync, WorkerCalls):
     def write_waiting(self, path: str, shards: list[list[ObjectRef[SampleShard] | None]]) -> Files:
         import ray
 
-        found = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for (shard,) in shards]
-        return write_waiting(Path(path), found)
+        fetched = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for (shard,) in shards]
+        return write_waiting(Path(path), fetched)
 
     @implements(WorkerCalls.read_waiting)
     def read_waiting(self, path: str) -> list[ObjectRef[SampleShard]]:
@@ -366,27 +368,28 @@ class Worker(WeightSync, WorkerCalls):
         import numpy as np
 
         self.offload.to_device("policy")
-        found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
-        return found
+        log_probs: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
+        return log_probs
 
     @implements(WorkerCalls.recent_rows)
     def recent_rows(self, tokens: int) -> list[Row]:
         return self._policy.log_prob_record.recent(tokens)
 
     @implements(WorkerCalls.trainer_log_probs)
-    def trainer_log_probs(self, rows: list[Row], unit: float = 0.0, seed: int = 0) -> list[np.ndarray]:
+    def trainer_log_probs(self, rows: list[Row], unit: float = 0.0, seed: int = 0) -> list[Float32[np.ndarray, " R"]]:
         self.offload.to_device("policy")
         return self._policy.rows_log_probs(rows, unit, seed)
 
     @implements(WorkerCalls.engine_log_probs)
-    def engine_log_probs(self, rows: list[Row]) -> list[np.ndarray]:
-        return [self.engine.prompt_log_probs(tokens)[prompt - 1 :] for tokens, prompt in rows]
+    def engine_log_probs(self, rows: list[Row]) -> list[Float32[np.ndarray, " R"]]:
+        engine = self._rollout.engine
+        return [engine.prompt_log_probs(tokens)[prompt - 1 :] for tokens, prompt in rows]
 
     @implements(WorkerCalls.step_report)
     def step_report(self) -> StepReport:
         self._finish_saving()
         peaks, (advantages, problem) = peak_memory.collect(), self.recorder.finish()
-        counts = self.engine.counts() if isinstance(self.engine, Counting) else {}
+        counts: Mapping[str, float] = self.engine.counts() if isinstance(self.engine, Counting) else {}
         # Ranks that do not lead compute what another one does.
         leads = self.policy is not None and self.dims.leads(self.rank)
         compared = self._policy.log_prob_record.comparison() if leads else None
@@ -397,10 +400,10 @@ class Worker(WeightSync, WorkerCalls):
         return busy_lanes.collect()
 
     def close(self) -> None:
-        """Close what this process holds, in order: files, engine, scoring processes, process group, watchdog. Each is
-        closed whatever becomes of the others; then raises RunFailed with what failed and what that means."""
+        """Close, in order: files, engine, scoring processes, process group, watchdog. All are closed even if one fails;
+        then raises RunFailed with each failure and its consequence."""
         failures: list[str] = []
-        for what, close in (
+        for consequence, close in (
             ("the tokens that steps recorded for viewers may be incomplete", self._finish_recording),
             ("samples of the last rollout may not be saved", self._finish_saving),
             ("the engine may leave memory and servers behind", self._close_engine),
@@ -412,7 +415,7 @@ class Worker(WeightSync, WorkerCalls):
                 close()
             except Exception as error:
                 traceback.print_exc()  # to the rank's log
-                failures.append(f"{what}: {type(error).__name__}: {error}")
+                failures.append(f"{consequence}: {type(error).__name__}: {error}")
         watchdog.stop()
         if failures:
             raise RunFailed("; ".join(failures))
@@ -431,13 +434,19 @@ class Worker(WeightSync, WorkerCalls):
             self.engine.close()
 
     def _trained(self) -> dict[str, TrainingBackend]:
-        """Models trained here, by name."""
-        policy = {"policy": self.policy.policy} if self.policy is not None else {}
-        return policy | ({"critic": self.critic.model} if self.critic is not None else {})
+        """Models that this worker trains, by name."""
+        models: dict[str, TrainingBackend] = {}
+        if self.policy is not None:
+            models["policy"] = self.policy.policy
+        if self.critic is not None:
+            models["critic"] = self.critic.model
+        return models
 
     def _models(self) -> dict[str, TrainingBackend]:
-        """All models here, by name."""
-        frozen = {} if self.teacher is None else {f"teacher-{n}": one for n, one in self.teacher.held.items()}
+        """All models of this worker, by name."""
+        frozen: dict[str, TrainingBackend] = (
+            {} if self.teacher is None else {f"teacher-{n}": model for n, model in self.teacher.local.items()}
+        )
         if self.policy is not None and self.policy.reference is not None:
             frozen["reference"] = self.policy.reference
         return self._trained() | frozen
@@ -452,23 +461,23 @@ class Worker(WeightSync, WorkerCalls):
         assert self.batch is not None, "no batch is loaded"
         return self.batch
 
-    def _build_rollout(self, tokenizer: Any) -> RolloutRole:
+    def _build_rollout(self, tokenizer: PreTrainedTokenizerBase) -> RolloutRole:
         if self.rollout_role is not None:
             self.rollout_role.forget()
         self._close_rollout()
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
         scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background
-        self._build_engine()
+        engine = self._build_engine()
         facts = self.spec.facts
         if facts.adapter:
-            self.engine.load_adapter(facts.adapter)
+            engine.load_adapter(facts.adapter)
         sight = None if facts.images is None else Sight(facts.images)
         environments = self._environments(tokenizer, sight) if leads and facts.environments else None
         if scorer is not None:
             scorer.wait_ready()
         return RolloutRole(
             self.rank,
-            self.engine,
+            engine,
             scorer,
             thinking=facts.thinking,
             stop_token_ids=tuple(facts.stop_tokens),
@@ -479,7 +488,7 @@ class Worker(WeightSync, WorkerCalls):
             grouped=scorer.grouped if scorer is not None else (),
         )
 
-    def _environments(self, tokenizer: Any, sight: Sight | None) -> Environments | AgentPool:
+    def _environments(self, tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> Environments | AgentPool:
         """With the chat template as the driver has fixed it, for the same day."""
         facts, data = self.spec.facts, self.config.data
         chat_template.fix(tokenizer, data.chat_template_kwargs, facts.day)
@@ -488,18 +497,20 @@ class Worker(WeightSync, WorkerCalls):
             return AgentPool(self.config, tokenizer, stops, opened=facts.thinking, sight=sight)
         return Environments(self.config, facts.environments, tokenizer, stops, opened=facts.thinking, sight=sight)
 
-    def _build_engine(self) -> None:
-        engine = engine_named(self.config.rollout.engine)
+    def _build_engine(self) -> Engine:
+        """The engine of `rollout.engine`; an existing one is used again."""
+        engine_class, spec = engine_named(self.config.rollout.engine), self.spec.engine
         with peak_memory.base():
-            engine.preload()
+            engine_class.preload()
         startup_times.done("engine imported")
-        spec = self.spec.engine
-        assert self.engine is None or (type(self.engine), self.engine.spec) == (engine, spec), "needs new workers"
-        self.engine = self.engine or engine(spec)
+        if self.engine is None:
+            self.engine = engine_class(spec)
+        assert (type(self.engine), self.engine.spec) == (engine_class, spec), "needs new workers"
         self.engine.on_step = _engine_step
         if isinstance(self.engine, Described):
             sys.stderr.write(f"engine: {self.engine.describe()}\n")
         startup_times.done("engine")
+        return self.engine
 
     def _close_rollout(self) -> None:
         """Disconnect from the scoring service, and end the environments' processes."""

@@ -13,15 +13,18 @@ POLICY, CRITIC, TEACHERS, ENGINES = "rank", "critic", "teacher", "engine"
 
 @dataclass(frozen=True)
 class Groups:
-    """The workers of a run. policy: those that train, and generate unless `engines` do. critic: those of a separately
-    placed value model; engines: those of separate engines; teachers: those of separately placed teachers. spec: what
-    the policy's workers were built from."""
+    """The workers of a run."""
 
     policy: Workers
+    """Workers that train the policy, and generate unless `engines` do."""
     critic: Workers | None
+    """Dedicated workers of a value model, if any."""
     engines: Workers | None
+    """Dedicated workers of engines, if any."""
     spec: WorkerSpec
+    """The spec of the policy's workers."""
     teachers: Workers | None = None
+    """Dedicated workers of teachers, if any."""
 
     @property
     def by_name(self) -> dict[str, Workers]:

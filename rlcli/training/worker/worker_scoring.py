@@ -9,13 +9,16 @@ import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.rewards.service.scoring_client import ScoringService
 from rlcli.rewards.service.scoring_service import Settings
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.support.files import private_folder
 from rlcli.training.worker.worker_spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CORES_OF_A_WORKER = 2
 """On GPUs: cores for the computation of an engine or trainer, and for the data that it needs."""
@@ -35,7 +38,7 @@ def forget_worker(spec: WorkerSpec, rank: int) -> None:
         _noted(spec).rmdir()
 
 
-def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:
+def scoring_service(spec: WorkerSpec, tokenizer: PreTrainedTokenizerBase) -> ScoringService:
     """The scoring service shared by all engines of this run on this machine, possibly still loading."""
     section, cores = spec.config.verifier, len(os.sched_getaffinity(0))
     settings = Settings(
@@ -62,8 +65,8 @@ def processes_of(cores: int, workers: int, device: str) -> int:
     >>> processes_of(192, 8, "cuda"), processes_of(8, 8, "cuda"), processes_of(2, 2, "cpu")
     (176, 1, 2)
     """
-    left = cores - (CORES_OF_A_WORKER * workers if device == "cuda" else 0)
-    return min(max(left, 1), MOST_PROCESSES)
+    free_cores = cores - (CORES_OF_A_WORKER * workers if device == "cuda" else 0)
+    return min(max(free_cores, 1), MOST_PROCESSES)
 
 
 def _noted(spec: WorkerSpec) -> Path:

@@ -15,15 +15,15 @@ from rlcli.support.served_models import ENGINE_KEY, publish
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What every worker of a group is built from. An engine without a policy reads the weights from
+    """The specification that all workers of a group are built from. An engine without a policy reads the weights from
     `config.model.path` itself, unless they follow from the policy's workers."""
 
     context: RunContext
     """The run."""
     roles: frozenset[Role]
-    """Those that the worker hosts."""
+    """Roles that the worker hosts."""
     name: str
-    """Of the group: the ranks' logs are `name`-0.log and so on."""
+    """Of the group: prefix of the ranks' logs, `name`-0.log and so on."""
     logs: str
     """Folder of the logs."""
     group_id: str
@@ -34,9 +34,9 @@ class WorkerSpec:
     served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Addresses of the models that are served for verifiers."""
     served_key: str = field(default="", repr=False)
-    """What their servers ask for."""
+    """Key of their servers."""
     engine_key: str = field(default="", repr=False)
-    """What those of rollout.servers ask for."""
+    """Key of the servers of `rollout.servers`."""
 
     @property
     def config(self) -> RunConfig:

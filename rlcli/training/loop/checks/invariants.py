@@ -37,17 +37,17 @@ class Invariants:
 
         seeds = samples.seed[samples.seed != 0]
         repeated = len(seeds) - len(np.unique(seeds))
-        earlier = max((len(np.intersect1d(seeds, before)) for before in self._seeds), default=0)
+        earlier = max((len(np.intersect1d(seeds, earlier_seeds)) for earlier_seeds in self._seeds), default=0)
         self._seeds.append(seeds)
         if repeated or earlier:
             where = f"{repeated} of this step's" if repeated else f"{earlier} of an earlier step's"
             raise RunFailed(f"{len(seeds)} samples share seeds: {where}; they repeat earlier samples", REPORT)
 
     def forget(self) -> None:
-        """The run returns to an earlier step, whose samples may be drawn again."""
+        """Forget all seeds: the run returns to an earlier step, whose samples may be generated again."""
         self._seeds.clear()
 
-    def check_update(self, plan: Plan, chosen: SelectedSamples, minibatch: int, sums: Mapping[str, float]) -> None:
+    def check_update(self, plan: Plan, selected: SelectedSamples, minibatch: int, sums: Mapping[str, float]) -> None:
         """Raise RunFailed if an update did not report what was planned."""
         import numpy as np
 
@@ -55,18 +55,18 @@ class Invariants:
             return
         planned = plan.minibatches[minibatch]
         active = np.fromiter((s for rank in planned.ranks for micro in rank for s in micro), np.int64)
-        signatures = chosen.columns.signatures[active]
+        signatures = selected.columns.signatures[active]
         # `tokens` excludes those that the correction rejects; the mismatch includes them.
         forwarded = "mismatch_tokens" if "mismatch_tokens" in sums else "tokens"
         expected = {
             "check_denominator": ("drawn tokens in the loss's denominator", float(planned.tokens)),
-            forwarded: ("drawn tokens forwarded", float(chosen.columns.lengths[active].sum())),
+            forwarded: ("drawn tokens forwarded", float(selected.columns.lengths[active].sum())),
             "check_rows": ("signatures of the samples trained on", float(signatures.sum())),
         }
-        for name, (what, value) in expected.items():
-            self._compare(what, value, sums.get(name, value), abs(value))
-        if chosen.columns.has("advantages"):
-            advantages = chosen.columns.advantages[active].astype(np.float64)
+        for name, (quantity, value) in expected.items():
+            self._compare(quantity, value, sums.get(name, value), abs(value))
+        if selected.columns.has("advantages"):
+            advantages = selected.columns.advantages[active].astype(np.float64)
             size = float(np.abs(advantages).sum())
             total = float((of_samples(advantages) * weight_of(signatures)).sum())
             self._compare("advantages of the samples trained on", total, sums.get("check_advantages", total), size)
@@ -74,6 +74,6 @@ class Invariants:
             raise RunFailed(f"an optimizer step with gradient norm {sums['grad_norm']:.3g} changed no weight", REPORT)
 
     @staticmethod
-    def _compare(what: str, expected: float, found: float, size: float) -> None:
-        if not math.isclose(found, expected, rel_tol=ROUNDING, abs_tol=ROUNDING * size):
-            raise RunFailed(f"{what}: {found:.10g} over all workers, {expected:.10g} by the plan", REPORT)
+    def _compare(quantity: str, expected: float, reported: float, size: float) -> None:
+        if not math.isclose(reported, expected, rel_tol=ROUNDING, abs_tol=ROUNDING * size):
+            raise RunFailed(f"{quantity}: {reported:.10g} over all workers, {expected:.10g} by the plan", REPORT)

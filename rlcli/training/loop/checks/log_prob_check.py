@@ -47,16 +47,16 @@ NOISE_TOKENS = 512
 LEAST_TOKENS = 256
 """A step whose samples give fewer tokens at equal weights is probed."""
 PROBED, PROBE_EVERY = 3, 3
-"""So many first steps are probed if they have to be, and then every so many: a probe takes 0.9 s of a step of 9 s (32
-samples of SmolLM2-135M on two CPU cores)."""
+"""Number of first steps that are probed if needed, and then the interval in steps: a probe takes 0.9 s of a step of
+9 s (32 samples of SmolLM2-135M on two CPU cores)."""
 CALIBRATED, CALIBRATE_EVERY = 2, 10
-"""Noise is measured in so many first steps, and then every so many steps."""
+"""Noise is measured in this many first steps, and then at this interval."""
 DECAY = 0.8
 """Weight of the sums of all earlier steps at each step with tokens to compare: about the last five count."""
 NOISE_DECAY = 0.7
 """The same of the noise, at each measurement."""
 NAME = "log_prob_check"
-"""How its metrics begin, and what its warning is called."""
+"""Prefix of its metrics, and name of its warning."""
 
 
 class LogProbCheck:
@@ -102,8 +102,8 @@ class LogProbCheck:
             rows = rows if calibrates else self._rows
             self._trainer = self.policy.call(WorkerCalls.trainer_log_probs, rows) if rows else []
             if rows and calibrates:
-                again = self.policy.call(WorkerCalls.trainer_log_probs, rows, self.unit, step)
-                self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(again, self._trainer))
+                rounded = self.policy.call(WorkerCalls.trainer_log_probs, rows, self.unit, step)
+                self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(rounded, self._trainer))
 
     def check(self, step: int, samples: Sequence[Comparison | None], *, counts: bool = True) -> dict[str, float]:
         """After a weight sync: the metrics. Raises RunFailed, or warns, if engine and trainer disagree. samples: what
@@ -140,19 +140,19 @@ class LogProbCheck:
         self.moments, self.noise = Moments.restored(state["moments"]), Moments.restored(state["noise"])
 
     def _cut(self, rows: list[Row]) -> list[Row]:
-        """The rows as far as the engine can score them, without those of which nothing is left behind the prompt."""
+        """The rows, cut to what the engine can score, without those that then have no token behind the prompt."""
         return [(tokens[: self.longest], prompt) for tokens, prompt in rows if min(len(tokens), self.longest) > prompt]
 
     def _probed(self, step: int) -> np.ndarray:
-        """The table of the rows, each from one engine: another one at the next step. All of them are asked, since some
-        share an engine."""
+        """The table of the rows, each from one engine, which changes from step to step. All workers compute all rows,
+        since some share an engine."""
         engines = self.engines.call(WorkerCalls.engine_log_probs, self._rows)
-        chosen = [engines[(row + step) % len(engines)][row] for row in range(len(self._rows))]
-        return _table(self._trainer[: len(chosen)], chosen)
+        by_engine = [engines[(row + step) % len(engines)][row] for row in range(len(self._rows))]
+        return _table(self._trainer[: len(by_engine)], by_engine)
 
     def _report(self, step: int, failed: list[Statistic]) -> None:
-        first, *more = failed
-        also = f" (so are {', '.join(result.name for result in more)})" if more else ""
+        first, *others = failed
+        also = f" (so are {', '.join(result.name for result in others)})" if others else ""
         text = (
             f"engine and trainer compute different log-probs at equal weights: {NAME}/{first.name} = "
             f"{first.value:.3g} is beyond its bound, {first.bound:.3g}{also}; usual cause: {first.meaning}"

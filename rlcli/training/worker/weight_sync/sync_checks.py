@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import RunFailed
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
+
     from rlcli.model.weight_check.engine_weights import Verified
 
 NAMED = 3
@@ -17,12 +20,14 @@ FAR, LEAST, SHARE = 2.0, 1e-3, 0.5
 
 def check_verified(verified: Verified, sent: int, rank: int) -> None:
     """RunFailed if the engine of worker `rank` does not hold the tensors, `sent` of them, exactly as they were sent."""
-    found = verified.differences
-    if not found:
+    differences = verified.differences
+    if not differences:
         return
-    named = ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")
+    listed = ", ".join(differences[:NAMED]) + (
+        f" and {len(differences) - NAMED} more" if len(differences) > NAMED else ""
+    )
     raise RunFailed(
-        f"after the weight sync the engine of worker {rank} does not hold the weights that the trainer sent: {named} "
+        f"after the weight sync the engine of worker {rank} does not hold the weights that the trainer sent: {listed} "
         f"({sent} were sent)",
         "it would generate with other weights than the trained ones; report it with that worker's log and the output "
         "of rlcli doctor",
@@ -30,7 +35,7 @@ def check_verified(verified: Verified, sent: int, rank: int) -> None:
 
 
 def check_prefixes(cached: int, rank: int) -> None:
-    """RunFailed if a prompt that was cached before a sync is still cached after it. cached: so many of its tokens."""
+    """RunFailed if a prompt that was cached before a sync is still cached after it. cached: number of its tokens."""
     if cached:
         raise RunFailed(
             f"after the weight sync the engine of worker {rank} still has prefixes cached that earlier weights "
@@ -42,20 +47,20 @@ def check_prefixes(cached: int, rank: int) -> None:
 class Follows:
     """Checks that the log-probs of an engine whose quantised weights cannot be compared move with the trainer's.
 
-    Both are kept from a first sync, and the distance between them is the engine's error. Once the trainer's have moved
-    from there by twice that, m, the engine's have moved by f, which has to be m plus an error: the share of m in f,
-    m·f / m·m, is about 1 if it follows and 0 if it does not. Later syncs are then compared with this one.
+    The reference is the first sync; the distance between its two log-probs is the engine's error. Once the trainer's
+    have moved by m, at least twice that error, the engine's have moved by f = m plus an error: the share of m in f,
+    m·f / m·m, is about 1 if the engine follows and 0 if not. This sync is then the new reference.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Any, Any] | None = None
+        self._reference: tuple[np.ndarray, np.ndarray] | None = None
 
-    def check(self, trainer: Any, engine: Any, rank: int) -> None:
-        """RunFailed if the engine of worker `rank` does not follow. Log-probs of the probe, float `[n]`."""
-        if self._kept is None:
-            self._kept = trainer, engine
+    def check(self, trainer: Float[np.ndarray, " R"], engine: Float[np.ndarray, " R"], rank: int) -> None:
+        """RunFailed if the engine of worker `rank` does not follow. Log-probs of the probe."""
+        if self._reference is None:
+            self._reference = trainer, engine
             return
-        was_trainer, was_engine = self._kept
+        was_trainer, was_engine = self._reference
         moved, followed = trainer - was_trainer, engine - was_engine
         if not _rms(moved) > FAR * max(_rms(was_engine - was_trainer), LEAST):
             return
@@ -67,8 +72,8 @@ class Follows:
                 "its quantised weights do not follow the trained ones; leave out rollout.quantization, or report it "
                 "with that worker's log and the output of rlcli doctor",
             )
-        self._kept = trainer, engine
+        self._reference = trainer, engine
 
 
-def _rms(values: Any) -> float:
+def _rms(values: Float[np.ndarray, " R"]) -> float:
     return float((values @ values / max(len(values), 1)) ** 0.5)

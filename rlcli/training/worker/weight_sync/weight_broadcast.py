@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from rlcli.cluster.rendezvous import store_at
 from rlcli.cluster.watchdog import progress
 from rlcli.support.machine.gpus import tensor_group
-from rlcli.training.worker.weight_sync.weight_transfer import Named, buffer_bytes, packed, unpacked
+from rlcli.training.worker.weight_sync.weight_transfer import Header, Named, buffer_bytes, packed, unpacked
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.distributed import Work
 
 BUCKET_BYTES = 32 << 20
 """Bytes of tensors in one broadcast, unless a single one is larger: as many as are gathered at once."""
@@ -34,30 +35,31 @@ JOIN_S = 60.0
 class Broadcast:
     """One member of the process group. rank 0 sends; every other rank receives.
 
-        Broadcast(place, port, 0, world, device, timeout_s).send(buckets)
-        for name, tensor in Broadcast(place, port, rank, world, device, timeout_s).received(): ...
+        Broadcast(host, port, 0, world, device, timeout_s).send(buckets)
+        for name, tensor in Broadcast(host, port, rank, world, device, timeout_s).received(): ...
 
-    place, port: as `rendezvous_address` returns them on the machine of rank 0. Raises `OSError` or `RuntimeError` if
-    the group cannot be formed.
+    host, port: as `rendezvous_address` returns them on the machine of rank 0. Raises `OSError` or `RuntimeError` if the
+    group cannot be formed.
     """
 
-    def __init__(self, place: str, port: int, rank: int, world: int, device: torch.device, timeout_s: float) -> None:
-        import torch.distributed as dist
+    def __init__(self, host: str, port: int, rank: int, world: int, device: torch.device, timeout_s: float) -> None:
+        from torch.distributed import ProcessGroupGloo
+        from torch.distributed.distributed_c10d import PrefixStore
 
         timeout = timedelta(seconds=timeout_s)
         # Not a default group: each of the two worlds has its own.
-        store = store_at(place, port, rank, world, timedelta(seconds=JOIN_S))
+        store = store_at(host, port, rank, world, timedelta(seconds=JOIN_S))
         self._device = device
-        self._sizes = dist.ProcessGroupGloo(dist.PrefixStore("sizes", store), rank, world, timeout)
+        self._sizes = ProcessGroupGloo(PrefixStore("sizes", store), rank, world, timeout)
         self._tensors: Any = self._sizes
         if device.type == "cuda":
-            self._tensors = tensor_group(dist.PrefixStore("tensors", store), rank, world, timeout)
+            self._tensors = tensor_group(PrefixStore("tensors", store), rank, world, timeout)
         self._store = store  # of rank 0, which serves it to the others
         self._syncs = 0
 
     def send(self, buckets: Iterable[list[Named]]) -> None:
         """Broadcast all buckets. The next one is gathered (`buckets` is iterated) while one is sent."""
-        sent: Any = None
+        sent: tuple[Work, Tensor] | None = None
         self._syncs += 1
         self._store.set(f"sync {self._syncs}", "")
         for bucket in buckets:
@@ -70,7 +72,7 @@ class Broadcast:
         self._send_header([])
 
     def is_announced(self) -> bool:
-        """Whether the sender has begun the next `send`: before that a receiver would wait in a collective, whose
+        """True once the sender has started the next `send`: before that a receiver would wait in a collective, whose
         timeout is shorter than a step may be."""
         return bool(self._store.check([f"sync {self._syncs + 1}"]))
 
@@ -88,7 +90,7 @@ class Broadcast:
         finally:
             with_next.shutdown(wait=False)
 
-    def _send_header(self, header: list[Any]) -> None:
+    def _send_header(self, header: Header) -> None:
         import torch
 
         text = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
@@ -110,15 +112,16 @@ class Broadcast:
         self._await((self._broadcast(self._tensors, values), values))
         return list(unpacked(header, values))
 
-    def _broadcast(self, group: Any, tensor: Tensor) -> Any:
+    def _broadcast(self, group: Any, tensor: Tensor) -> Work:  # torch has no type for both kinds of groups
         import torch.distributed as dist
 
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        return group.broadcast([tensor], options)
+        work: Work = group.broadcast([tensor], options)
+        return work
 
-    def _await(self, sent: Any) -> None:
-        """Wait for a broadcast. Its buffer is held until then."""
+    def _await(self, sent: tuple[Work, Tensor] | None) -> None:
+        """Wait for a broadcast, whose buffer is kept until then."""
         if sent is not None:
             sent[0].wait()
             if self._device.type == "cuda":

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.cluster.dispatch import implements
 from rlcli.cluster.process import peak_memory
@@ -42,6 +42,7 @@ from rlcli.training.worker.worker_spec import WorkerSpec
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from jaxtyping import Float32, Int32
     from ray import ObjectRef
 
     from rlcli.model.parallel.host_memory import HostMemory
@@ -52,25 +53,36 @@ if TYPE_CHECKING:
 
 
 ANNOUNCED_EVERY_S = 0.1
-"""Interval at which an engine's worker looks whether new weights come."""
+"""Interval at which an engine's worker checks whether new weights are announced."""
 
 
 class WeightSync:
-    """The weight sync methods of `Worker`. probe: of the last sync. sent: what it sent. copy: of an engine's worker,
-    all weights as they were received, with any `rollout.sync` but `full`."""
+    """The weight sync methods of `Worker`."""
 
     rank: int
+    """Rank of the worker in its group."""
     device: torch.device
+    """Its device."""
     spec: WorkerSpec
+    """The specification that it is built from."""
     offload: Offload
+    """Moves models and optimizers between device and host."""
     policy: PolicyRole | None
+    """The policy, if it trains one."""
     rollout_role: RolloutRole | None
+    """The engine's role, if it generates."""
     batch: TrainBatch | None
-    probe: Any = None
+    """The rows of the current step; freed by a sync."""
+    probe: Int32[np.ndarray, " T"] | None = None
+    """Tokens of the last sync's probe."""
     sent: Mapping[str, Sent]
+    """Checksums of the weights of the last sync."""
     copy: WeightCopy | None
+    """In an engine's worker: all weights as they were received, with any `rollout.sync` but `full`."""
     last_sent: LastSent | None
-    _coming: Future[int] | None
+    """In the trainer: the weights that were sent last, with `rollout.sync = delta`."""
+    _receiving: Future[int] | None
+    """The broadcast that is received in the background, with `rollout.sync = ahead`: its bytes."""
     _sent_from: HostMemory | None = None
     """Of a bucket on its way from a GPU to Ray's object store."""
 
@@ -82,7 +94,7 @@ class WeightSync:
         self._begin_syncs()
 
     @implements(WorkerCalls.sync_weights)
-    def sync_weights(self, probe: np.ndarray, version: int) -> Synced:
+    def sync_weights(self, probe: Int32[np.ndarray, " T"], version: int) -> Synced:
         from rlcli.model.weight_check.checksum import Checksums
 
         engine, policy, sums = self._rollout.engine, self._policy.policy, Checksums()
@@ -110,15 +122,15 @@ class WeightSync:
         return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
 
     @implements(WorkerCalls.join_engines)
-    def join_engines(self, place: str, port: int, engines: int) -> str:
+    def join_engines(self, host: str, port: int, engines: int) -> str:
         sends = self.policy is not None
         if sends and self.rank:
             return ""
         timeout_s = 2 * self.spec.config.fault_tolerance.stall_s
         try:
-            self.broadcast = self._coming = None  # of an earlier run on these workers
+            self.broadcast = self._receiving = None  # of an earlier run on these workers
             rank = 0 if sends else 1 + self.rank
-            self.broadcast = Broadcast(place, port, rank, 1 + engines, self.device, timeout_s)
+            self.broadcast = Broadcast(host, port, rank, 1 + engines, self.device, timeout_s)
         except (OSError, RuntimeError) as error:
             return str(error).splitlines()[0]
         return ""
@@ -135,8 +147,8 @@ class WeightSync:
     def receive_broadcast(self) -> int:
         assert self.broadcast is not None, "join_engines comes first"
         if self.spec.config.copies_weights:
-            coming, self._coming = self._coming, None
-            return coming.result() if coming is not None else self._receive_copy(self.broadcast)
+            receiving, self._receiving = self._receiving, None
+            return receiving.result() if receiving is not None else self._receive_copy(self.broadcast)
         self._pause()
         sizes = list[int]()
         self._load(counted(self.broadcast.received(), sizes))
@@ -194,7 +206,7 @@ class WeightSync:
 
     @implements(WorkerCalls.weights_received)
     def weights_received(
-        self, probe: np.ndarray, log_probs: list[float], version: int, sent: dict[str, Sent]
+        self, probe: Int32[np.ndarray, " T"], log_probs: list[float], version: int, sent: dict[str, Sent]
     ) -> Synced:
         import numpy as np
 
@@ -209,7 +221,7 @@ class WeightSync:
         seconds = time.perf_counter() - began
         loaded = self._loaded(probe, np.asarray(log_probs), version, sent)._replace(seconds=seconds)
         if "ahead" in self.spec.config.rollout.sync and self.broadcast is not None:
-            self._coming = in_background(partial(self._receive_announced, self.broadcast))
+            self._receiving = in_background(partial(self._receive_announced, self.broadcast))
         return loaded
 
     @property
@@ -221,7 +233,7 @@ class WeightSync:
         return self.copy
 
     def _receive_copy(self, broadcast: Broadcast) -> int:
-        """Bytes of what was received into the copy."""
+        """Receive a broadcast into the copy; returns its bytes."""
         sizes = list[int]()
         self._own_copy.take(counted(broadcast.received(), sizes))
         return sum(sizes)
@@ -230,13 +242,13 @@ class WeightSync:
         """As `_receive_copy`, once the sender has begun; while the engine generates."""
         while not broadcast.is_announced():
             if self.broadcast is not broadcast:
-                return 0  # another run has begun on these workers
+                return 0  # another run has started on these workers
             time.sleep(ANNOUNCED_EVERY_S)
         return self._receive_copy(broadcast)
 
     def _outgoing(self, most_bytes: int, everything: bool = False) -> Iterator[list[Named]]:
-        """What engines in other workers need of the policy, in buckets; the checksums of all that they must hold then
-        are in `sums`. everything: not only what has changed. Collective."""
+        """The weights for engines in other workers, in buckets; afterwards `sums` has the checksums of all weights that
+        they must hold. everything: unchanged weights too. Collective."""
         from rlcli.model.parallel.weight_delta import LastSent
         from rlcli.model.weight_check.checksum import Checksums
 
@@ -248,10 +260,12 @@ class WeightSync:
             self.batch, self.sums = None, self.last_sent
             return policy.stream_changes(self.last_sent, most_bytes)
         self.batch, self.sums = None, Checksums()
-        place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.context.separate_adapter else None
-        if place is not None:
+        adapter = (
+            (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.context.separate_adapter else None
+        )
+        if adapter is not None:
             self._add_base(self.sums)
-        return outgoing(policy, self.sums, place, most_bytes)
+        return outgoing(policy, self.sums, adapter, most_bytes)
 
     def _load(self, weights: Iterator[Named]) -> None:
         """Load weights, or an adapter's files, into the engine."""
@@ -260,15 +274,17 @@ class WeightSync:
             load_files(engine, _fast_folder(), self.spec.adapter_prefix, weights)
         else:
             engine.load_weights(weights)
-        for _ in weights:  # What the engine has not read was sent too.
+        for _ in weights:  # also those that the engine does not read
             pass
 
     def _begin_syncs(self) -> None:
         """Forget the history of earlier weights."""
         self.follows, self.sent, self.base_added = Follows(), {}, False
-        self.copy = self.last_sent = self._coming = None
+        self.copy = self.last_sent = self._receiving = None
 
-    def _loaded(self, probe: Any, log_probs: Any, version: int, sent: dict[str, Sent]) -> Synced:
+    def _loaded(
+        self, probe: Int32[np.ndarray, " T"], log_probs: Float32[np.ndarray, " R"], version: int, sent: dict[str, Sent]
+    ) -> Synced:
         """Have the engine generate with the weights it received, once the checks have passed."""
         engine, began = self._rollout.engine, time.perf_counter()
         verified = engine.verify(sent)
@@ -282,24 +298,24 @@ class WeightSync:
         if verified.unchecked:
             self.follows.check(log_probs, generates, self.rank)
         difference = largest(log_probs - generates)
-        changed = sum(self.sent.get(name) != one for name, one in sent.items())
+        changed = sum(self.sent.get(name) != checksum for name, checksum in sent.items())
         self.sent = sent
         return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed)
 
     def _add_base(self, sums: Checksums) -> None:
-        """Add to `sums` what the engine must hold besides an adapter, which it read from the checkpoint itself. Only
-        at the first sync, since it never changes. Collective."""
+        """Add to `sums` the base weights besides an adapter, which the engine read from the checkpoint itself. Only at
+        the first sync: they never change. Collective."""
         if not self.base_added:
             for _ in sums.of(self._policy.policy.stream_base()):
                 pass
         self.base_added = True
 
     def _pause(self) -> None:
-        """Before new weights: what is being generated leaves the engine, or is kept by it."""
+        """Before new weights: abort running requests, or have the engine keep them."""
         if not self.spec.context.keeps:
             self._rollout.pause()
         self._cache_probe()
-        if self.spec.context.keeps:  # the engine drew more of it meanwhile
+        if self.spec.context.keeps:  # the engine has generated more meanwhile
             self._rollout.pause(keep=True)
 
     def _cache_probe(self) -> None:
@@ -308,8 +324,8 @@ class WeightSync:
             self._rollout.engine.cached_tokens(self.probe)
 
     def engine_takes_part(self, yes: bool) -> None:
-        """Whether an engine uses memory of this GPU from here on: otherwise torch allocates its memory in another way
-        (see `growing_segments`). An engine that never sleeps always does, and has no pool beside torch's."""
+        """Set whether an engine uses memory of this GPU from now on: otherwise torch allocates its memory in another
+        way (see `growing_segments`). An engine that never sleeps always does, and has no pool beside torch's."""
         if self.device.type == "cuda":
             from rlcli.model.parallel.offload import growing_segments
 

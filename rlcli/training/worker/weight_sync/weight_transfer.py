@@ -1,7 +1,7 @@
 """Weight transfer from the policy's workers to engines in separate workers, bucket by bucket.
 
-What is sent, in buckets, for both ways: broadcasts (`weight_broadcast.py`), and Ray's object store
-where the processes cannot form a group for those. In the second the trainers gather a bucket, and their rank 0 puts it
+The buckets of both ways: broadcasts (`weight_broadcast.py`), and Ray's object store where the processes cannot form a
+group for those. In the second the trainers gather a bucket, and their rank 0 puts it
 into the store, where each engine's worker reads it without a copy; while it loads that one, the next is being gathered.
 So at most two buckets exist at once, and never a second model. A LoRA adapter goes the same way, as the bytes of its
 files. On GPUs the store leads through host memory.
@@ -15,41 +15,48 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from jaxtyping import Float, UInt8
     from torch import Tensor
 
     from rlcli.model.parallel.host_memory import HostMemory
     from rlcli.model.weight_check.checksum import Checksums
     from rlcli.rollout.engine import WeightReceiver
-    from rlcli.training.worker.backend import TrainingBackend
+    from rlcli.training.worker.backend import PolicyBackend
 
 Named = tuple[str, "Tensor"]
+Header = list[tuple[str, str, list[int], int, int]]
+"""Of each tensor in a bucket: name, dtype, shape, first byte in the buffer, bytes."""
 
 BUCKET_BYTES = 256 << 20
 """Bytes of tensors in one bucket, unless a single one is larger."""
 ALIGNED = 16
-"""Each tensor begins at a multiple of so many bytes, so that it can be viewed in its dtype."""
+"""Alignment of tensors in a buffer, in bytes, so that each can be viewed in its dtype."""
 
 
 class Synced(NamedTuple):
-    """The result of a sync. difference: the largest difference of a log-prob of the probe between any engine and the
-    trainer; infinite if one is NaN. bytes: received by each engine. seconds: for gathering and loading, without the
-    checks. checked: tensors that the engine holds exactly as they were sent. unchecked: those that could not be
-    compared, since its loader changes them. check_s: seconds for the checks, without the probe. changed: tensors
-    whose values differ from the last sync. share: of the values that differ from the last sync, with `rollout.sync =
-    delta`; 1 if everything was sent."""
+    """The result of a sync."""
 
     difference: float
+    """Largest difference of a log-prob of the probe between any engine and the trainer; infinite if one is NaN."""
     bytes: int
+    """Received by each engine."""
     seconds: float
+    """For gathering and loading, without the checks."""
     checked: int
+    """Tensors that the engine holds exactly as they were sent."""
     unchecked: int
+    """Tensors that could not be compared, since the engine's loader changes them."""
     check_s: float
+    """Seconds for the checks, without the probe."""
     changed: int
+    """Tensors whose values differ from the last sync."""
     share: float = 1.0
+    """Share of the values that differ from the last sync, with `rollout.sync = delta`; 1 if everything was sent."""
 
     @classmethod
     def of_all(cls, ranks: Sequence[Synced]) -> Synced:
@@ -57,7 +64,7 @@ class Synced(NamedTuple):
         return cls(*(max(values) for values in zip(*ranks, strict=True)))
 
 
-def largest(differences: Any) -> float:
+def largest(differences: Float[np.ndarray, " R"]) -> float:
     """The largest absolute value. A NaN counts as infinite: the controller takes the maximum of all ranks, which would
     lose it."""
     import numpy as np
@@ -73,12 +80,12 @@ def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
 
 
 def outgoing(
-    policy: TrainingBackend,
+    policy: PolicyBackend,
     sums: Checksums,
     adapter: tuple[str | None, str, torch.dtype] | None,
     most_bytes: int = BUCKET_BYTES,
 ) -> Iterator[list[Named]]:
-    """What engines need of the policy, with its checksums added to `sums`: all its weights under their checkpoint
+    """The weights for engines, with their checksums added to `sums`: all weights under their checkpoint
     names, or, with `adapter` (folder, prefix, the engine's dtype), the files of its adapter, which pass through a
     temporary folder in that folder with that prefix. Collective: every rank iterates to the end, in step."""
     if adapter is not None:
@@ -86,9 +93,9 @@ def outgoing(
         import torch
 
         folder, prefix, dtype = adapter
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
-            save_adapter(policy, Path(place), sums, dtype)
-            files = sorted(Path(place).iterdir())
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as temporary:
+            save_adapter(policy, Path(temporary), sums, dtype)
+            files = sorted(Path(temporary).iterdir())
             bytes_of = [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in files]
         yield bytes_of
         return
@@ -103,7 +110,7 @@ def outgoing(
     yield bucket
 
 
-def save_adapter(policy: TrainingBackend, folder: Path, sums: Checksums, dtype: torch.dtype) -> None:
+def save_adapter(policy: PolicyBackend, folder: Path, sums: Checksums, dtype: torch.dtype) -> None:
     """Write the policy's adapter to `folder`, and add to `sums` the values that an engine of `dtype` computes from it:
     it rounds both factors, then scales the second. Collective."""
     for name, tensor in policy.save_adapter(folder).items():
@@ -111,31 +118,33 @@ def save_adapter(policy: TrainingBackend, folder: Path, sums: Checksums, dtype: 
         sums.add(name, rounded * policy.adapter_scale if ".lora_B." in name else rounded)
 
 
-def packed(bucket: list[Named], device: torch.device, memory: HostMemory | None = None) -> tuple[list[Any], Tensor]:
+def packed(
+    bucket: list[Named], device: torch.device, memory: HostMemory | None = None
+) -> tuple[Header, UInt8[Tensor, " bytes"]]:
     """A bucket as it is sent: the name, dtype, shape, first byte and bytes of each tensor, and one buffer that holds
     all of them, uint8: numpy has no bfloat16. memory: of the buffer, which is on the host and valid until the next
     call; otherwise it is on `device`."""
     import torch
 
-    header, offset = list[Any](), 0
+    header, offset = Header(), 0
     for name, tensor in bucket:
-        header.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset, tensor.nbytes])
+        header.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset, tensor.nbytes))
         offset += -(-tensor.nbytes // ALIGNED) * ALIGNED
     if memory is not None:
         memory.reuse()
         values = memory.take_whole(buffer_bytes(header))
     else:
         values = torch.empty(buffer_bytes(header), dtype=torch.uint8, device=device)
-    for (_, place), (_, tensor) in zip(unpacked(header, values), bucket, strict=True):
-        place.copy_(tensor.detach())
+    for (_, view), (_, tensor) in zip(unpacked(header, values), bucket, strict=True):
+        view.copy_(tensor.detach())
     return header, values
 
 
-def buffer_bytes(header: list[Any]) -> int:
-    return max(int(offset + nbytes) for _, _, _, offset, nbytes in header)
+def buffer_bytes(header: Header) -> int:
+    return max(offset + nbytes for _, _, _, offset, nbytes in header)
 
 
-def unpacked(header: list[Any], values: Tensor) -> Iterator[Named]:
+def unpacked(header: Header, values: UInt8[Tensor, " bytes"]) -> Iterator[Named]:
     """The tensors that `values` holds; they share its memory."""
     import torch
 
@@ -150,12 +159,11 @@ class Incoming:
         incoming.give(bucket)           # returns when it has been read
         incoming.end()
 
-    The engine reads in a thread that runs only while a caller waits for it. What it raises is raised by the call that
-    it reads for.
+    The engine reads in a thread that runs only while a caller waits for it. Its error is raised by that call.
     """
 
     def __init__(self, load: Callable[[Iterator[Named]], None]) -> None:
-        self._given: SimpleQueue[Iterable[Named] | None] = SimpleQueue()
+        self._buckets: SimpleQueue[Iterable[Named] | None] = SimpleQueue()
         self._read: SimpleQueue[None] = SimpleQueue()
         self._done: Future[None] = Future()
         threading.Thread(target=self._run, args=(load,), daemon=True).start()
@@ -167,7 +175,7 @@ class Incoming:
 
     def give(self, bucket: Iterable[Named] | None) -> None:
         """Have the engine read a bucket, or, given None, end its iteration."""
-        self._given.put(bucket)
+        self._buckets.put(bucket)
         self._read.get()
         if self._done.done():
             self._done.result()
@@ -181,7 +189,7 @@ class Incoming:
         self._read.put(None)
 
     def _tensors(self) -> Iterator[Named]:
-        while (bucket := self._given.get()) is not None:
+        while (bucket := self._buckets.get()) is not None:
             yield from bucket
             del bucket  # its memory belongs to the object store, which frees it when nobody reads it
             self._read.put(None)
@@ -189,7 +197,7 @@ class Incoming:
 
 def load_files(engine: WeightReceiver, folder: str | None, prefix: str, files: Iterable[Named]) -> None:
     """Load an adapter's files into the engine, through a temporary folder in `folder`, named `prefix`…"""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as temporary:
         for name, content in files:
-            (Path(place) / name).write_bytes(content.cpu().numpy().tobytes())
-        engine.load_adapter(place)
+            (Path(temporary) / name).write_bytes(content.cpu().numpy().tobytes())
+        engine.load_adapter(temporary)

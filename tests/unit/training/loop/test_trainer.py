@@ -140,7 +140,7 @@ def test_the_clock_adds_up_phases_and_reports_them(samples: Sequence[Sample], mo
         clock,
         RolloutBatch(Samples.of(samples)),
         planned(samples, [0.5, -0.5, 0.0, 0.0]),
-        beside_s=0.75,
+        concurrent_s=0.75,
     )
     assert (metrics["time/trainer_idle_s"], metrics["time/engine_idle_s"]) == (1.0, 3.25)
     assert heard == ["generate", "update"]

@@ -48,7 +48,7 @@ class Run:
         self.notes: list[str] = []
         self.events: list[tuple[int, str]] = []
         self.warnings = Warnings(
-            0.05, 1.0, self.notes.append, self._event, prompts=prompts, samples=samples, lr=lr, given=given
+            0.05, 1.0, self.notes.append, self._event, prompts=prompts, samples=samples, lr=lr, unrewarded=given
         )
         self.lr, self.step = lr, 0
 

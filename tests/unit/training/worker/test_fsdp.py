@@ -20,7 +20,7 @@ from rlcli.errors import RunFailed
 from rlcli.model.io.model_state import save_state
 from rlcli.model.optim import GradientScale
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.worker.fsdp_backend import FsdpBackend, Place, _finite, _poisoned
+from rlcli.training.worker.fsdp_backend import FsdpBackend, RankMesh, _finite, _poisoned
 
 BOUND = 50.0
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -44,17 +44,24 @@ class Model(torch.nn.Sequential):
         return (super().forward(inputs),)
 
 
+def update_of(backend: FsdpBackend, micros: list[Any], loss: Callable[[Any, Any], Any]) -> dict[str, float]:
+    """One optimizer step on `micros`. loss: of a micro-batch and its outputs, and what to report."""
+    for micro, outputs in backend.forward(micros):
+        backend.backward(*loss(micro, outputs))
+    return backend.step(0.1)
+
+
 def child(rank: int, folder: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
-    model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    place = Place.of(ParallelDims.of(2, replicate=1), torch.device("cpu"))
-    fully_shard(model, mesh=place.mesh)
+    model: Any = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    mesh = RankMesh.of(ParallelDims.of(2, replicate=1), torch.device("cpu"))
+    fully_shard(model, mesh=mesh.mesh)
     config = RunConfig.model_validate({"fault_tolerance": {"bad_grad_norm": BOUND}, "train": {"max_grad_norm": 1.0}})
-    backend = FsdpBackend(model, config, place)
+    backend = FsdpBackend(model, config, mesh)
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
 
     def weights() -> torch.Tensor:
@@ -68,7 +75,7 @@ def child(rank: int, folder: str) -> None:
             return own, {"loss": own.detach().double()}
 
         micro: Any = SimpleNamespace(empty=empty, packed=inputs)
-        sums = backend.update([micro], loss, 0.1)
+        sums = update_of(backend, [micro], loss)
         gradients = [parameter.grad is not None for parameter in model.parameters()]
         return {"sums": sums, "moved": not torch.equal(before, weights()), "gradients": any(gradients)}
 
@@ -86,16 +93,16 @@ def copies(rank: int) -> dict[str, str]:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    place = Place.of(ParallelDims.of(2, replicate=2), torch.device("cpu"))
-    fully_shard(model, mesh=place.mesh)
-    backend, errors = FsdpBackend(model, RunConfig(), place), {}
+    model: Any = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    mesh = RankMesh.of(ParallelDims.of(2, replicate=2), torch.device("cpu"))
+    fully_shard(model, mesh=mesh.mesh)
+    backend, errors = FsdpBackend(model, RunConfig(), mesh), {}
     micros: Any = [SimpleNamespace(empty=False, packed=torch.full((3, 4), rank + shift)) for shift in (0.5, 1.5)]
     for name in ("alike", "changed"):
         if name == "changed" and rank:
             model[1].weight.data.to_local()[0, 0] += 1e-3
         try:
-            backend.update(micros, lambda _, outputs: (outputs[0].square().mean(), {}), 0.1)
+            update_of(backend, micros, lambda _, outputs: (outputs[0].square().mean(), {}))
             errors[name] = ""
         except RunFailed as error:
             errors[name] = error.message
@@ -120,19 +127,19 @@ def half(rank: int, folder: Path) -> dict[str, Any]:
     for name, (factor, loss) in HALF.items():
         for dtype in (torch.float32, torch.float16):
             torch.manual_seed(0)
-            model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+            model: Any = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
             model.dtype = dtype
-            place = Place.of(ParallelDims.of(2, replicate=1), torch.device("cpu"))
+            mesh = RankMesh.of(ParallelDims.of(2, replicate=1), torch.device("cpu"))
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
-            fully_shard(model, mesh=place.mesh, mp_policy=precision)
-            backend = FsdpBackend(model, RunConfig.model_validate({"train": {"max_grad_norm": 1e-3}}), place)
+            fully_shard(model, mesh=mesh.mesh, mp_policy=precision)
+            backend = FsdpBackend(model, RunConfig.model_validate({"train": {"max_grad_norm": 1e-3}}), mesh)
             before = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
             inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
             own = partial(
                 lambda factor, loss, _, outputs: (factor * loss(outputs[0]), {}), factor if rank else 1.0, loss
             )
             micro: Any = SimpleNamespace(empty=False, packed=inputs)
-            sums = backend.update([micro], own, 0.1)
+            sums = update_of(backend, [micro], own)
             after = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
             scale = loaded = None
             if backend.scale is not None:

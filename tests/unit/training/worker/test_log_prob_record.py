@@ -10,7 +10,7 @@ import torch
 
 from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.data.trajectories import Trajectory
-from rlcli.training.worker.log_prob_record import LogProbRecord, drawn_by
+from rlcli.training.worker.log_prob_record import LogProbRecord, sampled_by
 from rlcli.training.worker.train_batch import TokenColumns
 
 IDS = np.arange(100, 120, dtype=np.int32)
@@ -36,11 +36,11 @@ def assert_equal(one: Comparison, other: Comparison) -> None:
 
 
 def test_only_tokens_of_the_current_weights_are_compared() -> None:
-    assert drawn_by(trajectory(2, (3, 6), (2, 7)), 7).tolist() == [False] * 3 + [True] * 2
-    assert drawn_by(trajectory(2, (1, None)), 7).tolist() == [False]
+    assert sampled_by(trajectory(2, (3, 6), (2, 7)), 7).tolist() == [False] * 3 + [True] * 2
+    assert sampled_by(trajectory(2, (1, None)), 7).tolist() == [False]
     record = LogProbRecord()
     record.begin(version=7)
-    record.saw(
+    record.record(
         micro_of(trajectory(2, (3, 6), (2, 7)), trajectory(1, (4, 6)), trajectory(1, (1, 7))), -torch.arange(10.0)
     )
     assert record.tokens == 3
@@ -52,22 +52,22 @@ def test_only_tokens_of_the_current_weights_are_compared() -> None:
 def test_nothing_is_compared_after_an_optimizer_step() -> None:
     record, first, second = LogProbRecord(), micro_of(trajectory(1, (2, 3))), micro_of(trajectory(1, (4, 3)))
     record.begin(version=3)
-    record.saw(first, torch.full((2,), -1.0))
-    record.saw(first, torch.full((2,), -2.0))  # the same update again, with a lower gradient scale
+    record.record(first, torch.full((2,), -1.0))
+    record.record(first, torch.full((2,), -2.0))  # the same update again, with a lower gradient scale
     record.end()
-    record.saw(second, torch.full((4,), -1.0))
+    record.record(second, torch.full((4,), -1.0))
     assert record.tokens == 0, "later updates compare nothing"
     compared = record.comparison()
     assert (compared.tokens, compared.moments.total("a")) == (2.0, 2.0)
     record.begin(version=4)
-    record.saw(second, torch.full((4,), -1.0))
+    record.record(second, torch.full((4,), -1.0))
     assert record.tokens == record.comparison().tokens == 0, "none of its tokens are of version 4"
 
 
 def test_a_trainer_that_computes_no_number_is_left_to_the_update_guard() -> None:
     record = LogProbRecord()
     record.begin(version=3)
-    record.saw(micro_of(trajectory(1, (3, 3))), torch.tensor([-1.0, float("nan"), -1.0]))
+    record.record(micro_of(trajectory(1, (3, 3))), torch.tensor([-1.0, float("nan"), -1.0]))
     compared = record.comparison()
     assert compared.tokens == 2.0
     assert np.isfinite(compared.moments.products).all()

@@ -88,7 +88,7 @@ class Step:
                 if not micro.empty:
                     log_probs = shift - micro.spread(micro.samples + 1.0)
                     counts = [torch.arange(length) for length in micro.lengths.tolist()]
-                    recorder.saw_outputs(micro, TokenOutputs(log_probs, torch.cat(counts).float()))
+                    recorder.record_outputs(micro, TokenOutputs(log_probs, torch.cat(counts).float()))
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """Sample → its recorded row, of all ranks."""
@@ -137,7 +137,7 @@ def test_mean_advantages_are_reported_where_tokens_differ(ranks: int, tmp_path: 
         for micro in batch:
             counts = [torch.arange(length) for length in micro.lengths.tolist()]
             micro.tokens.advantages = torch.cat(counts).float()
-        recorder.saw_advantages(batch)
+        recorder.record_advantages(batch)
     means = {place: value for recorder in step.recorders for place, value in recorder.finish()[0].items()}
     assert means == {sample: (1 + sample) / 2 for sample in range(6)}, "of 0, 1, …, length - 1"
 

@@ -109,7 +109,7 @@ def made() -> Callable[..., tuple[Backend, Engine, Member, Engines, list[str]]]:
         backend, engine, notes = Backend(), Engine(), list[str]()
         receiver = Member(config, rollout=SimpleNamespace(engine=engine, pause=lambda keep=False: None))
         sender = Member(config, policy=SimpleNamespace(policy=backend))
-        how: Any = {"copies": config.copies_weights, "ahead": "ahead" in config.rollout.sync}
+        how: Any = {"copies": config.copies_weights, "overlaps": "ahead" in config.rollout.sync}
         engines = Engines(Group(sender), Group(receiver), notes.append, **how)  # type: ignore[arg-type]
         return backend, engine, receiver, engines, notes
 
@@ -162,7 +162,7 @@ def test_another_run_on_the_same_workers_begins_with_everything(made: Any) -> No
     backend, engine, _, engines, _ = made(sync="delta_ahead")
     whole = engines.sync(PROBE, 1).bytes
     engines.policy.member._begin_syncs()
-    again = Engines(engines.policy, engines.own, copies=True, ahead=True)
+    again = Engines(engines.policy, engines.dedicated, copies=True, overlaps=True)
     assert again.sync(PROBE, 1).bytes == whole
     assert same(engine.loads[-1], backend.weights())
 

@@ -286,7 +286,7 @@ def test_a_copy_that_stays_wrong_ends_the_run() -> None:
 
 
 def test_weights_go_ahead_while_engines_generate_and_a_sync_loads_them() -> None:
-    trainers, workers, _, engines = copying(ahead=True)
+    trainers, workers, _, engines = copying(overlaps=True)
     workers.wrong = [[], []]
     generating: Future[None] = Future()
     engines.send_ahead(generating)
@@ -302,7 +302,7 @@ def test_weights_go_ahead_while_engines_generate_and_a_sync_loads_them() -> None
 
 
 def test_a_generation_that_fails_is_not_kept_waiting_for_the_weights() -> None:
-    trainers, workers, _, engines = copying(ahead=True)
+    trainers, workers, _, engines = copying(overlaps=True)
     workers.wrong = [[]]
     engines.sync(PROBE, 7)
     generating: Future[None] = Future()
