@@ -86,7 +86,7 @@ def running_workers(
             stall_s = config.fault_tolerance.stall_s
             for spec, pool, placed, reserved in _reserved(pools, servers, early, wait_s):
                 started[spec.name] = workers = start_group(
-                    Worker, pool, logs.resolve(), name=spec.name, stall_s=stall_s, placed=placed, places=reserved
+                    Worker, pool, logs.resolve(), name=spec.name, stall_s=stall_s, placed=placed, reservation=reserved
                 )
                 workers.call(WorkerCalls.begin, spec)
                 host, port = workers.call(WorkerCalls.rendezvous)

@@ -66,9 +66,9 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
     for message in event.fields["conversation"]:
         print_message(message)
     facts = event.fields["environment"]
-    count = len(event.whole.branch_starts)
+    count = len(event.trajectory.branch_starts)
     branches = f"; this is the last of its {count} conversations" if count > 1 else ""
-    print_end(facts["ended"] + branches, event.whole.turns, sum(facts["rewards"]))
+    print_end(facts["ended"] + branches, event.trajectory.turns, sum(facts["rewards"]))
 
 
 def _tokenizer(config: RunConfig) -> tuple[Any, tuple[int, ...], bool]:

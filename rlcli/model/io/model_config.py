@@ -123,7 +123,7 @@ def _check_layer_types(path: str, values: Mapping[str, Any]) -> None:
     text = values.get("text_config")
     types = (text if isinstance(text, dict) else values).get("layer_types")
     unknown = [kind for kind in types if kind not in LAYER_TYPES] if isinstance(types, list) else []
-    if unknown:
+    if isinstance(types, list) and unknown:
         raise ModelError(
             f"{path}: {len(unknown)} of its {len(types)} layers are of a kind unknown here, '{unknown[0]}' "
             "(layer_types)",

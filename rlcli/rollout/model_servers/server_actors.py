@@ -83,7 +83,7 @@ def serving(
                 location,
                 os.environ.get("HF_TOKEN", ""),
                 name=name,
-                places=held,
+                reservation=held,
             )
         addresses = {model: tuple(group.call(ServerActor.address)) for model, group in groups.items()}
 

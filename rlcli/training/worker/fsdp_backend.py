@@ -144,7 +144,8 @@ class FsdpBackend:
         self._loss_finite: bool | Tensor = True
         self._grad_norm: float | None = None
         if trained:
-            self.optimizer = build_optimizer(model, lr=0.0, betas=train.betas, weight_decay=train.weight_decay)
+            muon = MuonSettings(train.muon_momentum, train.muon_step_size) if train.optimizer == "muon" else None
+            self.optimizer = build_optimizer(model, 0.0, train.betas, train.weight_decay, muon)
             self.reduction_check = ReductionCheck(model, mesh.mesh.size())
             self.step_check = StepCheck(model)
             self.copy_check = CopyCheck(model, mesh.mesh)
