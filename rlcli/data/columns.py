@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 OUTCOMES = tuple(Outcome)
-"""The outcomes that `Samples.outcome` indexes."""
+"""The outcomes that `SampleTable.outcome` indexes."""
 
 TruncatedRule = Literal["keep", "mask", "zero_reward"]
 """`train.truncated`."""
@@ -51,10 +51,10 @@ def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Samples(Sequence[Sample]):
+class SampleTable(Sequence[Sample]):
     """N samples. Indexing returns a `Sample`; code that needs all of them reads the columns.
 
-    >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
+    >>> few = SampleTable.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
     >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
     (3, [0.0, 1.0, 2.0], 2.0, [1, 2])
     """
@@ -129,10 +129,10 @@ class Samples(Sequence[Sample]):
         vars(self).update(none | state)
 
     @classmethod
-    def of(cls, samples: Iterable[Sample]) -> Samples:
+    def of(cls, samples: Iterable[Sample]) -> SampleTable:
         import numpy as np
 
-        if isinstance(samples, Samples):
+        if isinstance(samples, SampleTable):
             return samples
         found = list(samples)
         verdicts = [s.verdict for s in found]
@@ -151,7 +151,7 @@ class Samples(Sequence[Sample]):
         )
 
     @classmethod
-    def joined(cls, some: Sequence[Samples]) -> Samples:
+    def joined(cls, some: Sequence[SampleTable]) -> SampleTable:
         """Concatenate them."""
         import numpy as np
 
@@ -178,12 +178,12 @@ class Samples(Sequence[Sample]):
         padded: np.ndarray = np.pad(column, ((0, 0), (0, width - column.shape[1])), constant_values=RAGGED[name][0])
         return padded
 
-    def take(self, which: Any) -> Samples:
+    def take(self, which: Any) -> SampleTable:
         """The samples at these places: indexes, a mask or a slice."""
         columns = {name: getattr(self, name)[which] for name in _COLUMNS}
-        return Samples(**columns, parts={name: column[which] for name, column in self.parts.items()})
+        return SampleTable(**columns, parts={name: column[which] for name, column in self.parts.items()})
 
-    def sorted(self) -> Samples:
+    def sorted(self) -> SampleTable:
         """Sort by prompt, then sample."""
         import numpy as np
 
@@ -249,8 +249,8 @@ class Samples(Sequence[Sample]):
     @overload
     def __getitem__(self, place: int) -> Sample: ...
     @overload
-    def __getitem__(self, place: slice) -> Samples: ...
-    def __getitem__(self, place: int | slice) -> Sample | Samples:
+    def __getitem__(self, place: slice) -> SampleTable: ...
+    def __getitem__(self, place: int | slice) -> Sample | SampleTable:
         if isinstance(place, slice):
             return self.take(place)
         return Sample(
@@ -281,4 +281,4 @@ def ragged(name: str, rows: Sequence[Sequence[Any]]) -> np.ndarray:
     return column
 
 
-_COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")
+_COLUMNS = tuple(column.name for column in fields(SampleTable) if column.name != "parts")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.types import Prompt, Verdict
 
@@ -112,13 +112,13 @@ class RolloutBatch:
 
     >>> from rlcli.types import Outcome, Sample
     >>> verdicts = [Verdict(0.0, Outcome.WRONG), Verdict(1.0, Outcome.OK)]
-    >>> samples = Samples.of(Sample(0, i, 0, i, 5, 9, "stop", verdict, version=3) for i, verdict in enumerate(verdicts))
+    >>> samples = SampleTable.of(Sample(0, i, 0, i, 5, 9, "stop", verdict, version=3) for i, verdict in enumerate(verdicts))
     >>> report = RolloutBatch(samples, stats=RolloutStats(generated_tokens=18, version=3))
     >>> len(report.samples), report.samples.score.tolist(), report.stats.generated_tokens
     (2, [0.0, 1.0], 18)
     """
 
-    samples: Samples
+    samples: SampleTable
     """Of a round or a step: ordered by prompt, then sample, whichever engine generated them."""
     shards: list[ShardRef] = field(default_factory=list)
     """Shards with their trajectories, indexed by `Sample.shard`; empty in a worker's report (`Worker.take_shard`)."""

@@ -95,7 +95,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
     import torch
     import torch.distributed as dist
 
-    from rlcli.data.columns import Samples
+    from rlcli.data.columns import SampleTable
     from rlcli.data.messages import Coefficients, RolloutBatch
     from rlcli.data.sample_shard import ShardBuilder
     from rlcli.data.signature import signature, tokens_digest
@@ -121,7 +121,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
         own = range(rank, len(rows), world)  # each rank has generated its share
         signed = {i: signature(tokens_digest(rows[i][0]), rows[i][1].score) if checks() else 0 for i in own}
         signing = time.process_time() - began
-        samples = Samples.of(
+        samples = SampleTable.of(
             Sample(i // SAMPLES, i % SAMPLES, 0, i, PROMPT_TOKENS, tokens, "stop", row[1], 1, i + 1, signed.get(i, 0))
             for i, row in enumerate(rows)
         )

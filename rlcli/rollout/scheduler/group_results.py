@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import JudgedGroup
 from rlcli.rollout.scheduler.groups import Group, batch_of
 from rlcli.rollout.scheduler.sample_filter import left_out, rewarded, right_of
 
 
-def judged(samples: Samples, config: RunConfig) -> tuple[int, int]:
+def judged(samples: SampleTable, config: RunConfig) -> tuple[int, int]:
     """How many samples of one group are right, and how many were judged: a sample whose verification failed, or that
     `train.truncated = mask` leaves out, was not."""
     counting = samples.excluded(config.train.truncated) == 0

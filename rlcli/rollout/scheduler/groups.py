@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlcli.data.columns import RAGGED, RENAMED, Samples
+from rlcli.data.columns import RAGGED, RENAMED, SampleTable
 from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.rollout.rollout_call import GREEDY
 from rlcli.types import Outcome, Sample, Verdict
 
-NONE = Samples.of([])
+NONE = SampleTable.of([])
 UNKNOWN = -1
 
 
@@ -112,7 +112,7 @@ class Group:
 
     def add(
         self,
-        samples: Samples,
+        samples: SampleTable,
         partial: Sequence[PartialRollout],
         shards: Sequence[ShardRef],
         baseline: Verdict | None,
@@ -126,7 +126,7 @@ class Group:
         kept = [one for one in self.partial if one.sample not in new] + [replace(one, shard=last) for one in partial]
         joined = replace(samples, shard=samples.shard * 0 + last)
         if len(self.samples):
-            joined = Samples.joined([self.samples, joined])
+            joined = SampleTable.joined([self.samples, joined])
             joined = joined.take(joined.sample.argsort())  # not by prompt: each round renumbers prompts
         all_shards = [*self.shards, *(shards[shard] for shard in used)]
         needed = sorted({*joined.shard.tolist(), *(one.shard for one in kept)})
@@ -161,7 +161,7 @@ def batch_of(groups: Sequence[Group]) -> RolloutBatch:
     counts = [len(group.samples) for group in groups]
     columns = [_renumbered(group.samples.shard, by_group) for group, by_group in zip(groups, numbers, strict=True)]
     samples = replace(
-        Samples.joined([group.samples for group in groups]),
+        SampleTable.joined([group.samples for group in groups]),
         prompt=np.repeat(np.arange(len(groups)), counts),
         shard=np.concatenate(columns) if columns else np.zeros(0, np.int64),
     )
@@ -175,7 +175,7 @@ def batch_of(groups: Sequence[Group]) -> RolloutBatch:
     )
 
 
-def by_prompt(samples: Samples) -> list[Samples]:
+def by_prompt(samples: SampleTable) -> list[SampleTable]:
     """The samples of each prompt that has any. `samples` must be ordered by prompt."""
     starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
     return [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
@@ -230,7 +230,7 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[ShardRef]) ->
                 known.get("index", UNKNOWN),
                 known.get("first_sample", 0),
                 GroupState.QUEUED if known else GroupState.COMPLETE,
-                Samples.of(replace(s, shard=place[s.shard]) for s in samples),
+                SampleTable.of(replace(s, shard=place[s.shard]) for s in samples),
                 [shards[shard] for shard in used],
                 [replace(one, shard=place[one.shard]) for one in partial],
                 verdict(group["baseline"]) if group["baseline"] else None,

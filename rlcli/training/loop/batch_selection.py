@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class SelectedSamples:
     """The N samples that a step trains on, possibly some of them twice."""
 
-    samples: Samples
+    samples: SampleTable
     """What the controller keeps of each, `[N]`."""
     groups: list[int]
     """The group of each, dense: 0 … G − 1."""
@@ -121,7 +121,7 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
     )
 
 
-def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tensor:
+def shaped_rewards(samples: SampleTable, groups: Tensor, config: RunConfig) -> Tensor:
     """The verifier's scores plus the terms of `shaping`: float64 `[N]`."""
     import numpy as np
     import torch
@@ -152,7 +152,7 @@ def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tenso
     return rewards
 
 
-def turn_rewards(samples: Samples, rewards: Tensor) -> Tensor:
+def turn_rewards(samples: SampleTable, rewards: Tensor) -> Tensor:
     """The reward of each turn: float64 `[N, K]`, 0 behind the last turn. What the sample's reward has beyond the sum of
     its environment's rewards, from a verifier or from shaping, is in its last turn's."""
     import numpy as np
@@ -165,7 +165,7 @@ def turn_rewards(samples: Samples, rewards: Tensor) -> Tensor:
     return found
 
 
-def turn_states(samples: Samples) -> Tensor:
+def turn_states(samples: SampleTable) -> Tensor:
     """The hash of what the environment wrote before each turn: int64 `[N, K]`, 0 behind the last one, and where there
     was no environment."""
     import torch
@@ -173,7 +173,7 @@ def turn_states(samples: Samples) -> Tensor:
     return torch.tensor(_wide(samples, samples.turn_states))
 
 
-def _wide(samples: Samples, column: Any) -> Any:
+def _wide(samples: SampleTable, column: Any) -> Any:
     """`[N, K]`, K the most turns of a sample, at least one, of a column that may lack some."""
     import numpy as np
 
@@ -218,7 +218,7 @@ def step_work(
     return TrainRows(minibatches, columns, seed, chosen.shards, chosen.one_prompt, recording, version)
 
 
-def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
+def _parts(samples: SampleTable, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
     """The named parts of the rewards, float64 `[N, K]` by name, 0 if a sample lacks one, and a last column for the
     rest, if any: what shaping adds, and the whole reward of a sample without parts. Also the weight of each, 1 if none
     is given."""

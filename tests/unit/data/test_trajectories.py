@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PartialRollout, PromptTask
 from rlcli.data.packer import plan_batches
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
@@ -137,10 +137,10 @@ def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
 
 def test_groups_of_older_checkpoints_load() -> None:
     one = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
-    talk = Samples.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
+    talk = SampleTable.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
     rewarded, shards = as_plain([Group(2, samples=talk, shards=["a"])])
     assert list(as_groups(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
-    samples = Samples.of([one])
+    samples = SampleTable.of([one])
     plain, shards = as_plain([Group(2, prompt_index=4, samples=samples, shards=["a"])])
     assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
     (older,) = plain[0]["samples"]
@@ -259,9 +259,9 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     assert (one["mean_log_prob"], one["min_log_prob"]) == (pytest.approx(-3.5 / 3), -2.0)
     assert (samples[0].tokens, samples[0].drawn_tokens, samples[0].context_tokens) == (8, 3, 2)
 
-    metrics = sample_metrics(Samples.of(samples))
+    metrics = sample_metrics(SampleTable.of(samples))
     assert (metrics["response_tokens/mean"], metrics["response_tokens/max"]) == (2.0, 3.0)
     assert (metrics["turns/mean"], metrics["turns/max"], metrics["context_tokens/mean"]) == (2.0, 2.0, 2.0)
     assert metrics["rollout/several_versions"] == 0.5
-    alone = sample_metrics(Samples.of(samples[1:]))
+    alone = sample_metrics(SampleTable.of(samples[1:]))
     assert not {"turns/mean", "turns/max", "context_tokens/mean", "rollout/several_versions"} & alone.keys()
