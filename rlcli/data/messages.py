@@ -112,7 +112,7 @@ class RolloutBatch:
 
     >>> from rlcli.types import Outcome, Sample
     >>> verdicts = [Verdict(0.0, Outcome.WRONG), Verdict(1.0, Outcome.OK)]
-    >>> samples = SampleTable.of(Sample(0, i, 0, i, 5, 9, "stop", verdict, version=3) for i, verdict in enumerate(verdicts))
+    >>> samples = SampleTable.of(Sample(0, i, 0, i, 5, 9, "stop", v, version=3) for i, v in enumerate(verdicts))
     >>> report = RolloutBatch(samples, stats=RolloutStats(generated_tokens=18, version=3))
     >>> len(report.samples), report.samples.score.tolist(), report.stats.generated_tokens
     (2, [0.0, 1.0], 18)

@@ -32,7 +32,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Held:
+class FinishedConversation:
     """A conversation that is over."""
 
     key: int

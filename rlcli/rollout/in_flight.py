@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResponsePart:
     """Consecutive response tokens that weights of one version generated."""
 
     tokens: np.ndarray
@@ -33,12 +33,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PolicyResponse:
     """What the policy has generated of one request."""
 
     key: int
     """Key of the request."""
-    parts: Sequence[Part]
+    parts: Sequence[ResponsePart]
     """In their order; at least one, which may be empty."""
     finish_reason: FinishReason | None
     """Why it ended; None if it has not."""
@@ -64,8 +64,8 @@ class Drawn:
 
         >>> import numpy as np
         >>> ids, log_probs = np.arange(5, dtype=np.int32), np.zeros(5, np.float32)
-        >>> parts = [Part(ids[1:3], log_probs[1:3], 4), Part(ids[3:], log_probs[3:], 5)]
-        >>> whole = Drawn(0, parts, "stop").after(Trajectory.of_prompt(ids[:1]))
+        >>> parts = [ResponsePart(ids[1:3], log_probs[1:3], 4), ResponsePart(ids[3:], log_probs[3:], 5)]
+        >>> whole = PolicyResponse(0, parts, "stop").after(Trajectory.of_prompt(ids[:1]))
         >>> whole.tokens.tolist(), whole.versions, whole.stop_reason
         ([0, 1, 2, 3, 4], [4, 5], 'stop')
         """
@@ -88,24 +88,24 @@ class InFlight:
         self.tokens = 0
         self._engine = engine
         self._requests: dict[int, GenerationRequest] = {}
-        self._parts: dict[int, list[Part]] = {}
+        self._parts: dict[int, list[ResponsePart]] = {}
         self._routes: dict[int, np.ndarray | None] = {}
         self._held: dict[int, int] = {}  # how many tokens of `_parts` the engine returns once more
         self._reasons: dict[int, FinishReason | None] = {}  # of what it has finished and not returned
         self._paused: set[int] = set()
-        self._ended: list[Drawn] = []
+        self._ended: list[PolicyResponse] = []
 
     def add(self, request: GenerationRequest) -> None:
         self._requests[request.key] = request
         self._engine.add(request)
 
-    def finished(self, generation: Generation, version: int) -> Drawn:
+    def finished(self, generation: Generation, version: int) -> PolicyResponse:
         """Take a response from the engine, whose weights have been of `version` since the last pause."""
         self._took(generation, version)
         del self._requests[generation.key]
         self._reasons.pop(generation.key, None)
         parts, routes = self._parts.pop(generation.key), self._routes.pop(generation.key)
-        return Drawn(generation.key, parts, generation.finish_reason, routes)
+        return PolicyResponse(generation.key, parts, generation.finish_reason, routes)
 
     def pause(self, version: int, *, keep: bool = False) -> None:
         """Before the weights change, which are of `version`. keep: leave the requests in the engine, with their keys
@@ -124,7 +124,7 @@ class InFlight:
             self._took(generation, version)
             self._paused.add(generation.key)
 
-    def resume(self) -> list[Drawn]:
+    def resume(self) -> list[PolicyResponse]:
         """Add what was paused to the engine again, in the order of the keys. Returns what ended at the pause."""
         import numpy as np
 
@@ -137,14 +137,17 @@ class InFlight:
         ended, self._ended = self._ended, []
         return ended
 
-    def so_far(self) -> Mapping[int, Drawn]:
+    def so_far(self) -> Mapping[int, PolicyResponse]:
         """What was drawn of each request until the last pause, by key."""
-        return {key: Drawn(key, parts, self._reasons.get(key), self._routes[key]) for key, parts in self._parts.items()}
+        return {
+            key: PolicyResponse(key, parts, self._reasons.get(key), self._routes[key])
+            for key, parts in self._parts.items()
+        }
 
     def _took(self, generation: Generation, version: int) -> None:
         held, parts = self._held.pop(generation.key, 0), self._parts.setdefault(generation.key, [])
         self._routes[generation.key] = continued(self._routes.get(generation.key), generation.routes)
-        part = Part(generation.tokens[held:], generation.log_probs[held:], version)
+        part = ResponsePart(generation.tokens[held:], generation.log_probs[held:], version)
         self.tokens += len(part.tokens)
         if len(part.tokens) or not parts:
             parts.append(part)

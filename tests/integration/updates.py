@@ -15,14 +15,14 @@ def through_update(engine: Any, old: Any, prompts: list[Any], *, keep: bool, lim
     import torch
 
     from rlcli.rollout.engine import GenerationRequest, Sampling
-    from rlcli.rollout.in_flight import Drawn, InFlight
+    from rlcli.rollout.in_flight import InFlight, PolicyResponse
 
     new = copy.deepcopy(old)
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.1)
     engine.load_weights((name, p.detach()) for name, p in old.named_parameters())
-    flight, drawn = InFlight(engine), list[Drawn]()
+    flight, drawn = InFlight(engine), list[PolicyResponse]()
     engine.begin(Sampling(1.0, limit))
     for key, prompt in enumerate(prompts):
         flight.add(GenerationRequest(key, prompt, seed=500 + key))

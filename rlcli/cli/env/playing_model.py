@@ -46,7 +46,7 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
     import numpy as np
 
     from rlcli.data.messages import PromptTask
-    from rlcli.environments.finished_conversation import Held
+    from rlcli.environments.finished_conversation import FinishedConversation
     from rlcli.environments.gateway.agent_pool import AgentPool
     from rlcli.environments.gateway.agent_round import AgentRound
     from rlcli.rollout.local_chat import local_engine
@@ -56,7 +56,7 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
         engine = local_engine(config.model.path, stops, config.max_length, "env-try")
         round = AgentRound(agents, 0, ordered=True)
         round.open(0, PromptTask(0, np.zeros(0, np.int32), prompt, 1))
-        while not isinstance(one := round.poll()[0], Held):
+        while not isinstance(one := round.poll()[0], FinishedConversation):
             round.drew(0, _draw(engine, config, one.tokens, one.room, one.number))
     engine.close()
     if one.failure is not None:

@@ -14,7 +14,7 @@ from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import OUT_OF_TOKENS, states_of
 from rlcli.environments.environment import VERIFIER, EnvironmentFailed, Failure
-from rlcli.environments.finished_conversation import Held, Turn
+from rlcli.environments.finished_conversation import FinishedConversation, Turn
 from rlcli.environments.gateway.agent_pool import AgentPool, Asked, Over
 from rlcli.environments.gateway.agent_processes import AgentRun
 from rlcli.environments.gateway.session_record import Generated
@@ -81,9 +81,9 @@ class AgentRound:
         if sample is not None and sample.asked is None and sample.session:
             sample.is_thinking = True
 
-    def poll(self) -> list[Turn | Held]:
+    def poll(self) -> list[Turn | FinishedConversation]:
         """What has come since the last call, in the order of the samples."""
-        held: list[Held] = []
+        held: list[FinishedConversation] = []
         with contextlib.suppress(queue.Empty):
             while not self._ordered or self.waiting:
                 held += self._took(*self._agents.events.get(block=self._ordered))
@@ -107,7 +107,7 @@ class AgentRound:
         sample.asked, sample.is_thinking = None, True
         self._keys[sample.session] = key
 
-    def _took(self, session: str, event: Asked | Over) -> list[Held]:
+    def _took(self, session: str, event: Asked | Over) -> list[FinishedConversation]:
         key = self._keys.get(session)
         if key is None:  # of an agent that has ended since
             return []
@@ -122,7 +122,7 @@ class AgentRound:
         self._fill()
         return found
 
-    def _ended(self, key: int, event: Over) -> list[Held]:
+    def _ended(self, key: int, event: Over) -> list[FinishedConversation]:
         sample = self._samples[key]
         try:
             run = event.run.result()
@@ -138,7 +138,7 @@ class AgentRound:
         del self._samples[key]
         return [held]
 
-    def _lost(self, key: int, task: PromptTask, error: EnvironmentFailed) -> Held:
+    def _lost(self, key: int, task: PromptTask, error: EnvironmentFailed) -> FinishedConversation:
         """What it drew is left out of everything, so that only the prompt stays."""
         import numpy as np
 
@@ -146,10 +146,10 @@ class AgentRound:
         prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32), task.pictures)
         whole = prompt.extended("policy", *empty, self.version, "stop")
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
-        return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, verdict)
+        return FinishedConversation(key, whole, {"environment": {"ended": "failed"}}, 0, 0, verdict)
 
 
-def _held(key: int, run: AgentRun) -> Held:
+def _held(key: int, run: AgentRun) -> FinishedConversation:
     last = run.branches[-1]
     cut: Ended = "turn_tokens" if last.trajectory.stop_reason == "length" else "done"
     ended = run.ended or cut
@@ -160,7 +160,7 @@ def _held(key: int, run: AgentRun) -> Held:
     fields = {"conversation": [dict(message) for message in last.messages], "environment": facts}
     by_turn = [0.0] * (whole.turns - 1) + [run.reward or 0.0]  # a program posts its reward at the end
     credit = tuple(by_turn), tuple(states_of(whole))
-    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit, run.copies)
+    return FinishedConversation(key, whole, fields, run.calls, run.failed_calls, None, *credit, run.copies)
 
 
 def _check_reward(run: AgentRun, verifier: str) -> None:

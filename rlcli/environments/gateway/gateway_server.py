@@ -29,7 +29,7 @@ from rlcli.environments.gateway.chat_protocol import (
     read_chat,
     read_max_tokens,
 )
-from rlcli.environments.gateway.session_record import OUT_OF_CONTEXT, Ask, Branch, Drawn, Generated, Record
+from rlcli.environments.gateway.session_record import OUT_OF_CONTEXT, Ask, Branch, Generated, GeneratedTurn, Record
 from rlcli.environments.tool_calls import cleaned, format_of, parse
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ModelError
@@ -324,13 +324,13 @@ class Gateway:
         record.copies |= shown.copies
         return dict(zip(images, shown.pictures, strict=True))
 
-    async def _token_turn(self, session: GatewaySession, tokens: list[int], most: int | None) -> Drawn:
+    async def _token_turn(self, session: GatewaySession, tokens: list[int], most: int | None) -> GeneratedTurn:
         ask = session.record.ask_tokens(tokens, most)
         turn = await self._drawn(session, ask)
         session.record.drew(ask, turn, None)
         return turn
 
-    async def _drawn(self, session: GatewaySession, ask: Ask) -> Drawn:
+    async def _drawn(self, session: GatewaySession, ask: Ask) -> GeneratedTurn:
         number, before = len(session.record.turns), ask.trajectory
         request = GenerationAsk(session.id, number, before.tokens, ask.room, before.pictures)
         try:
@@ -341,9 +341,9 @@ class Gateway:
             session.quiet_since = time.monotonic()
         if generation.finish_reason is None or session.id not in self._sessions:
             raise Refused(503, "the generation was aborted")
-        return Drawn(generation.tokens, generation.log_probs, generation.finish_reason, generation.routes)
+        return GeneratedTurn(generation.tokens, generation.log_probs, generation.finish_reason, generation.routes)
 
-    def _until(self, turn: Drawn, stop: Sequence[str]) -> tuple[Drawn, str]:
+    def _until(self, turn: GeneratedTurn, stop: Sequence[str]) -> tuple[GeneratedTurn, str]:
         """A turn and its text, without the token that ended it, up to the first of the texts `stop`. The tokens
         end with the one that completes it."""
         ids = turn.tokens.tolist()
@@ -360,7 +360,7 @@ class Gateway:
         tokens, log_probs = turn.tokens[:count], turn.log_probs[:count]
         return replace(turn, tokens=tokens, log_probs=log_probs, finish_reason="stop"), text[: min(places)]
 
-    def _pairs(self, turn: Drawn) -> list[tuple[str, float]]:
+    def _pairs(self, turn: GeneratedTurn) -> list[tuple[str, float]]:
         """The text and the log-prob of each token."""
         ids, values = turn.tokens.tolist(), turn.log_probs.tolist()
         return [(self._tokenizer.decode([token]), value) for token, value in zip(ids, values, strict=True)]

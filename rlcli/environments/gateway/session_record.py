@@ -38,7 +38,7 @@ class Generated(Protocol):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GeneratedTurn:
     """A turn. tokens: int32 `[n]`. log_probs: float32 `[n]`. routes: of all that it follows, too, if any are known."""
 
     tokens: np.ndarray
@@ -130,7 +130,7 @@ class Record:
             raise Refused(400, "token_ids has tokens that stand for pictures: ask for this turn in messages")
         return self._ask(_ids(new), [], most, [], "", follows)
 
-    def drew(self, ask: Ask, turn: Drawn, message: Message | None) -> None:
+    def drew(self, ask: Ask, turn: GeneratedTurn, message: Message | None) -> None:
         """Record a turn. message: as the client gets it; None if it asked in tokens. A turn is cut off only at a limit
         of the session, not at the request's own."""
         reason = "stop" if ask.is_short else turn.finish_reason

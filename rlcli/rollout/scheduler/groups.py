@@ -81,7 +81,7 @@ class Group:
     first_sample: int = 0
     """Offset of its samples' indexes in their seeds: not 0 if the step drew the prompt before."""
     state: GroupState = GroupState.QUEUED
-    samples: Samples = NONE
+    samples: SampleTable = NONE
     """Its verified samples so far, ordered by `Sample.sample`."""
     shards: Sequence[ShardRef] = ()
     """References to their tokens, indexed by `Sample.shard` and `PartialRollout.shard`."""

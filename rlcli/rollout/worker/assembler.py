@@ -13,7 +13,7 @@ from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutBat
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held
+from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.errors import RunFailed
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.rollout_call import RolloutCall
@@ -45,7 +45,7 @@ class SampleAssembler:
         self.shard: SampleShard | None = None
         """Tokens of the last report."""
         self._rank, self._save = rank, save
-        self._finished: list[tuple[SampleRequest, Trajectory, Future[Scored], Held | None]] = []
+        self._finished: list[tuple[SampleRequest, Trajectory, Future[Scored], FinishedConversation | None]] = []
         self._pending: list[PendingSample] = []
         self._partial: list[PartialRollout] = []
         self._builder = ShardBuilder()
@@ -57,7 +57,7 @@ class SampleAssembler:
         """Samples of a group will come."""
         self.verdicts.begin(task)
 
-    def add(self, request: SampleRequest, whole: Trajectory, held: Held | None = None) -> None:
+    def add(self, request: SampleRequest, whole: Trajectory, held: FinishedConversation | None = None) -> None:
         """Have a finished sample verified. held: its conversation, if it was one."""
         task, sample = request.task, request.sample
         self._unreported += 1

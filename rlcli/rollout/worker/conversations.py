@@ -17,13 +17,13 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation
 from rlcli.environments.environment import Cause, EnvironmentFailed, Failure, Opening, Reply
 from rlcli.environments.environment_pool import Environments, row_of
-from rlcli.environments.finished_conversation import Held, Turn
+from rlcli.environments.finished_conversation import FinishedConversation, Turn
 from rlcli.environments.image_sessions import SeeingSession
 from rlcli.errors import ModelError
 from rlcli.types import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from rlcli.rollout.in_flight import Drawn
+    from rlcli.rollout.in_flight import PolicyResponse
 
 TRIES = 2
 """How often a sample's conversation is begun if its environment fails."""
@@ -93,7 +93,7 @@ class Conversations:
         self._replaying = self._replaying or record is not None
         self._reset(key)
 
-    def drew(self, key: int, drawn: Drawn) -> None:
+    def drew(self, key: int, drawn: PolicyResponse) -> None:
         """Take a turn from the engine."""
         talk = self._talks[key]
         conversation = talk.conversation
@@ -102,7 +102,7 @@ class Conversations:
         message = conversation.drew(whole, self._environments.text(whole.last_turn.tolist()))
         self._expect(key, talk.session.step(message))
 
-    def poll(self) -> list[Turn | Held]:
+    def poll(self) -> list[Turn | FinishedConversation]:
         """What follows the answers that have come since the last call."""
         answers: list[tuple[int, Future[Any]]] = []
         with contextlib.suppress(queue.Empty):
@@ -111,7 +111,7 @@ class Conversations:
         self.waiting -= len(answers)
         return [one for key, answer in sorted(answers, key=itemgetter(0)) for one in self._answered(key, answer)]
 
-    def so_far(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[int, Trajectory]]:
+    def so_far(self, drawn: Mapping[int, PolicyResponse]) -> Iterator[tuple[int, Trajectory]]:
         """The key and the trajectory so far of each conversation in which the policy has spoken. drawn: of the turns
         that the engine has not finished."""
         for key, talk in self._talks.items():
@@ -138,7 +138,7 @@ class Conversations:
         self.waiting += 1
         answer.add_done_callback(lambda done: self._answers.put((key, done)))
 
-    def _answered(self, key: int, answer: Future[Any]) -> list[Turn | Held]:
+    def _answered(self, key: int, answer: Future[Any]) -> list[Turn | FinishedConversation]:
         talk = self._talks[key]
         try:
             conversation = self._taken(talk, answer.result())
@@ -151,7 +151,7 @@ class Conversations:
         whole = conversation.trajectory
         return [Turn(key, whole.branch, conversation.room, whole.turns, pictures=whole.branch_pictures)]
 
-    def _replayed(self, key: int, conversation: Conversation, record: Trajectory) -> list[Turn | Held]:
+    def _replayed(self, key: int, conversation: Conversation, record: Trajectory) -> list[Turn | FinishedConversation]:
         """Say the next recorded turn again. After the last one, the policy goes on."""
         talk, now = self._talks[key], conversation.trajectory
         count, number = len(now.tokens), now.turns
@@ -203,7 +203,7 @@ class Conversations:
         if group.state != conversation.states[0] or not np.array_equal(group.prompt.tokens, prompt_of.tokens):
             raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
 
-    def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | Held]:
+    def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | FinishedConversation]:
         """Try once more from the beginning, then give the sample up. What another one caused is no try."""
         talk = self._talks[key]
         talk.session.close()
@@ -218,7 +218,9 @@ class Conversations:
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
         return [self._over(key, talk.conversation, verdict)]
 
-    def _over(self, key: int, conversation: Conversation | None, failure: Verdict | None = None) -> Held:
+    def _over(
+        self, key: int, conversation: Conversation | None, failure: Verdict | None = None
+    ) -> FinishedConversation:
         talk = self._talks.pop(key)
         talk.session.close()
         group = self._groups[talk.task.prompt]
@@ -231,12 +233,14 @@ class Conversations:
             fields = {"conversation": [dict(m) for m in conversation.messages], "environment": facts}
             counts = conversation.calls, conversation.failed_calls
             by_turn = tuple(rewards), tuple(conversation.states)
-            return Held(key, conversation.finished(), fields, *counts, None, *by_turn, conversation.copies)
+            return FinishedConversation(
+                key, conversation.finished(), fields, *counts, None, *by_turn, conversation.copies
+            )
         # What it drew is left out of everything, so that only the prompt stays.
         row = Trajectory.of_prompt(np.asarray(talk.task.tokens, np.int32), talk.task.pictures)
         nothing: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
         whole = (group.prompt or row).extended("policy", *nothing, self.version, "stop")
-        return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, failure)
+        return FinishedConversation(key, whole, {"environment": {"ended": "failed"}}, 0, 0, failure)
 
 
 def _same_pictures(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:

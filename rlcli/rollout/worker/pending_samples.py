@@ -18,7 +18,7 @@ from rlcli.data.sample_files import LogProbSummary, PartWriter, sample_row, writ
 from rlcli.data.signature import tokens_digest
 from rlcli.data.step_images import MOST, beside, write_pictures
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held
+from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.support.files import filled_path
 from rlcli.types import ENDED, Outcome, Prompt, Sample, Verdict
@@ -66,7 +66,7 @@ def pending(
     seed: int,
     keep_tokens: bool = True,
     saved_group: int = 0,
-    held: Held | None = None,
+    held: FinishedConversation | None = None,
     keep_copies: bool = False,
 ) -> PendingSample:
     """keep_tokens: false in an evaluation, which generates more of them than fit in a worker's memory. saved_group: as
@@ -105,7 +105,7 @@ def pending(
     return PendingSample(task.source, unverified, scored, summary, digest, checksum, messages, kept, copies)
 
 
-def _copies(source: Prompt, held: Held) -> Mapping[str, bytes]:
+def _copies(source: Prompt, held: FinishedConversation) -> Mapping[str, bytes]:
     """Of what its environment showed beside the row's own pictures."""
     own = frozenset(source.image_digests()) if held.copies else frozenset()
     return {digest: copy for digest, copy in held.copies.items() if digest not in own}

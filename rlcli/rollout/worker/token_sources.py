@@ -12,10 +12,10 @@ from typing import ClassVar
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held, Turn
+from rlcli.environments.finished_conversation import FinishedConversation, Turn
 from rlcli.environments.gateway.agent_round import AgentRound
 from rlcli.rollout.engine import Engine, GenerationRequest
-from rlcli.rollout.in_flight import Drawn, InFlight
+from rlcli.rollout.in_flight import InFlight, PolicyResponse
 from rlcli.rollout.worker.assembler import SampleAssembler
 from rlcli.rollout.worker.conversations import Conversations, turn_seed
 from rlcli.rollout.worker.sample_request import SampleRequest
@@ -47,11 +47,11 @@ class TokenSource(ABC):
         return True
 
     @abstractmethod
-    def took(self, drawn: Drawn) -> None:
+    def took(self, drawn: PolicyResponse) -> None:
         """The engine has finished a request."""
 
     @abstractmethod
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+    def partial(self, drawn: Mapping[int, PolicyResponse]) -> Iterator[tuple[SampleRequest, Trajectory]]:
         """Samples that are not complete, with their tokens so far. drawn: by key, of the engine's unfinished
         requests."""
 
@@ -72,7 +72,7 @@ class TokenSource(ABC):
     def close(self) -> None:
         """End what is not complete."""
 
-    def _finish(self, key: int, whole: Trajectory, held: Held | None = None) -> None:
+    def _finish(self, key: int, whole: Trajectory, held: FinishedConversation | None = None) -> None:
         request = self._requests.pop(key)
         if self._assembler is not None:
             self._assembler.add(request, whole, held)
@@ -96,13 +96,13 @@ class SingleTurns(TokenSource):
             )
         )
 
-    def took(self, drawn: Drawn) -> None:
+    def took(self, drawn: PolicyResponse) -> None:
         if self._assembler is None:
             del self._requests[drawn.key]
         else:
             self._finish(drawn.key, drawn.after(self._requests[drawn.key].so_far()))
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+    def partial(self, drawn: Mapping[int, PolicyResponse]) -> Iterator[tuple[SampleRequest, Trajectory]]:
         for key, tokens in drawn.items():
             request = self._requests[key]
             yield request, tokens.after(request.so_far())
@@ -141,15 +141,15 @@ class Turns(TokenSource):
         if not holds:
             self._add_turns()
         for event in events:
-            if isinstance(event, Held):
+            if isinstance(event, FinishedConversation):
                 self._finish(event.key, event.whole, event)
         return not holds
 
-    def took(self, drawn: Drawn) -> None:
+    def took(self, drawn: PolicyResponse) -> None:
         self.is_waiting = True
         self._answer(drawn)
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+    def partial(self, drawn: Mapping[int, PolicyResponse]) -> Iterator[tuple[SampleRequest, Trajectory]]:
         raise AssertionError("only the leader reports partial samples")
 
     def set_version(self, version: int) -> None:
@@ -179,11 +179,11 @@ class Turns(TokenSource):
     def _begin(self, key: int, request: SampleRequest) -> None:
         """Begin a sample's conversation, or start its agent."""
 
-    def _poll(self) -> Sequence[Turn | Held]:
+    def _poll(self) -> Sequence[Turn | FinishedConversation]:
         """Turns to generate, and samples that are over, since the last call."""
         return ()
 
-    def _answer(self, drawn: Drawn) -> None:
+    def _answer(self, drawn: PolicyResponse) -> None:
         """Give a turn to the environment or the agent."""
 
     @property
@@ -212,7 +212,7 @@ class ConversationTurns(Turns):
         super().__init__(engine, in_flight, assembler)
         self._conversations, self._ordered = conversations, ordered
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+    def partial(self, drawn: Mapping[int, PolicyResponse]) -> Iterator[tuple[SampleRequest, Trajectory]]:
         for key, whole in self._conversations.so_far(drawn):
             yield self._requests[key], whole
 
@@ -232,10 +232,10 @@ class ConversationTurns(Turns):
     def _begin(self, key: int, request: SampleRequest) -> None:
         self._conversations.open(key, request.task, request.so_far() if request.is_resumed else None)
 
-    def _poll(self) -> Sequence[Turn | Held]:
+    def _poll(self) -> Sequence[Turn | FinishedConversation]:
         return self._conversations.poll()
 
-    def _answer(self, drawn: Drawn) -> None:
+    def _answer(self, drawn: PolicyResponse) -> None:
         self._conversations.drew(drawn.key, drawn)
 
     @property
@@ -254,7 +254,7 @@ class AgentTurns(Turns):
         super().__init__(engine, in_flight, assembler)
         self._agents = agents
 
-    def partial(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[SampleRequest, Trajectory]]:
+    def partial(self, drawn: Mapping[int, PolicyResponse]) -> Iterator[tuple[SampleRequest, Trajectory]]:
         raise AssertionError("no agent is interrupted")
 
     def room(self) -> int:
@@ -270,10 +270,10 @@ class AgentTurns(Turns):
         assert not request.is_resumed, "no agent is interrupted"
         self._agents.open(key, request.task)
 
-    def _poll(self) -> Sequence[Turn | Held]:
+    def _poll(self) -> Sequence[Turn | FinishedConversation]:
         return self._agents.poll()
 
-    def _answer(self, drawn: Drawn) -> None:
+    def _answer(self, drawn: PolicyResponse) -> None:
         self._agents.drew(drawn.key, drawn)
 
     @property

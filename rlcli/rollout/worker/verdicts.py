@@ -12,7 +12,7 @@ from typing import Any
 from rlcli.cluster.watchdog import progress
 from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.finished_conversation import Held
+from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.rewards.expression import rivals_of
 from rlcli.rewards.service.scoring_client import Scored, ScoringService
 from rlcli.rollout.rollout_call import GREEDY
@@ -77,7 +77,7 @@ class GroupVerdicts:
         self._verdicts[task.prompt] = []
 
     def add(
-        self, task: PromptTask, sample: int, whole: Trajectory, held: Held | None = None, step: int = 0
+        self, task: PromptTask, sample: int, whole: Trajectory, held: FinishedConversation | None = None, step: int = 0
     ) -> Future[Scored]:
         """Have a response verified: at once, or with its group if its verifier compares responses, or reads them
         together. step: of the training."""

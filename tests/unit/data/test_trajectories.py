@@ -26,7 +26,7 @@ from rlcli.data.trajectories import Span, Trajectory
 from rlcli.model.packed_batch import pack
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
-from rlcli.rollout.worker.conversations import Held
+from rlcli.rollout.worker.conversations import FinishedConversation
 from rlcli.rollout.worker.pending_samples import Saver, pending
 from rlcli.rollout.worker.sample_request import started
 from rlcli.training.loop.metrics import sample_metrics
@@ -218,7 +218,7 @@ def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: P
     ):
         saver = Saver(str(tmp_path / f"{name}.parquet"), 3, 1)
         shown = {**copies, image_digest(b"own"): b"3"}
-        held = Held(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
+        held = FinishedConversation(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
         item = pending(task, 0, whole, scored, shard=0, seed=0, held=held, keep_copies=saver.keeps_copies)
         assert item.copies == copies
         saver.add([item])
@@ -239,7 +239,7 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
         scored: Future[Scored] = Future()
         scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
         held = (
-            Held(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
+            FinishedConversation(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
             if index == 0
             else None
         )

@@ -20,7 +20,7 @@ from rlcli.environments.finished_conversation import Turn
 from rlcli.errors import ConfigError
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.rollout.engine import EngineSpec, Sampling
-from rlcli.rollout.in_flight import Drawn, Part
+from rlcli.rollout.in_flight import PolicyResponse, ResponsePart
 from rlcli.rollout.rollout_call import RolloutCall
 from rlcli.rollout.transformers_engine import TransformersEngine
 from rlcli.rollout.worker.conversations import Conversations
@@ -310,7 +310,7 @@ def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, mod
         ids, log_probs = np.array([70], np.int32), np.zeros(1, np.float32)
         while turns:
             for turn in turns:
-                conversations.drew(turn.key, Drawn(turn.key, [Part(ids, log_probs, 0)], "stop"))
+                conversations.drew(turn.key, PolicyResponse(turn.key, [ResponsePart(ids, log_probs, 0)], "stop"))
             turns = [one for one in conversations.poll() if isinstance(one, Turn)]
         assert not conversations._groups
         assert not conversations._talks
