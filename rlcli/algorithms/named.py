@@ -57,12 +57,14 @@ class Part(Generic[R_co]):
     needs: frozenset[str]
     """The columns that it reads."""
     rules: Rules = Rules()
+    """Properties that it was registered with."""
     options: Mapping[str, object] = field(default_factory=dict)
+    """Options that it is called with."""
 
     def __call__(self, *arguments: object) -> R_co:
-        """Call the function with its options. Of a record of columns it gets those that it declares."""
-        given = [each.only(self.needs, self.title) if isinstance(each, Inputs) else each for each in arguments]
-        return self.function(*given, **self.options)
+        """Call the function with its options. Records are restricted to the columns that it declares."""
+        restricted = [item.only(self.needs, self.title) if isinstance(item, Inputs) else item for item in arguments]
+        return self.function(*restricted, **self.options)
 
 
 class Named(Generic[R]):

@@ -34,9 +34,9 @@ def with_paths_expanded(values: Mapping[str, Any], origins: Mapping[str, str]) -
 
 def _expanded_in(key: str, value: Any, origins: Mapping[str, str]) -> Any:
     if isinstance(value, list | tuple):
-        return [_expanded_in(key, one, origins) for one in value]
+        return [_expanded_in(key, entry, origins) for entry in value]
     if isinstance(value, Mapping):
-        return {name: _expanded_in(key, one, origins) if name == "path" else one for name, one in value.items()}
+        return {name: _expanded_in(key, entry, origins) if name == "path" else entry for name, entry in value.items()}
     return expanded(value, f"{key} = {value} ({origins.get(key, 'default')})") if isinstance(value, str) else value
 
 

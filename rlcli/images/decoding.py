@@ -37,11 +37,11 @@ def decode(data: bytes) -> Image:
     (`MAX_PIXELS`) or too thin a shape (`MAX_RATIO`).
     """
     image = _opened(data)
-    turned = _UPRIGHT.get(_orientation(image))
+    transposition = _UPRIGHT.get(_orientation(image))
     try:
         image.load()
-        found = _rgb(image)
-        return found.transpose(_transposition(turned)) if turned else found
+        rgb = _rgb(image)
+        return rgb.transpose(_transposition(transposition)) if transposition else rgb
     except Exception as error:  # decoders raise errors of many types at bytes that are not as they should be
         raise _bad(error) from error
 
@@ -117,10 +117,10 @@ def _orientation(image: Any) -> int:
     exif = Image.Exif()
     try:
         exif.load(stored)
-        found = exif.get(_ORIENTATION, 1)
+        orientation = exif.get(_ORIENTATION, 1)
     except Exception:  # broken metadata leaves the pixels as they are
         return 1
-    return found if found in _UPRIGHT else 1
+    return orientation if orientation in _UPRIGHT else 1
 
 
 def _transposition(name: str) -> Any:

@@ -44,6 +44,6 @@ def data_url(encoded: bytes) -> str:
 
 
 def _encoded(picture: Image, form: str) -> bytes:
-    out = io.BytesIO()
-    picture.save(out, form, **({"quality": QUALITY} if form == "JPEG" else {}))
-    return out.getvalue()
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **({"quality": QUALITY} if form == "JPEG" else {}))
+    return buffer.getvalue()

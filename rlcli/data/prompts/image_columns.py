@@ -70,10 +70,10 @@ def mapped(batches: Callable[[], Iterator[Any]]) -> Any:
     try:
         folder = closed_folder(cache_folder() / "pictures")
         with tempfile.NamedTemporaryFile(dir=folder) as file:
-            found = batches()
-            first = next(found)
+            record_batches = batches()
+            first = next(record_batches)
             with pa.ipc.new_stream(file, first.schema) as stream:
-                for batch in chain([first], found):
+                for batch in chain([first], record_batches):
                     stream.write_batch(batch)
             file.flush()
             return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()

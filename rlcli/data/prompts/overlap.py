@@ -24,8 +24,8 @@ def rows_in(prompts: TokenizedPrompts, others: TokenizedPrompts, *, conversing: 
     candidates = np.flatnonzero(np.isin(ours, theirs))
     if prompts.rule is None and not conversing:
         return len(candidates)
-    asked = {_with_rest(others, row, conversing) for row in np.flatnonzero(np.isin(theirs, ours)).tolist()}
-    return sum(_with_rest(prompts, row, conversing) in asked for row in candidates.tolist())
+    other_keys = {_with_rest(others, row, conversing) for row in np.flatnonzero(np.isin(theirs, ours)).tolist()}
+    return sum(_with_rest(prompts, row, conversing) in other_keys for row in candidates.tolist())
 
 
 def _hashes(prompts: TokenizedPrompts) -> np.ndarray:
