@@ -29,15 +29,15 @@ class Objective:
     sums: dict[str, Tensor]
     """Detached float64 scalars, each a sum over this micro-batch's response tokens. Add them up over micro-batches and
     ranks, then divide by `tokens` for means. The keys depend on the algorithm and on the inputs, never on the data:
-        tokens           number of forwarded drawn tokens
+        tokens           number of forwarded response tokens
         policy_loss      the policy loss, corrected, without the other terms
         clip_low_tokens  tokens whose gradient the lower clip zeroed
         clip_high_tokens tokens whose gradient the upper clip or the dual clip zeroed
         ratio_abs_dev    |ρ − 1|: how far the policy has moved since generation
         kl               the KL estimate, not multiplied by its coefficient (only with a reference)
         entropy          the policy's entropy (only if given)
-        teacher_kl       log π − log ν of the drawn tokens: their mean estimates KL(π ‖ teacher) (only with a teacher)
-        teacher_agreement  drawn tokens that are the teacher's likeliest (only with a teacher)
+        teacher_kl       log π − log ν of the response tokens: its mean estimates KL(π ‖ teacher) (only with a teacher)
+        teacher_agreement  response tokens that are the teacher's likeliest (only with a teacher)
         mismatch_…       see `correction.mismatch_sums` (only with the engine's log-probs)
     """
 

@@ -114,15 +114,17 @@ class Named(Generic[R]):
         """
         rules = Rules(level, needs_group, makes_pairs, only_in_reward, ignores_rewards, rejects)
         title, known = f"the {self.kind} '{name}'", self.columns(rules)
-        for asked in needs:
-            if asked not in known:
-                raise RlcliError(f"{title} needs '{asked}', which is not available", near(asked, known))
+        for column in needs:
+            if column not in known:
+                raise RlcliError(f"{title} needs '{column}', which is not available", near(column, known))
 
         def register(function: Callable[P, R]) -> Callable[P, R]:
             other = self._parts.get(name)
             if other is not None and _source(other.function) != _source(function):
-                here, there = _source(other.function)[0], _source(function)[0]
-                raise RlcliError(f"{title} is registered twice: in {here} and {there}", "give one of them another name")
+                first_file, second_file = _source(other.function)[0], _source(function)[0]
+                raise RlcliError(
+                    f"{title} is registered twice: in {first_file} and {second_file}", "give one of them another name"
+                )
             self._check_arguments(title, function)
             self._parts[name] = Part(title, function, frozenset(needs), rules)
             return function

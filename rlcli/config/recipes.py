@@ -184,7 +184,7 @@ def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
     line = re.compile(
         rf"(?P<head>^[ \t]*\[recipe\][^\n]*\n{other_fields}[ \t]*{name}[ \t]*=[ \t]*){text_value}", re.MULTILINE
     )
-    changed = line.sub(lambda found: found["head"] + json.dumps(value, ensure_ascii=False), text, count=1)
+    changed = line.sub(lambda match: match["head"] + json.dumps(value, ensure_ascii=False), text, count=1)
     head["recipe"][name] = value
     if tomllib.loads(changed) != head:
         raise ConfigError(

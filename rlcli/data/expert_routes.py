@@ -55,7 +55,7 @@ def padded(routes: Routes, tokens: int) -> Routes:
     return padded_routes
 
 
-def continued(earlier: Routes | None, later: Routes | None) -> Routes | None:
+def continued(earlier: Routes | None, continuation: Routes | None) -> Routes | None:
     """Merge routes of a sequence with routes of its continuation. Where `earlier` knows a token's experts, they are
     kept: they generated it.
 
@@ -66,10 +66,10 @@ def continued(earlier: Routes | None, later: Routes | None) -> Routes | None:
     """
     import numpy as np
 
-    if earlier is None or later is None:
-        return later if earlier is None else earlier
-    tokens = max(len(earlier), len(later))
-    first, second = padded(earlier, tokens), padded(later, tokens)
+    if earlier is None or continuation is None:
+        return continuation if earlier is None else earlier
+    tokens = max(len(earlier), len(continuation))
+    first, second = padded(earlier, tokens), padded(continuation, tokens)
     known = (first != np.iinfo(first.dtype).max).any(axis=(1, 2), keepdims=True)
     routes: np.ndarray = np.where(known, first, second)
     return routes

@@ -1,4 +1,4 @@
-"""Decode pictures that anyone may have made: formats, sizes and memory are bounded, and what is refused says why."""
+"""Decode untrusted images: formats, sizes and memory are bounded, and errors name the reason."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def decoded_size(data: bytes) -> tuple[int, int]:
 
 
 def _opened(data: bytes) -> Any:
-    """The picture with its header read and checked."""
+    """Open the image, with its header read and checked."""
     from PIL import Image
 
     if not data:
@@ -108,7 +108,7 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _orientation(image: Any) -> int:
-    """As EXIF counts it: 1 is upright, from 5 on the sides are exchanged."""
+    """The EXIF orientation: 1 is upright, from 5 on the sides are exchanged."""
     from PIL import Image
 
     stored = image.info.get("exif")

@@ -1,6 +1,6 @@
-"""Pictures where only text can be shown: their sizes, and digests that identify them.
+"""Descriptions of images for places that only show text: their sizes, and digests that identify them.
 
-A picture is described as `{"digest": …, "width": 84, "height": 84}`, never by its bytes.
+An image is described as `{"digest": …, "width": 84, "height": 84}`, never by its bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def descriptions(value: Any) -> list[dict[str, Any]]:
 
 
 def in_words(picture: Mapping[str, Any]) -> str:
-    """
+    """Placeholder text of an image.
+
     >>> in_words({"digest": "0f", "width": 84, "height": 56}), in_words({"width": None})
     ('[image 84 x 56]', '[image]')
     """

@@ -1,4 +1,4 @@
-"""How a model sees encoded pictures."""
+"""Prepares encoded images for a model, with a cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPIES = 256
 
 
 class NoRoom(BadImage):
-    """Pictures with more tokens than there may be."""
+    """Images with more tokens than allowed."""
 
 
 @dataclass(frozen=True)

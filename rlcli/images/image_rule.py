@@ -30,8 +30,8 @@ class ImageRule(ABC):
     @classmethod
     @abstractmethod
     def of(cls, path: str, config: Any) -> Self:
-        """Of the model at `path`, a folder or hub id, with this config. Raises `OSError` if its files do not say how it
-        sees pictures."""
+        """The rule of the model at `path`, a folder or hub id, with this config. Raises `OSError` if its files have no
+        image preprocessing."""
 
     @classmethod
     def refused(cls, config: Any) -> str:
@@ -40,26 +40,26 @@ class ImageRule(ABC):
 
     @abstractmethod
     def fitted(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of what `prepared` makes of a picture of this size. Raises `ValueError` for a picture more
-        than 200 times as long as wide."""
+        """Width and height of the result of `prepared` for an image of this size. Raises `ValueError` for an image with
+        an aspect ratio of more than 200."""
 
     @abstractmethod
     def prepared(self, picture: Any) -> np.ndarray:
-        """A PIL picture in RGB as the model sees it: uint8 `[height, width, 3]`."""
+        """Resize a PIL image in RGB for the model: uint8 `[height, width, 3]`."""
 
     @abstractmethod
     def tokens(self, width: int, height: int) -> int:
-        """How many tokens stand for a prepared picture."""
+        """Number of image tokens of a prepared image."""
 
     @abstractmethod
     def inputs(self, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """What transformers' model takes of prepared pictures, by the names of its arguments: float32 and int64."""
+        """Arguments of transformers' model for prepared images, by name: float32 and int64."""
 
     @property
     @abstractmethod
     def blank(self) -> np.ndarray:
-        """The smallest prepared picture, for a pack that has none: on ranks that share a tower each takes part in each
-        pass."""
+        """The smallest prepared image, for a pack without images: all ranks that share a vision encoder take part in
+        each of its passes."""
 
     def engine_inputs(self, pictures: Sequence[np.ndarray]) -> Mapping[str, np.ndarray] | None:
         """What vLLM's model takes of prepared pictures, by the names that its processor gives it; None if that
@@ -86,11 +86,11 @@ class ImageRule(ABC):
             begin = start - placed.index(self.token)
             mask[begin : begin + len(placed)] = False
             mask[start] = True
-        found: np.ndarray = ids[mask]
-        return found
+        collapsed_ids: np.ndarray = ids[mask]
+        return collapsed_ids
 
     def starts(self, ids: np.ndarray, pictures: Sequence[np.ndarray]) -> list[int]:
-        """Where in the ids each picture's tokens begin."""
+        """Index of the first token of each image."""
         import numpy as np
 
         indexes, counts = np.flatnonzero(ids == self.token), [self.tokens(p.shape[1], p.shape[0]) for p in pictures]
@@ -106,5 +106,6 @@ class ImageRule(ABC):
 
 
 def identity(picture: np.ndarray) -> tuple[int, ...]:
-    """Equal for views of one array. Samples of a group mostly share their pictures, which then need not be compared."""
+    """Key that is equal for views of one array. Samples of a group mostly share their images, which then need not be
+    compared."""
     return picture.__array_interface__["data"][0], *picture.shape

@@ -1,4 +1,4 @@
-"""How InternVL sees pictures: as tiles of one size, which the tower reads as square pictures."""
+"""Image preprocessing of InternVL: tiles of one size, which the vision encoder reads as square images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Qwen2.5-VL, Qwen3-VL and Qwen3.5 see pictures: at their own size, cut into patches, with positions in three
+"""Image preprocessing of Qwen2.5-VL, Qwen3-VL and Qwen3.5: native resolution, cut into patches, with positions in three
 dimensions."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures and their places in the messages, as the rows of a dataset hold them."""
+"""Images of a dataset's rows, and their markers in the messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def marked(messages: Sequence[Message], images: int) -> tuple[Message, ...]:
 
 
 def markers(messages: Iterable[Message]) -> int:
-    """How many `IMAGE` markers the messages have."""
+    """Number of `IMAGE` markers in the messages."""
     return sum(message["content"].count(IMAGE) for message in messages)
 
 

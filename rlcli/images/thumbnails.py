@@ -1,4 +1,4 @@
-"""Small copies of pictures for pages: decoded and encoded again here, so that no page has the bytes of others."""
+"""Thumbnails for pages: decoded and encoded again here, so that no page contains untrusted bytes."""
 
 from __future__ import annotations
 

@@ -224,14 +224,14 @@ def gdpo(inputs: AdvantageInputs) -> Tensor:
     tensor([ 1.0954, -1.0954,  0.5477, -0.5477])
     """
     parts = inputs.parts
-    chosen = inputs.part_weights if inputs.has("part_weights") else [1.0] * parts.shape[1]
-    if len(chosen) != parts.shape[1]:
+    part_weights = inputs.part_weights if inputs.has("part_weights") else [1.0] * parts.shape[1]
+    if len(part_weights) != parts.shape[1]:
         raise ConfigError(
-            f"advantage gdpo: {len(chosen)} weights for the {parts.shape[1]} parts of the reward",
+            f"advantage gdpo: {len(part_weights)} weights for the {parts.shape[1]} parts of the reward",
             "give one weight a part, or none",
         )
     total = torch.zeros_like(parts[:, 0], dtype=torch.float64)
-    for part, weight in zip(parts.T, chosen, strict=True):
+    for part, weight in zip(parts.T, part_weights, strict=True):
         grouped = Grouped.of(part, inputs.groups)
         total = total + weight * grouped.centred / (grouped.std + _EPSILON)
     variance = total.square().sum() / max(len(total) - 1, 1)

@@ -1,4 +1,4 @@
-"""The column of a parquet file that holds the rows' pictures."""
+"""The column of a parquet file that holds the rows' images."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def image_column(schema: Any) -> str:
 
 
 def are_counts(images: Any) -> bool:
-    """Whether a table's column of images has only their numbers (see `PromptTable.without`)."""
+    """Return whether a table's column of images has only their counts (see `PromptTable.without`)."""
     import pyarrow.types as kinds
 
     return bool(kinds.is_integer(images.type))
 
 
 def image_counts(column: Any) -> Any:
-    """The number of pictures in each row of a column of them."""
+    """Number of images in each row of a column of images."""
     import pyarrow.compute
     import pyarrow.types as kinds
 

@@ -62,7 +62,7 @@ class PassRates:
         return PRIOR + self.right * decayed, PRIOR + self.wrong * decayed
 
     def retired(self) -> np.ndarray:
-        """Which prompts are drawn no more: bool `[count]`."""
+        """Mask of the retired prompts: bool `[count]`."""
         mask: np.ndarray = self.solved >= self.retire if self.retire else np.zeros(self.count, bool)
         return mask
 
@@ -71,7 +71,7 @@ class PassRates:
         self.solved = np.minimum(self.solved, max(self.retire - 1, 0))
 
     def known(self) -> np.ndarray:
-        """Which prompts have been drawn: bool `[count]`."""
+        """Mask of the prompts that were used at least once: bool `[count]`."""
         mask: np.ndarray = self.drawn_at >= 0
         return mask
 

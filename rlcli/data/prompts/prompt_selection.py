@@ -1,4 +1,4 @@
-"""Draw the prompts that teach most: those that the policy solves about every second time."""
+"""Select the most informative prompts: those that the policy solves about every second time."""
 
 from __future__ import annotations
 

@@ -367,16 +367,16 @@ class PromptTable(Sequence[Prompt]):
         """The row's pictures and their number; of a table without its images, the number alone."""
         if isinstance(value, int):
             return (), value
-        found = pictures(value, self.origin.file.parent)
-        return found, len(found)
+        images = pictures(value, self.origin.file.parent)
+        return images, len(images)
 
     def _verifier(self, style: Any, data_source: str, bad: Callable[..., DataError]) -> str:
         if not self.origin.expression.names_rows_own:
             return str(self.origin.expression)
-        named = style
+        verifier = style
         if isinstance(style, str) and is_verls_style(style):
-            named = verifier_of(style, data_source)
-        if not isinstance(named, str) or not named:
+            verifier = verifier_of(style, data_source)
+        if not isinstance(verifier, str) or not verifier:
             if not self.origin.verified:
                 return ""
             raise bad(
@@ -385,7 +385,7 @@ class PromptTable(Sequence[Prompt]):
                 "give one with: --verifier NAME (rlcli verifiers list shows the names), or --verifier FILE.py:FUNCTION",
             )
         try:
-            expression = self._of_style(named)
+            expression = self._of_style(verifier)
         except ConfigError as error:
             raise bad(f"'reward_model.style' is {style!r:.200}: {error.message}", error.hint) from None
         if self._of_style.cache_info().currsize > MOST_VERIFIERS:
