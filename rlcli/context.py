@@ -1,4 +1,4 @@
-"""A run as all of its processes know it: its configuration, and what the checks before it have found."""
+"""The context of a run, equal in all of its processes: its configuration, and facts found by the checks before it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from rlcli.images.image_rule import ImageRule
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the configuration leaves to the model, the data and the machine. Found once, before anything starts."""
+    """Facts that depend on the model, the data and the machine. Determined once, before anything starts."""
 
     device: str
-    """What workers compute on: `cpu` or `cuda`."""
+    """Device of the workers: `cpu` or `cuda`."""
     dtype: str
-    """Of compute: `float32`, `bfloat16` or `float16`."""
+    """Compute precision: `float32`, `bfloat16` or `float16`."""
     max_length: int
     """Tokens of the longest prompt and response together."""
     kv_cache_bytes: int | None
-    """Of one engine; None if vLLM measures it."""
+    """Bytes of one engine's KV cache; None if vLLM measures it."""
     roles: frozenset[Role]
-    """Those of the policy's workers: in an evaluation an engine alone."""
+    """Roles of the policy's workers: in an evaluation an engine alone."""
     adapter: str = ""
     """Folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty."""
     verifiers: tuple[str, ...] = ()
-    """Names of those that the prompts use, to load early."""
+    """Names of the verifiers that the prompts use, to load early."""
     environments: tuple[str, ...] = ()
-    """Names of those that samples converse with."""
+    """Names of the environments that samples use."""
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
-    """What ends a response: id → text."""
+    """Tokens that end a response: id → text."""
     thinking: bool = False
     """Whether prompts end within an open <think>."""
     day: date | None = None
     """The date that the chat template uses as today; None if it uses none."""
     images: ImageRule | None = None
-    """How the model sees pictures, if it does."""
+    """Image preprocessing of the model, if it sees images."""
     pictures: int = 0
-    """The most that a prompt has."""
+    """Maximum number of images of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class RunContext:
     facts: RunFacts
 
     def changed(self, config: RunConfig, **facts: object) -> RunContext:
-        """With another configuration, and with these facts."""
+        """Copy with another configuration, and with these facts replaced."""
         return RunContext(config, replace(self.facts, **facts))  # type: ignore[arg-type]
 
     @property
     def trains(self) -> bool:
-        """Whether it is a training run, and no evaluation."""
+        """Whether it is a training run, not an evaluation."""
         return "policy" in self.facts.roles
 
     @property
     def engine_alone(self) -> bool:
-        """Whether engines have workers of their own, in which nothing trains."""
+        """Whether engines have separate workers, in which nothing trains."""
         return not self.trains or bool(self.config.rollout.workers)
 
     @property

@@ -22,27 +22,27 @@ def near(name: str, known: Iterable[str]) -> str:
     ('did you mean gsm8k?', 'did you mean gsm8k?')
     """
     known = sorted(known)
-    folded = {one.casefold(): one for one in known}
+    folded = {candidate.casefold(): candidate for candidate in known}
     wanted = name.casefold()
     close = [wanted] if wanted in folded else difflib.get_close_matches(wanted, folded, n=3, cutoff=0.6)
-    close = [folded[one] for one in close]
+    close = [folded[candidate] for candidate in close]
     if close:
         return f"did you mean {', '.join(close)}?"
     return f"known: {', '.join(known) or 'none'}"
 
 
-def load_entry(entry: EntryPoint, what: str) -> Any:
-    """The object of an entry point. Raises `RlcliError` naming `what` if its import raises, hangs or exits.
+def load_entry(entry: EntryPoint, title: str) -> Any:
+    """The object of an entry point. Raises `RlcliError` naming `title` if its import raises, hangs or exits.
 
     The import is tested in another process first, unless the package is this one, or is imported already.
     """
     ours = entry.dist is not None and entry.dist.name == "rlcli"
     if not ours and entry.module not in sys.modules and (problem := import_problem(entry.module)):
-        raise RlcliError(f"{what} {problem}", "see what it does when it is imported, or remove that package")
+        raise RlcliError(f"{title} {problem}", "see what it does when it is imported, or remove that package")
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # a module may exit when it is imported
-        raise RlcliError(f"{what} does not load: {error!r}", "reinstall or remove that package") from error
+        raise RlcliError(f"{title} does not load: {error!r}", "reinstall or remove that package") from error
 
 
 class Registry(Generic[T]):
@@ -104,17 +104,17 @@ class Registry(Generic[T]):
 
     @cached_property
     def _published(self) -> dict[str, EntryPoint]:
-        found: dict[str, EntryPoint] = {}
+        entries: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
-            other = found.get(entry.name)
+            other = entries.get(entry.name)
             # An editable install can list the same entry twice; two different targets are a clash.
             if other is not None and other.value != entry.value:
                 raise RlcliError(
                     f"the {self.kind} '{entry.name}' is published twice: {other.value} and {entry.value}",
                     "uninstall one of the two packages",
                 )
-            found[entry.name] = entry
-        return found
+            entries[entry.name] = entry
+        return entries
 
     def _entry(self, name: str) -> EntryPoint:
         if name not in self._published:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 Message = Mapping[str, str]
 """One chat message: `{"role": "user", "content": "What is 2+2?"}`."""
 IMAGE = "<image>"
-"""Stands in a message's text for one of its prompt's pictures, in their order."""
+"""Marks the place of an image in a message's text; markers and the prompt's images have the same order."""
 FinishReason = Literal["stop", "length"]
 Ended = Literal["done", "turns", "turn_tokens", "drawn_tokens", "tokens", "tool_calls", "seconds", "failed"]
 """Why a conversation ended: its environment was done, a limit was reached, or the environment failed twice.
@@ -30,9 +30,6 @@ ENDED: tuple[Ended | None, ...] = (None, *get_args(Ended))
 class Prompt:
     """One row of a dataset.
 
-    images: encoded pictures (PNG, JPEG, …), as many as there are `IMAGE` markers in the messages, in that order.
-    Without any, such a marker is plain text.
-
     >>> Prompt(
     ...     id="openai/gsm8k:train:0",
     ...     messages=({"role": "user", "content": "What is 2+2?"},),
@@ -45,16 +42,25 @@ class Prompt:
     """
 
     id: str
+    """Identifies the row: data source, split and row number."""
     messages: tuple[Message, ...]
+    """Chat messages, before the chat template."""
     data_source: str
+    """Name of the dataset, such as its hub id."""
     ability: str
+    """Kind of task, such as `math`."""
     verifier: str
+    """Verifier expression that scores responses."""
     ground_truth: str
+    """Reference answer."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the row."""
     images: tuple[bytes, ...] = field(default=(), repr=False)
+    """Encoded images (PNG, JPEG, …), one for each `IMAGE` marker in the messages, in that order. Without any, such a
+    marker is plain text."""
 
     def content(self) -> bytes:
-        """What a fingerprint of the prompt hashes. It is short: a digest stands for the pictures."""
+        """Input of a fingerprint of the prompt. It is short: images are replaced by their digests."""
         return "".join((repr(self), *self.image_digests())).encode(errors="surrogatepass")
 
     def problem(self, *, with_extra_info: bool = False) -> str:
@@ -70,25 +76,31 @@ class Prompt:
         return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
     def image_digests(self) -> tuple[str, ...]:
-        """Hexadecimal, of each picture: equal for equal bytes."""
+        """Hexadecimal digest of each image: equal for equal bytes."""
         return tuple(map(image_digest, self.images))
 
     def request(self, completion: str = "", finish_reason: FinishReason | Literal[""] = "") -> VerifyRequest:
         """The input of a verifier for a response to this prompt."""
-        row = (self.ground_truth, self.messages, self.data_source, self.extra_info)
-        return VerifyRequest(completion, *row, finish_reason=finish_reason)
+        return VerifyRequest(
+            completion,
+            self.ground_truth,
+            self.messages,
+            self.data_source,
+            self.extra_info,
+            finish_reason=finish_reason,
+        )
 
 
 def image_digest(image: bytes) -> str:
-    """32 hexadecimal digits, of an encoded picture."""
+    """32 hexadecimal digits of an encoded image."""
     return hashlib.blake2b(image, digest_size=16).hexdigest()
 
 
 class Outcome(StrEnum):
     """How a verification ended.
 
-    Those in `UNVERIFIED` do not judge the response: such samples are not part of a loss or of a group's statistics. If
-    a verifier raises or its process ends, that is reported after a second try in a fresh process.
+    Outcomes in `UNVERIFIED` say nothing about the response: such samples are not part of a loss or of a group's
+    statistics. If a verifier raises or its process ends, that is reported after a second try in a fresh process.
     """
 
     OK = "ok"
@@ -128,34 +140,36 @@ def is_reward(part: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """The input of a verifier: one response and the fields of its row.
-
-    completion_ids: its token ids, the end included; empty if unknown (a file of texts, a served model).
-    finish_reason: why the response ended: "stop" (the model ended it) or "length" (it was cut off at the limit); empty
-    if unknown. thinking: the prompt ends within a <think> that its chat template opened.
-
-    rivals: other responses of its group, for a verifier that compares them (its option `rivals`: how many).
-
-    step: of the training, from 1, in which the response was drawn, of `steps`; 0 where that is unknown, as it is to
-    verifiers that get responses one by one.
-
-    Of a conversation with an environment, the completion is the policy's last turn. conversation: all its messages, the
-    prompt's included. environment: `rewards` (of each step), `ended` (see `Ended`) and `info` (of the last step).
-    """
+    """The input of a verifier: one response and the fields of its row."""
 
     completion: str
+    """Text of the response; in a conversation with an environment, the policy's last turn."""
     ground_truth: str
+    """Reference answer of the row."""
     prompt: tuple[Message, ...] = ()
+    """Messages of the prompt."""
     data_source: str = ""
+    """Name of the dataset."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the row."""
     completion_ids: Sequence[int] = ()
+    """Token ids of the response, the end included; empty if unknown (a file of texts, a served model)."""
     finish_reason: FinishReason | Literal[""] = ""
+    """Why the response ended: "stop" (the model ended it) or "length" (it was cut off at the limit); empty if
+    unknown."""
     thinking: bool = False
+    """Whether the prompt ends within a <think> that its chat template opened."""
     conversation: Sequence[Mapping[str, Any]] = ()
+    """All messages of a conversation, the prompt's included; empty for a single response."""
     environment: Mapping[str, Any] = field(default_factory=dict)
+    """Report of the environment: `rewards` (of each step), `ended` (see `Ended`) and `info` (of the last step)."""
     rivals: Sequence[str] = ()
+    """Other responses of its group, for a verifier that compares them (its option `rivals`: how many)."""
     step: int = 0
+    """Training step, from 1, in which the response was generated; 0 where that is unknown, as for verifiers that get
+    responses one by one."""
     steps: int = 0
+    """Training steps of the run; 0 if unknown."""
 
     if not TYPE_CHECKING:  # a type checker still refuses such names
 
@@ -195,17 +209,17 @@ _FENCE_ENDS = {mark: re.compile(rf"^[ \t]*{mark}[`~]*[ \t]*$", re.MULTILINE) for
 
 
 def _reasoning(text: str, is_open: bool) -> tuple[bool, int]:
-    """Whether a `<think>` is open at the end of `text`, and where the text after the reasoning begins. Takes time
+    """Return whether a `<think>` is open at the end of `text`, and the index of the text after the reasoning, in time
     linear in the text's length. is_open: whether one is open at its start."""
     depth, start, at, opened, endless = int(is_open), 0, 0, 0, set[str]()
-    while found := (_THINK if depth else _OUTSIDE).search(text, at):
-        at = found.end()
-        if found[0] == "<think>":
-            depth += not (depth and not text[opened : found.start()].strip())
+    while match := (_THINK if depth else _OUTSIDE).search(text, at):
+        at = match.end()
+        if match[0] == "<think>":
+            depth += not (depth and not text[opened : match.start()].strip())
             opened = at
-        elif found[0] == "</think>":
+        elif match[0] == "</think>":
             depth, start = max(depth - 1, 0), at
-        elif (mark := found.groupdict().get("fence")) and mark not in endless:
+        elif (mark := match.groupdict().get("fence")) and mark not in endless:
             line_end = text.find("\n", at)
             end = _FENCE_ENDS[mark].search(text, line_end) if line_end >= 0 else None
             at = end.end() if end else at
@@ -217,22 +231,25 @@ def _reasoning(text: str, is_open: bool) -> tuple[bool, int]:
 class Verdict:
     """A verifier's result for one response.
 
-    score: the reward, usually 0 or 1. answer: the answer it read, as text. parts: named rewards that make up the
-    score, each with its own metric; names that begin with `USAGE` are costs instead, summed over a step, and those that
-    begin with `LOGGED` only metrics. detail: the reason, for a reader (for a crash, the exception). latency_s: seconds
-    it took, filled in by the pool. extra: further columns of the response's row in the table of samples.
-
     >>> Verdict(score=1.0, outcome=Outcome.OK, answer="42").outcome.value
     'ok'
     """
 
     score: float
+    """The reward, usually 0 or 1."""
     outcome: Outcome
+    """How the verification ended."""
     answer: str | None = None
+    """The answer that it read, as text."""
     parts: Mapping[str, float] = field(default_factory=dict)
+    """Named rewards that make up the score, each with a separate metric. Names that begin with `USAGE` are costs
+    instead, summed over a step; names that begin with `LOGGED` are only metrics."""
     detail: str = ""
+    """The reason, for a reader; for a crash, the exception."""
     latency_s: float = 0.0
+    """Seconds of the verification, filled in by the pool."""
     extra: Mapping[str, str] = field(default_factory=dict)
+    """Further columns of the response's row in the table of samples."""
 
 
 class Verifier(Protocol):
@@ -259,122 +276,151 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One trajectory, without its tokens: those are row `row` of shard `shard`.
+    """One trajectory, without its tokens, which are row `row` of shard `shard`.
 
-    prompt: index of its prompt in the step (its group). sample: index within the group. prompt_tokens: before the first
-    drawn token. drawn_tokens: those that the policy drew, the end-of-text token included. version: the engine's number
-    of weight syncs when it drew the first of them; newer_by: how many more it had seen at the last; version_tokens: how
-    many it drew with each of these versions, empty if all with one. seed: of drawing them. signature: of its tokens,
-    log-probs and score (`rlcli.data.signature`); 0: not signed. context_tokens: those after the prompt that the policy
-    did not draw. turns: how often the policy spoke. Of a conversation, ended: why, as an index into `ENDED`;
-    tool_calls: of the policy; failed_calls: those that could not be read or that failed; turn_rewards: what the
-    environment gave for each turn; turn_states: a hash of what it had written before each turn; branches: sequences
-    that it consists of. saved_step, saved_group: where its row is saved: in the files of which step (0: unknown, from
-    an older checkpoint), and its group among those that this step generated.
+    >>> Sample(0, 1, 0, 5, prompt_tokens=9, drawn_tokens=4, stop_reason="stop",
+    ...        verdict=Verdict(1.0, Outcome.OK), version=3).tokens
+    13
     """
 
     prompt: int
+    """Index of its prompt (its group) in the step."""
     sample: int
+    """Index within the group."""
     shard: int
+    """Index of the shard with its tokens."""
     row: int
+    """Row of that shard."""
     prompt_tokens: int
+    """Tokens before the first response token."""
     drawn_tokens: int
+    """Response tokens, the end-of-text token included."""
     stop_reason: FinishReason
+    """Why the response ended."""
     verdict: Verdict
+    """Result of its verification."""
     version: int
+    """Policy version (number of weight syncs) that generated the first response token."""
     seed: int = 0
+    """Seed of its sampling."""
     signature: int = 0
+    """Signature of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed."""
     context_tokens: int = 0
+    """Tokens after the prompt that are no response tokens."""
     turns: int = 1
+    """Turns of the policy."""
     newer_by: int = 0
+    """Weight syncs between its first and its last response token."""
     ended: int = 0
+    """Why a conversation ended, as an index into `ENDED`."""
     tool_calls: int = 0
+    """Tool calls of the policy."""
     failed_calls: int = 0
+    """Tool calls that could not be parsed or that failed."""
     branches: int = 1
+    """Token sequences that it consists of."""
     saved_step: int = 0
+    """Step in whose files its row is saved; 0: unknown, from an older checkpoint."""
     saved_group: int = 0
+    """Number of its group among those that this step generated."""
     turn_rewards: tuple[float, ...] = ()
+    """Rewards of its turns by the environment."""
     turn_states: tuple[int, ...] = ()
+    """Hash of what the environment had written before each turn."""
     version_tokens: tuple[int, ...] = ()
+    """Response tokens of each policy version, from `version` on; empty if a single version generated all."""
 
     @property
     def tokens(self) -> int:
+        """All tokens of the trajectory."""
         return self.prompt_tokens + self.drawn_tokens + self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One raw row of a source.
-
-    where: for messages, its file and its position ("train.jsonl.gz, line 17"). origin: the source of all rows of that
-    file, for the record: the file's path, or hub id and revision ("openai/gsm8k@740312add88f"); empty for generated
-    rows. problem: why it has no values, such as a line that is not JSON; such a row ends the conversion or is skipped,
-    as the user chooses.
-    """
+    """One raw row of a source."""
 
     values: Mapping[str, Any]
+    """Column → value."""
     where: str
+    """File and position, for messages ("train.jsonl.gz, line 17")."""
     origin: str = ""
+    """Source of all rows of that file, for the record: the file's path, or hub id and revision
+    ("openai/gsm8k@740312add88f"); empty for generated rows."""
     problem: str = ""
+    """Why it has no values, such as a line that is not JSON; such a row ends the conversion or is skipped, as the user
+    chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """The options of `rlcli prep NAME`; None (columns: empty) if not given: the converter's default applies.
-
-    source: a hub id, or a local folder or file. subset: a named part of the source (of a hub dataset, its
-    configuration). task: which of a generator's tasks. difficulty, seed: of generated problems. count, test_count: rows
-    to generate for the train and for the test split. kinds, cells, cell: of generated pictures, the kinds of question,
-    the cells on a side, and the pixels on a cell's side. columns: our name of a column → its name in the source.
-    verifier, data_source, ability: values for every row. instruction: text added to each question.
-    """
+    """The options of `rlcli prep NAME`; None (columns: empty) if not given: the converter's default applies."""
 
     source: str | None = None
+    """A hub id, or a local folder or file."""
     subset: str | None = None
+    """A named part of the source; of a hub dataset, its configuration."""
     task: str | None = None
+    """Name of a generator's task."""
     difficulty: int | None = None
+    """Difficulty of generated problems."""
     seed: int | None = None
+    """Seed of generated problems."""
     count: int | None = None
+    """Rows to generate for the train split."""
     test_count: int | None = None
+    """Rows to generate for the test split."""
     kinds: str | None = None
+    """Kinds of question about generated images."""
     cells: int | None = None
+    """Cells on a side of a generated image."""
     cell: int | None = None
+    """Pixels on a cell's side."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    """Our name of a column → its name in the source."""
     verifier: str | None = None
+    """Verifier of every row."""
     data_source: str | None = None
+    """Data source of every row."""
     ability: str | None = None
+    """Ability of every row."""
     instruction: str | None = None
+    """Text added to each question."""
 
 
 @dataclass(frozen=True)
 class Converter:
     """Converts a dataset into prompts; the entry-point group `rlcli.data_prep` publishes it by name.
 
-    summary: one line for `rlcli prep list`. source: where the rows come from (a hub id, or "generated"). verifier: the
-    one that scores them. read: the raw rows of each split ("train", "test"), possibly lazy; it raises `DataError` for a
-    source that cannot be read and `ConfigError` for an option out of bounds. prompt: one row's values as a `Prompt`
-    with the id "" and the dataset's extra fields in `extra_info`; it raises `DataError` only about the values, or
-    `BadImage` about its pictures, and the caller adds the row's position, its id, and `split` and `index` to
-    `extra_info`. options: which fields of `ConvertOptions` it reads, name → help; `rlcli prep` refuses the others.
-    reference: paper, licence, size. note: what `prompt` has changed in a row that its author may not expect, in words
-    that follow "12 rows "; empty if nothing. The command counts the rows of each note.
+    def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
+        return {"train": [RawRow({"country": "France", "city": "Paris"}, "row 0")]}
 
-        def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
-            return {"train": [RawRow({"country": "France", "city": "Paris"}, "row 0")]}
+    def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+        question = {"role": "user", "content": f"The capital of {row['country']}?"}
+        return Prompt("", (question,), "capitals", "geography", "exact", row["city"])
 
-        def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-            question = {"role": "user", "content": f"The capital of {row['country']}?"}
-            return Prompt("", (question,), "capitals", "geography", "exact", row["city"])
-
-        CONVERTER = Converter("capitals", "Capitals of the world", "generated", "exact", read, prompt)
+    CONVERTER = Converter("capitals", "Capitals of the world", "generated", "exact", read, prompt)
     """
 
     name: str
+    """Name of the command: `rlcli prep NAME`."""
     summary: str
+    """One line for `rlcli prep list`."""
     source: str
+    """Where the rows come from: a hub id, or "generated"."""
     verifier: str
+    """Verifier that scores responses to the rows."""
     read: Callable[[ConvertOptions], Mapping[str, Iterable[RawRow]]]
+    """Returns the raw rows of each split ("train", "test"), possibly lazy. Raises `DataError` for a source that cannot
+    be read and `ConfigError` for an option out of bounds."""
     prompt: Callable[[Mapping[str, Any], ConvertOptions], Prompt]
+    """Returns one row's values as a `Prompt` with the id "" and the dataset's extra fields in `extra_info`. Raises
+    `DataError` only about the values, or `BadImage` about its images. The caller adds the row's position, its id, and
+    `split` and `index` to `extra_info`."""
     options: Mapping[str, str] = field(default_factory=dict)
+    """Fields of `ConvertOptions` that it reads, name → help; `rlcli prep` refuses the others."""
     reference: str = ""
+    """Paper, licence, size."""
     note: Callable[[Mapping[str, Any], ConvertOptions], str] = lambda row, options: ""
+    """Returns what `prompt` has changed in a row that its author may not expect, in words that follow "12 rows "; empty
+    if nothing. The command counts the rows of each note."""

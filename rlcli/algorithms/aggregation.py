@@ -21,16 +21,16 @@ from rlcli.algorithms.named import Named
 @dataclass(frozen=True)
 class Denominators:
     """Counts of a minibatch, over all micro-batches and ranks: samples that need no forward pass are counted, tokens
-    that a correction rejects are not.
-
-    tokens: drawn tokens. sequences: responses. max_length: the longest response that the run allows, in tokens.
-    groups: prompts.
-    """
+    that a correction rejects are not."""
 
     tokens: int
+    """Response tokens."""
     sequences: int
+    """Responses."""
     max_length: int
+    """Longest response that the run allows, in tokens."""
     groups: int = 1
+    """Groups, one a prompt."""
 
 
 AggregationFunction = Callable[..., Tensor]

@@ -29,15 +29,15 @@ class Objective:
     sums: dict[str, Tensor]
     """Detached float64 scalars, each a sum over this micro-batch's response tokens. Add them up over micro-batches and
     ranks, then divide by `tokens` for means. The keys depend on the algorithm and on the inputs, never on the data:
-        tokens           number of forwarded drawn tokens
+        tokens           number of forwarded response tokens
         policy_loss      the policy loss, corrected, without the other terms
         clip_low_tokens  tokens whose gradient the lower clip zeroed
         clip_high_tokens tokens whose gradient the upper clip or the dual clip zeroed
         ratio_abs_dev    |ρ − 1|: how far the policy has moved since generation
         kl               the KL estimate, not multiplied by its coefficient (only with a reference)
         entropy          the policy's entropy (only if given)
-        teacher_kl       log π − log ν of the drawn tokens: their mean estimates KL(π ‖ teacher) (only with a teacher)
-        teacher_agreement  drawn tokens that are the teacher's likeliest (only with a teacher)
+        teacher_kl       log π − log ν of the response tokens: its mean estimates KL(π ‖ teacher) (only with a teacher)
+        teacher_agreement  response tokens that are the teacher's likeliest (only with a teacher)
         mismatch_…       see `correction.mismatch_sums` (only with the engine's log-probs)
     """
 
@@ -61,22 +61,33 @@ class Algorithm:
     """
 
     advantage: Part[Tensor | TokenAdvantages]
+    """Advantage function."""
     loss: Part[TokenLoss]
+    """Policy loss."""
     token_selector: Part[Tensor] | None
-    """Chooses the tokens that the loss treats separately, if it does."""
+    """Selects the tokens that the loss treats separately, if it does."""
     select: Part[Tensor]
+    """Selects the samples of a step to train on."""
     aggregation: Part[Tensor]
+    """Reduces token losses to a scalar."""
     correction: Corrections
+    """Weights and rejections for the difference between engine and trainer."""
     kl_estimator: Part[Tensor]
+    """Estimator of the KL to the reference model."""
     options: Mapping[str, object]
-    """The numbers of the configuration: those that a part takes reached it when it was built."""
+    """Numeric options of the configuration; each part got those that it takes when it was built."""
     kl: KlController
+    """Coefficient of the KL."""
     kl_in_reward: bool
-    """The KL is subtracted from the reward, not added to the loss."""
+    """Whether the KL is subtracted from the reward, not added to the loss."""
     entropy: EntropyController
+    """Coefficient of the entropy bonus."""
     nll_coef: float
+    """Weight of the negative log-likelihood of correct responses."""
     mismatch_warning: float
+    """KL of engine to trainer above which a warning is logged, in nats a token."""
     selects_pairs: bool
+    """Whether `select` returns pairs."""
 
     @property
     def parts(self) -> list[Callable[..., object]]:
@@ -208,11 +219,11 @@ class Algorithm:
         Holds for losses whose gradient at ρ = 1 is −A, as for most (`build.pulls_by_advantage`), without their KL and
         entropy terms. inputs: as for `objective`.
         """
-        given, _ = self._corrected(inputs)
-        values = given.advantages.double().square()
-        if given.has("weights"):
-            values = values * given.weights
-        return self.aggregation(values, given, denominators)
+        corrected, _ = self._corrected(inputs)
+        values = corrected.advantages.double().square()
+        if corrected.has("weights"):
+            values = values * corrected.weights
+        return self.aggregation(values, corrected, denominators)
 
     def objective(
         self,
@@ -231,13 +242,13 @@ class Algorithm:
         tokens of right responses in the whole minibatch. on_policy_input: receives the log-probs that only the policy
         loss reads, kept tokens only, so their gradient lacks the other terms. R = 0 is allowed and gives a loss of 0.
         """
-        given, mismatch = self._corrected(inputs)
-        log_probs, old = given.log_probs, given.old_log_probs
+        corrected, mismatch = self._corrected(inputs)
+        log_probs, old = corrected.log_probs, corrected.old_log_probs
         read = log_probs.view_as(log_probs)
         if on_policy_input is not None:
             on_policy_input(read)
-        weights = given.weights if given.has("weights") else torch.ones_like(log_probs)
-        policy = self.loss(given.replace(log_probs=read, weights=weights))
+        weights = corrected.weights if corrected.has("weights") else torch.ones_like(log_probs)
+        policy = self.loss(corrected.replace(log_probs=read, weights=weights))
         terms = policy.loss if "weights" in self.loss.needs else policy.loss * weights
         sums = {
             "tokens": torch.ones_like(log_probs),
@@ -246,21 +257,21 @@ class Algorithm:
             "clip_high_tokens": policy.clipped_high,
             "ratio_abs_dev": (ratio(log_probs.detach(), old) - 1).abs(),
         }
-        if given.has("reference_log_probs"):
-            sums["kl"] = self.divergence(log_probs, given.reference_log_probs, old)
+        if corrected.has("reference_log_probs"):
+            sums["kl"] = self.divergence(log_probs, corrected.reference_log_probs, old)
             if not self.kl_in_reward:
                 terms = terms + kl_coef * sums["kl"]
-        if given.has("teacher_log_probs"):
-            sums["teacher_kl"] = log_probs - given.teacher_log_probs
-            sums["teacher_agreement"] = given.teacher_agrees
-        if given.has("entropy"):
-            sums["entropy"] = given.entropy
-            terms = terms - entropy_coef * given.entropy if entropy_coef else terms
-        loss = self.aggregation(terms, given, denominators)
+        if corrected.has("teacher_log_probs"):
+            sums["teacher_kl"] = log_probs - corrected.teacher_log_probs
+            sums["teacher_agreement"] = corrected.teacher_agrees
+        if corrected.has("entropy"):
+            sums["entropy"] = corrected.entropy
+            terms = terms - entropy_coef * corrected.entropy if entropy_coef else terms
+        loss = self.aggregation(terms, corrected, denominators)
         if self.nll_coef:
-            nll = torch.where(given.right[given.sequence], -log_probs, 0.0)
+            nll = torch.where(corrected.right[corrected.sequence], -log_probs, 0.0)
             share = Denominators(right_tokens, denominators.sequences, denominators.max_length)
-            loss = loss + self.nll_coef * token_mean(nll, given, share)
+            loss = loss + self.nll_coef * token_mean(nll, corrected, share)
         totals = {name: values.detach().sum(dtype=torch.float64) for name, values in sums.items()}
         return Objective(loss, totals | mismatch)
 
@@ -269,13 +280,13 @@ class Algorithm:
         the sums of the mismatch over all tokens."""
         log_probs = inputs.log_probs
         trainer = inputs.old_log_probs if inputs.has("old_log_probs") else log_probs.detach()
-        given, mismatch = inputs.replace(old_log_probs=trainer), dict[str, Tensor]()
+        result, mismatch = inputs.replace(old_log_probs=trainer), dict[str, Tensor]()
         if inputs.has("rollout_log_probs"):
             engine = inputs.rollout_log_probs
-            weights = self.correction.weights(given.replace(log_probs=log_probs.detach()))
+            weights = self.correction.weights(result.replace(log_probs=log_probs.detach()))
             mismatch = mismatch_sums(trainer, engine, weights, inputs.sequence, inputs.lengths)
-            given = given.replace(weights=weights, old_log_probs=engine if self.bypasses else trainer)
-        return (given.without_rejected() if given.has("kept") else given), mismatch
+            result = result.replace(weights=weights, old_log_probs=engine if self.bypasses else trainer)
+        return (result.without_rejected() if result.has("kept") else result), mismatch
 
 
 def loss_vanishes(algorithm: Algorithm) -> bool:

@@ -67,37 +67,37 @@ def build_algorithm(
     """
     if code:
         load_file(code)
-    named: dict[str, object] = {"scale": scale, "gamma": gamma, "lam": lam}
-    named |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
-    given = {name: value for name, value in named.items() if value is not None} | dict(options or {})
-    loss_part = losses.part(loss, given)
+    separate_keys: dict[str, object] = {"scale": scale, "gamma": gamma, "lam": lam}
+    separate_keys |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+    values = {name: value for name, value in separate_keys.items() if value is not None} | dict(options or {})
+    loss_part = losses.part(loss, values)
     algorithm = Algorithm(
-        advantage=advantages.part(advantage, given),
+        advantage=advantages.part(advantage, values),
         loss=loss_part,
-        token_selector=selectors.part(loss, given) if "selected" in loss_part.needs else None,
-        select=selection.part(select, given),
-        aggregation=aggregations.part(aggregation, given),
-        correction=Corrections.of(correction, given),
-        kl_estimator=kl.part(kl_estimator, given),
-        options=given,
-        kl=kl_controller(kl_coef, kl_target, **chosen_options(kl_controller, given)),
+        token_selector=selectors.part(loss, values) if "selected" in loss_part.needs else None,
+        select=selection.part(select, values),
+        aggregation=aggregations.part(aggregation, values),
+        correction=Corrections.of(correction, values),
+        kl_estimator=kl.part(kl_estimator, values),
+        options=values,
+        kl=kl_controller(kl_coef, kl_target, **chosen_options(kl_controller, values)),
         kl_in_reward=kl_in == "reward" and kl_coef > 0,
         entropy=EntropyController(entropy_coef, entropy_target),
         nll_coef=nll_coef,
         mismatch_warning=mismatch_warning,
         selects_pairs=selection.rules(select).makes_pairs,
     )
-    chosen = {"advantage": advantage, "loss": loss, "select": select, "aggregation": aggregation}
-    chosen |= {"correction": correction, "kl_estimator": kl_estimator}
-    check(algorithm, chosen, options or {}, named, tried=tried)
+    part_names = {"advantage": advantage, "loss": loss, "select": select, "aggregation": aggregation}
+    part_names |= {"correction": correction, "kl_estimator": kl_estimator}
+    check(algorithm, part_names, options or {}, separate_keys, tried=tried)
     return algorithm
 
 
 def check(
     algorithm: Algorithm,
-    chosen: Mapping[str, str],
+    part_names: Mapping[str, str],
     options: Mapping[str, float],
-    named: Mapping[str, object],
+    separate_keys: Mapping[str, object],
     *,
     tried: bool = True,
 ) -> None:
@@ -106,13 +106,13 @@ def check(
     chosen: the name of each part, by its key. options, named: the given numbers, in the table `options` and as separate
     keys. tried: whether functions of this package are called, too.
     """
-    _check_correction(algorithm, chosen["correction"], chosen["loss"])
-    _check_fit(algorithm, chosen["advantage"], chosen["loss"], chosen["select"])
-    _check_options(algorithm, options, named)
+    _check_correction(algorithm, part_names["correction"], part_names["loss"])
+    _check_fit(algorithm, part_names["advantage"], part_names["loss"], part_names["select"])
+    _check_options(algorithm, options, separate_keys)
     if tried or not _is_ours(algorithm.loss):
-        _try_loss(algorithm, chosen["loss"])
+        _try_loss(algorithm, part_names["loss"])
     if not _is_ours(algorithm.advantage) or (tried and not algorithm.is_token_level):
-        _try_advantage(algorithm, chosen["advantage"])
+        _try_advantage(algorithm, part_names["advantage"])
     for part in (algorithm.aggregation, algorithm.kl_estimator, *algorithm.correction.parts):
         if not _is_ours(part):
             _try_on_tokens(part, takes_values=part is algorithm.aggregation)
@@ -169,9 +169,9 @@ def _check_fit(algorithm: Algorithm, advantage: str, loss: str, select: str) -> 
 
 def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
     """Refuse corrections that do not fit together, or do not fit the loss."""
-    of = algorithm.correction
-    again = [part for part in of.parts if not part.rules.rejects and "old_log_probs" in part.needs]
-    if algorithm.bypasses and len(again) > 1:
+    corrections = algorithm.correction
+    duplicates = [part for part in corrections.parts if not part.rules.rejects and "old_log_probs" in part.needs]
+    if algorithm.bypasses and len(duplicates) > 1:
         raise ConfigError(
             f"algorithm.correction = {correction} corrects for the engine twice: with bypass the ratio of the loss "
             "already uses the engine's log-probs",
@@ -185,11 +185,11 @@ def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
         )
 
 
-def _check_options(algorithm: Algorithm, options: Mapping[str, float], named: Mapping[str, object]) -> None:
+def _check_options(algorithm: Algorithm, options: Mapping[str, float], separate_keys: Mapping[str, object]) -> None:
     """Refuse numbers that no part takes, and parts that lack one. named: those that are separate keys."""
-    taken = [option for part in algorithm.parts for option in options_of(part).items()]
-    names = {name for name, _ in taken}
-    for name, value in named.items():
+    accepted = [option for part in algorithm.parts for option in options_of(part).items()]
+    names = {name for name, _ in accepted}
+    for name, value in separate_keys.items():
         unset = _UNUSED.get(name)
         if name not in names and value != unset:
             raise ConfigError(
@@ -197,7 +197,7 @@ def _check_options(algorithm: Algorithm, options: Mapping[str, float], named: Ma
                 f"give {'unset' if unset is None else unset}",
             )
     for name, number in options.items():
-        if name in named:
+        if name in separate_keys:
             raise ConfigError(f"algorithm.options.{name} is a separate key", f"give algorithm.{name} = {number:g}")
         if name not in names:
             raise ConfigError(f"algorithm.options.{name}: none of the chosen functions takes it", near(name, names))
@@ -209,7 +209,7 @@ def _check_options(algorithm: Algorithm, options: Mapping[str, float], named: Ma
         raise ConfigError(
             f"algorithm.options.correction_low = {low:g} is more than correction_high = {high:g}", "swap the two"
         )
-    for name, default in taken:
+    for name, default in accepted:
         if default is inspect.Parameter.empty and name not in algorithm.options:
             raise ConfigError(f"algorithm.options.{name} is not given", "the chosen functions have no default")
 
@@ -255,11 +255,11 @@ def _try_advantage(algorithm: Algorithm, name: str) -> None:
     )
     try:
         if algorithm.is_token_level:
-            made = algorithm.token_advantages(inputs).advantages
-            assert made.shape == rewards.shape, f"{tuple(made.shape)} advantages of {tuple(rewards.shape)} tokens"
+            result = algorithm.token_advantages(inputs).advantages
+            assert result.shape == rewards.shape, f"{tuple(result.shape)} advantages of {tuple(rewards.shape)} tokens"
         else:
-            made = algorithm.response_advantages(inputs)
-        assert bool(torch.isfinite(made).all()), f"{made.tolist()} is not finite"
+            result = algorithm.response_advantages(inputs)
+        assert bool(torch.isfinite(result).all()), f"{result.tolist()} is not finite"
     except RlcliError:
         raise
     except Exception as error:

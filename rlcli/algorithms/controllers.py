@@ -18,14 +18,17 @@ class KlController:
     that no batch, however large, flips the sign.
 
     >>> controller = KlController(coef=0.1, target=2.0, horizon=100)
-    >>> controller.update(3.0, samples=50)  # half as much again, which counts as a fifth, times 50 / 100
+    >>> controller.update(3.0, samples=50)  # 1.5 times the target, clipped to +0.2, times 50 / 100
     >>> f"{controller.coef:.2f}"
     '0.11'
     """
 
     coef: float
+    """β, the coefficient to apply now."""
     target: float | None = None
+    """Target KL; None: the coefficient is fixed."""
     horizon: float = 10_000
+    """Responses over which the coefficient adapts."""
 
     def update(self, measured: float, samples: int) -> None:
         """After a step of `samples` responses whose mean KL was `measured`."""
@@ -71,9 +74,13 @@ class EntropyController:
     """
 
     coef: float
+    """The coefficient to apply now."""
     target: float | None = None
+    """Target entropy in nats a token; None: the coefficient is fixed."""
     step: float = 0.005
+    """Change of the level in each step."""
     level: float = field(init=False)
+    """c, the coefficient while the entropy is at most the target."""
 
     def __post_init__(self) -> None:
         self.level = self.coef

@@ -118,10 +118,10 @@ add 'advantages' to the needs that it is registered with
         >>> inputs.without_rejected().sequence, inputs.without_rejected().lengths
         (tensor([0]), tensor([1, 0]))
         """
-        places = self.kept_places if self.has("kept_places") else self.kept.nonzero()[:, 0]
+        indexes = self.kept_places if self.has("kept_places") else self.kept.nonzero()[:, 0]
         lengths = torch.zeros_like(self.lengths).index_add(0, self.sequence, self.kept.to(self.lengths.dtype))
         of_tokens = [name for name, column in self.columns().items() if column.shape[0] == "R" and self.has(name)]
-        tokens = {name: getattr(self, name).index_select(0, places) for name in of_tokens}
+        tokens = {name: getattr(self, name).index_select(0, indexes) for name in of_tokens}
         return self.replace(**tokens, lengths=lengths, kept_places=None)
 
 

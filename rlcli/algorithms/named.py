@@ -57,12 +57,14 @@ class Part(Generic[R_co]):
     needs: frozenset[str]
     """The columns that it reads."""
     rules: Rules = Rules()
+    """Properties that it was registered with."""
     options: Mapping[str, object] = field(default_factory=dict)
+    """Options that it is called with."""
 
     def __call__(self, *arguments: object) -> R_co:
-        """Call the function with its options. Of a record of columns it gets those that it declares."""
-        given = [each.only(self.needs, self.title) if isinstance(each, Inputs) else each for each in arguments]
-        return self.function(*given, **self.options)
+        """Call the function with its options. Records are restricted to the columns that it declares."""
+        restricted = [item.only(self.needs, self.title) if isinstance(item, Inputs) else item for item in arguments]
+        return self.function(*restricted, **self.options)
 
 
 class Named(Generic[R]):
@@ -112,15 +114,17 @@ class Named(Generic[R]):
         """
         rules = Rules(level, needs_group, makes_pairs, only_in_reward, ignores_rewards, rejects)
         title, known = f"the {self.kind} '{name}'", self.columns(rules)
-        for asked in needs:
-            if asked not in known:
-                raise RlcliError(f"{title} needs '{asked}', which is not available", near(asked, known))
+        for column in needs:
+            if column not in known:
+                raise RlcliError(f"{title} needs '{column}', which is not available", near(column, known))
 
         def register(function: Callable[P, R]) -> Callable[P, R]:
             other = self._parts.get(name)
             if other is not None and _source(other.function) != _source(function):
-                here, there = _source(other.function)[0], _source(function)[0]
-                raise RlcliError(f"{title} is registered twice: in {here} and {there}", "give one of them another name")
+                first_file, second_file = _source(other.function)[0], _source(function)[0]
+                raise RlcliError(
+                    f"{title} is registered twice: in {first_file} and {second_file}", "give one of them another name"
+                )
             self._check_arguments(title, function)
             self._parts[name] = Part(title, function, frozenset(needs), rules)
             return function

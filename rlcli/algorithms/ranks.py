@@ -10,12 +10,13 @@ from rlcli.algorithms.lazy import Tensor
 
 @dataclass(frozen=True)
 class Ranks:
-    """add: sums a tensor, of the same shape on every rank, over the ranks. gather: concatenates 1-D tensors of any
-    lengths in the order of the ranks. Both are collective: every rank calls them in the same order."""
+    """Collectives over the ranks: every rank calls them in the same order."""
 
     add: Callable[[Tensor], Tensor]
+    """Sums a tensor, of the same shape on every rank, over the ranks."""
     gather: Callable[[Tensor], Tensor]
+    """Concatenates 1-D tensors of any lengths in the order of the ranks."""
 
 
 ALONE = Ranks(add=lambda tensor: tensor, gather=lambda tensor: tensor)
-"""A single rank, which holds everything."""
+"""A single rank, which holds the whole batch."""

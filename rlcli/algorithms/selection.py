@@ -59,13 +59,13 @@ def pairs(rewards: Tensor, groups: Tensor, generator: torch.Generator | None = N
     >>> pairs(torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]))
     tensor([1, 0])
     """
-    chosen = []
+    selected = []
     for members in _members(groups):
         inside = rewards[members].tolist()
         best, worst = inside.index(max(inside)), inside.index(min(inside))
         if inside[best] > inside[worst]:
-            chosen.append(members[[best, worst]])
-    return _joined(chosen)
+            selected.append(members[[best, worst]])
+    return _joined(selected)
 
 
 @_selection.register("best_random")
@@ -112,25 +112,25 @@ def keep_groups(
     >>> keep_groups(scores, groups, keep="unequal", low=0.2, high=0.8)
     tensor([ True,  True, False, False])
     """
-    kept = torch.ones(len(groups), dtype=torch.bool)
+    mask = torch.ones(len(groups), dtype=torch.bool)
     if keep == "all":
-        return kept
+        return mask
     for members in _members(groups):
         inside = scores[members].double()
-        kept[members] = inside.min() < inside.max() if keep == "unequal" else low <= inside.mean() <= high
-    return kept
+        mask[members] = inside.min() < inside.max() if keep == "unequal" else low <= inside.mean() <= high
+    return mask
 
 
 def _drawn(rewards: Tensor, groups: Tensor, generator: torch.Generator, others: Callable[[Tensor], Tensor]) -> Tensor:
-    chosen = []
+    selected = []
     for members in _members(groups):
         inside = rewards[members]
         best, rest = inside == inside.max(), others(inside)
         # If all are equal, all are best, and for `best_worst` all are worst too: either way all chances are equal.
         chances = best / best.sum() + rest / rest.sum().clamp(min=1)
-        drawn = torch.multinomial(chances, len(members), replacement=True, generator=generator)
-        chosen.append(members[drawn.sort().values])
-    return _joined(chosen)
+        indexes = torch.multinomial(chances, len(members), replacement=True, generator=generator)
+        selected.append(members[indexes.sort().values])
+    return _joined(selected)
 
 
 def _members(groups: Tensor) -> list[Tensor]:
@@ -141,5 +141,5 @@ def _members(groups: Tensor) -> list[Tensor]:
     return [torch.tensor(positions) for positions in members.values()]
 
 
-def _joined(chosen: list[Tensor]) -> Tensor:
-    return torch.cat([torch.empty(0, dtype=torch.int64), *chosen])
+def _joined(selected: list[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.int64), *selected])

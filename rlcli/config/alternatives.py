@@ -18,5 +18,5 @@ def replaced_by(layer: Mapping[str, Any]) -> set[str]:
     {'train.steps'}
     """
     both_ways = ALTERNATIVES | {other: key for key, other in ALTERNATIVES.items()}
-    given = {key for key, value in layer.items() if value != UNSET}
-    return {both_ways[key] for key in given & both_ways.keys()} - given
+    set_keys = {key for key, value in layer.items() if value != UNSET}
+    return {both_ways[key] for key in set_keys & both_ways.keys()} - set_keys

@@ -1,4 +1,4 @@
-"""Which keys may change when a run is resumed: compares its stored configuration with the requested one."""
+"""Compare a run's stored configuration with the requested one: some keys may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,11 @@ class Change:
     """One key whose value differs."""
 
     key: str
+    """Dotted name of the key."""
     was: Any
+    """Value in the stored configuration."""
     now: Any
+    """Requested value."""
 
     @property
     def effect(self) -> str | None:
@@ -64,7 +67,7 @@ class Change:
             return ROUNDING
         if self.key == "verifier.name" and self.was == "auto":
             return SAME_VERIFIERS
-        patterns = ((pattern, effect) for effect, some in ALLOWED.items() for pattern in some.split())
+        patterns = ((pattern, effect) for effect, keys in ALLOWED.items() for pattern in keys.split())
         return next((effect for pattern, effect in patterns if fnmatchcase(self.key, pattern)), None)
 
     def __str__(self) -> str:
@@ -75,13 +78,16 @@ def read_run_config(run: Path, flags: Mapping[str, object] | None = None, sets: 
     """The configuration in the folder `run` with `flags` and `sets` on top, each value with the origin that it had when
     the run began. Raises `ConfigError` if the file or a value is invalid."""
     file = run / "config.toml"
-    found = resolve(str(file), flags, sets)
-    before = origins_in(read_text(file))
-    given = {key for key, value in (flags or {}).items() if value is not None}
-    given |= {text.partition("=")[0].strip() for text in sets}
+    resolved = resolve(str(file), flags, sets)
+    saved_origins = origins_in(read_text(file))
+    changed_keys = {key for key, value in (flags or {}).items() if value is not None}
+    changed_keys |= {text.partition("=")[0].strip() for text in sets}
     return replace(
-        found,
-        origins={key: found.origins[key] if key in given else before.get(key, "default") for key in found.origins},
+        resolved,
+        origins={
+            key: resolved.origins[key] if key in changed_keys else saved_origins.get(key, "default")
+            for key in resolved.origins
+        },
     )
 
 
@@ -104,21 +110,22 @@ def origins_in(toml: str) -> dict[str, str]:
 
 
 def changes(was: Resolved, now: Resolved, directory: Path) -> list[Change]:
-    """What differs. directory: the base of relative paths in `was`; those in `now` start in the current directory."""
-    before, after = was.values(), now.values()
-    found = []
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
+    """The keys whose values differ. directory: base of relative paths in `was`; in `now` they are relative to the
+    current directory."""
+    old_values, new_values = was.values(), now.values()
+    differing = []
+    for key in sorted(old_values.keys() | new_values.keys()):
+        old, new = old_values.get(key), new_values.get(key)
         if key in PATHS and _place(old, directory) == _place(new, Path.cwd()):
             continue
         if old != new:
-            found.append(Change(key, old, new))
-    return found
+            differing.append(Change(key, old, new))
+    return differing
 
 
-def check_changes(found: Sequence[Change], run: Path) -> list[str]:
+def check_changes(changed: Sequence[Change], run: Path) -> list[str]:
     """A message for each change. Raises `ConfigError` that names all changes that are not allowed."""
-    refused = [change for change in found if change.effect is None]
+    refused = [change for change in changed if change.effect is None]
     if refused:
         moved = "; if a folder has moved, put a link at its old path"
         raise ConfigError(
@@ -126,18 +133,18 @@ def check_changes(found: Sequence[Change], run: Path) -> list[str]:
             f"leave that out, or start a new run from this one's weights: rlcli train … --model {run}"
             + (moved if any(change.key in PATHS for change in refused) else ""),
         )
-    return [f"{change}" + (f" ({change.effect})" if change.effect else "") for change in found]
+    return [f"{change}" + (f" ({change.effect})" if change.effect else "") for change in changed]
 
 
 def whole_paths(flags: Mapping[str, object], sets: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """The same with every existing path made absolute: the run may be resumed in another directory."""
-    here = Path.cwd()
-    whole = {key: _place(value, here) if key in PATHS else value for key, value in flags.items()}
+    directory = Path.cwd()
+    absolute = {key: _place(value, directory) if key in PATHS else value for key, value in flags.items()}
     texts = []
     for text in sets:
         key, equals, value = text.partition("=")
-        texts.append(f"{key}={_place(value.strip(), here)}" if equals and key.strip() in PATHS else text)
-    return whole, texts
+        texts.append(f"{key}={_place(value.strip(), directory)}" if equals and key.strip() in PATHS else text)
+    return absolute, texts
 
 
 def _place(value: object, directory: Path) -> object:

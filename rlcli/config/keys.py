@@ -40,21 +40,25 @@ JOINED = {"train.beta1": ("train.betas", 0), "train.beta2": ("train.betas", 1)}
 class Key:
     """One key of the configuration.
 
-    rule: what it accepts, in words. kind: the JSON type: string, integer, number, boolean, array, object for a table,
-    or any for a value in a table that is not restricted to numbers. optional: whether it may be `unset`. several:
-    whether it also accepts a list.
-
     >>> keys()["rollout.temperature"].rule
     'a number > 0 and ≤ 10'
     """
 
     name: str
+    """Dotted name."""
     rule: str
+    """Accepted values, in words."""
     default: Any
+    """Default, as JSON."""
     description: str
+    """Description from the schema."""
     kind: str
+    """JSON type: string, integer, number, boolean, array, object for a table, or any for a value in a table that is not
+    restricted to numbers."""
     optional: bool
+    """Whether it may be `unset`."""
     several: bool = False
+    """Whether it also accepts a list."""
 
 
 def sections() -> dict[str, type[BaseModel]]:
@@ -67,12 +71,12 @@ def sections() -> dict[str, type[BaseModel]]:
 @cache
 def keys() -> dict[str, Key]:
     """Every key by its dotted name, in the order of the schema."""
-    found: dict[str, Key] = {}
+    by_name: dict[str, Key] = {}
     for section, kind in sections().items():
         properties = kind.model_json_schema()["properties"]
         for name, schema in properties.items():
-            found[f"{section}.{name}"] = _key(f"{section}.{name}", schema)
-    return found
+            by_name[f"{section}.{name}"] = _key(f"{section}.{name}", schema)
+    return by_name
 
 
 def current(name: str, origin: str) -> str:
@@ -93,11 +97,11 @@ def put(values: dict[str, Any], name: str, value: Any) -> str:
     if name not in JOINED:
         values[name] = value
         return name
-    whole, place = JOINED[name]
-    parts = list(values.get(whole, keys()[whole].default))
-    parts[place : place + 1] = [value]
-    values[whole] = parts
-    return whole
+    list_name, index = JOINED[name]
+    parts = list(values.get(list_name, keys()[list_name].default))
+    parts[index : index + 1] = [value]
+    values[list_name] = parts
+    return list_name
 
 
 def find(name: str) -> Key | None:
@@ -112,8 +116,8 @@ def find(name: str) -> Key | None:
         rule, kind = ("a number", "number") if numbers else ("text, a number, true or false", "any")
         return Key(name, rule, None, table.description, kind, False)
     if name in JOINED:
-        whole = keys()[JOINED[name][0]]
-        return Key(name, "a number", None, whole.description, "number", False)
+        list_key = keys()[JOINED[name][0]]
+        return Key(name, "a number", None, list_key.description, "number", False)
     return keys().get(name)
 
 
@@ -125,10 +129,10 @@ def describe(prefix: str = "") -> list[Key]:
     member = find(prefix)
     if member is not None and prefix not in keys():
         return [member]
-    found = [key for key in keys().values() if prefix in ("", key.name, key.name.partition(".")[0])]
-    if not found:
+    matching = [key for key in keys().values() if prefix in ("", key.name, key.name.partition(".")[0])]
+    if not matching:
         raise unknown_key(prefix)
-    return found
+    return matching
 
 
 def unknown_key(name: str, origin: str = "") -> ConfigError:

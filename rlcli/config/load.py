@@ -42,16 +42,16 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration and the origin of each value.
-
-    origins: dotted key → `default`, `recipe grpo`, `flag --steps` or `--set`. notes: values that were changed to fit
-    others.
-    """
+    """A configuration and the origin of each value."""
 
     config: RunConfig
+    """The configuration."""
     origins: dict[str, str]
+    """Dotted key → `default`, `recipe grpo`, `flag --steps` or `--set`."""
     recipe: Recipe
+    """The recipe that it starts from."""
     notes: tuple[str, ...] = ()
+    """Messages about values that were changed to fit others."""
 
     def values(self) -> dict[str, Any]:
         """Dotted key → value, for every key of the schema."""
@@ -114,21 +114,21 @@ def layered(
     names = {key: current(key, f"recipe {origin}") for key, origin in loaded.origins.items()}
     values: dict[str, Any] = {}
     origins = {put(values, names[key], value): f"recipe {loaded.origins[key]}" for key, value in loaded.values.items()}
-    given: dict[str, str] = {}
+    flag_values: dict[str, str] = {}
     for key, value in (flags or {}).items():
         if value is not None:
-            values[key], given[key] = value, f"flag {FLAGS.get(key, key)}"
+            values[key], flag_values[key] = value, f"flag {FLAGS.get(key, key)}"
     for text in sets:
         key, value = _parse_set(text)
-        given[put(values, key, value)] = "--set"
-    origins |= given
-    for key in replaced_by({key: values[key] for key in given}):
+        flag_values[put(values, key, value)] = "--set"
+    origins |= flag_values
+    for key in replaced_by({key: values[key] for key in flag_values}):
         values.pop(key, None)
         origins.pop(key, None)
     for key, other in ALTERNATIVES.items():
         if values.get(key, UNSET) != UNSET and values.get(other, UNSET) != UNSET:
-            both = (f"{name} = {to_toml(values[name])} ({origins[name]})" for name in (key, other))
-            raise ConfigError(f"{' and '.join(both)} set the same", "give one of them")
+            conflicting = (f"{name} = {to_toml(values[name])} ({origins[name]})" for name in (key, other))
+            raise ConfigError(f"{' and '.join(conflicting)} set the same", "give one of them")
     for key in values:
         if find(key) is None:
             raise unknown_key(key, origins[key])
@@ -275,24 +275,24 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfi
 def _check_text(key: str, value: Any, origin: str) -> None:
     """Raise `ConfigError` for text that cannot be stored in a file or a path."""
     written = json.dumps(value, default=str, ensure_ascii=False)
-    what = "text without NUL characters" if r"\u0000" in written else ""
+    rule = "text without NUL characters" if r"\u0000" in written else ""
     try:
         written.encode()
     except UnicodeEncodeError:  # command-line bytes that were not UTF-8
-        what = "text in UTF-8"
-    if what:
-        raise ConfigError(f"{key} = {value!a} ({origin}) must be {what}", "retype it")
+        rule = "text in UTF-8"
+    if rule:
+        raise ConfigError(f"{key} = {value!a} ({origin}) must be {rule}", "retype it")
 
 
 def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:
-    found = error.errors(include_url=False)
-    wrong = list(dict.fromkeys(_key_at(one["loc"]) for one in found))
+    errors = error.errors(include_url=False)
+    wrong = list(dict.fromkeys(_key_at(problem["loc"]) for problem in errors))
     rules = {key: known.rule for key in wrong if (known := find(key))}
     lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {rule}" for key, rule in rules.items()]
     # An unknown member of a table cannot be explained; the table can.
     table = wrong[0].rpartition(".")[0]
-    named = table if table in keys() else wrong[0]
-    return ConfigError("; ".join(lines), f"for its meaning: rlcli recipes explain {named}")
+    explained = table if table in keys() else wrong[0]
+    return ConfigError("; ".join(lines), f"for its meaning: rlcli recipes explain {explained}")
 
 
 def _key_at(location: Sequence[object]) -> str:

@@ -34,15 +34,15 @@ def with_paths_expanded(values: Mapping[str, Any], origins: Mapping[str, str]) -
 
 def _expanded_in(key: str, value: Any, origins: Mapping[str, str]) -> Any:
     if isinstance(value, list | tuple):
-        return [_expanded_in(key, one, origins) for one in value]
+        return [_expanded_in(key, entry, origins) for entry in value]
     if isinstance(value, Mapping):
-        return {name: _expanded_in(key, one, origins) if name == "path" else one for name, one in value.items()}
+        return {name: _expanded_in(key, entry, origins) if name == "path" else entry for name, entry in value.items()}
     return expanded(value, f"{key} = {value} ({origins.get(key, 'default')})") if isinstance(value, str) else value
 
 
-def expanded(text: str, what: str) -> str:
+def expanded(text: str, subject: str) -> str:
     """A path with `~` and `$NAME` or `${NAME}` expanded; a URL, and one that exists as it is written, stays as it is.
-    what: it in an error message. Raises `ConfigError` for a variable that is not set.
+    subject: its name in an error message. Raises `ConfigError` for a variable that is not set.
 
     >>> expanded("http://host/~me/$x", "teacher.path"), expanded("~", "data.path") == os.path.expanduser("~")
     ('http://host/~me/$x', True)
@@ -50,10 +50,12 @@ def expanded(text: str, what: str) -> str:
     if "://" in text or "\0" in text or (("$" in text or text.startswith("~")) and os.path.lexists(text)):
         return text
 
-    def value_of(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         if name not in os.environ:
-            raise ConfigError(f"{what}: the variable {name} is not set", f"set it (export {name}=…), or write the path")
+            raise ConfigError(
+                f"{subject}: the variable {name} is not set", f"set it (export {name}=…), or write the path"
+            )
         return os.environ[name]
 
     return os.path.expanduser(_VARIABLE.sub(value_of, text))

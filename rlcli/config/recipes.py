@@ -33,34 +33,42 @@ PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
 
 @dataclass(frozen=True)
 class Header:
-    """The [recipe] section. A packaged recipe fills in every field; `base` and `task` only if it has one.
-
-    summary: one line, what it trains and how. when: to choose it. expect: what a run should show, with the source of
-    each figure. reproduced: where exactly it was run, and the result; `no` until then. base: name, or path relative to
-    this file, of the recipe that it starts from. task: the model and data that it is for; empty for an algorithm, which
-    works with any.
-    """
+    """The [recipe] section. A packaged recipe fills in every field; `base` and `task` only if it has one."""
 
     name: str
+    """Name of the recipe, equal to the file's."""
     summary: str = ""
+    """One line: what it trains and how."""
     paper: str = ""
+    """Paper of the algorithm."""
     when: str = ""
+    """When to choose it."""
     hardware: str = ""
+    """Hardware that it needs."""
     expect: str = ""
+    """What a run should show, with the source of each figure."""
     reproduced: str = ""
+    """Where exactly it was run, and the result; `no` until then."""
     base: str = ""
+    """Name, or path relative to this file, of the recipe that it starts from."""
     task: str = ""
+    """The model and data that it is for; empty for an algorithm, which works with any."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe with its bases merged in. values, origins: dotted key → value, and → the recipe that set it."""
+    """A recipe with its bases merged in."""
 
     header: Header
+    """The [recipe] section."""
     values: Mapping[str, Any]
+    """Dotted key → value."""
     origins: Mapping[str, str]
+    """Dotted key → the recipe that set it."""
     source: str
+    """Where the recipe comes from, for messages."""
     text: str = field(repr=False)
+    """The text of its file."""
     in_files: Mapping[str, str] = field(default_factory=dict)
     """Dotted key → the file that set it, of values that come from a file and not from an installed package."""
 
@@ -92,9 +100,9 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
     except ValueError as error:  # TOML's and UTF-8's, too many digits or brackets
         raise ConfigError(f"{source} is not TOML: {error}", "fix that line") from error
     except OSError as error:
-        asked = f"{_chain[-1]}: its base " if _chain else ""
+        requested = f"{_chain[-1]}: its base " if _chain else ""
         raise ConfigError(
-            f"{asked}{source} cannot be read: {error.strerror}", "give a recipe's name or file"
+            f"{requested}{source} cannot be read: {error.strerror}", "give a recipe's name or file"
         ) from error
     header = _header(table.pop("recipe", {}), default_name=Path(source).stem, source=source)
     values, origins, in_files = dict[str, Any](), dict[str, str](), dict[str, str]()
@@ -104,15 +112,15 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
         except UnknownName as error:
             raise UnknownName(f"{source}: {error.message}", error.hint) from error
         values, origins, in_files = dict(base.values), dict(base.origins), dict(base.in_files)
-    own = flatten(table)
-    for key in replaced_by(own):
+    own_values = flatten(table)
+    for key in replaced_by(own_values):
         values.pop(key, None)
         origins.pop(key, None)
         in_files.pop(key, None)
-    values.update(own)
-    origins.update(dict.fromkeys(own, header.name))
+    values.update(own_values)
+    origins.update(dict.fromkeys(own_values, header.name))
     if name.endswith(".toml"):
-        in_files.update(dict.fromkeys(own, source))
+        in_files.update(dict.fromkeys(own_values, source))
     return Recipe(header, values, origins, source, text, in_files)
 
 
@@ -168,17 +176,17 @@ def _beside(base: str, file: Path | Traversable) -> str:
 
 def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
     """`text` with a new value of one header field."""
-    before = tomllib.loads(text)
-    if name not in before.get("recipe", {}):
+    head = tomllib.loads(text)
+    if name not in head.get("recipe", {}):
         return text  # A recipe without a name is named after its file.
     other_fields = r"(?:(?![ \t]*\[)[^\n]*\n)*?"
     text_value = """("[^"\n]*"|'[^'\n]*')"""
     line = re.compile(
         rf"(?P<head>^[ \t]*\[recipe\][^\n]*\n{other_fields}[ \t]*{name}[ \t]*=[ \t]*){text_value}", re.MULTILINE
     )
-    changed = line.sub(lambda found: found["head"] + json.dumps(value, ensure_ascii=False), text, count=1)
-    before["recipe"][name] = value
-    if tomllib.loads(changed) != before:
+    changed = line.sub(lambda match: match["head"] + json.dumps(value, ensure_ascii=False), text, count=1)
+    head["recipe"][name] = value
+    if tomllib.loads(changed) != head:
         raise ConfigError(
             f"{recipe.source}: cannot change {name} in its header", "write a [recipe] section, one field per line"
         )
@@ -188,7 +196,7 @@ def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
 def _catalog() -> tuple[dict[str, tuple[Traversable, str]], list[RlcliError]]:
     """Each packaged recipe's file and source, and the errors of packages that do not load: one broken package must not
     hide the others."""
-    found, errors = dict[str, tuple[Traversable, str]](), list[RlcliError]()
+    recipes, errors = dict[str, tuple[Traversable, str]](), list[RlcliError]()
     for entry in PACKAGES.names():
         try:
             package = PACKAGES.get(entry)
@@ -199,13 +207,13 @@ def _catalog() -> tuple[dict[str, tuple[Traversable, str]], list[RlcliError]]:
             name, dot, ending = file.name.rpartition(".")
             if (dot, ending) != (".", "toml"):
                 continue
-            if name in found:
+            if name in recipes:
                 raise ConfigError(
-                    f"the recipe '{name}' is published twice: by {found[name][1]} and {package.__name__}",
+                    f"the recipe '{name}' is published twice: by {recipes[name][1]} and {package.__name__}",
                     "uninstall one of the two packages",
                 )
-            found[name] = (file, f"{package.__name__}/{file.name}")
-    return found, errors
+            recipes[name] = (file, f"{package.__name__}/{file.name}")
+    return recipes, errors
 
 
 def _header(table: Any, default_name: str, source: str) -> Header:

@@ -81,19 +81,19 @@ def without_effect(config: RunConfig) -> list[str]:
         ("train", "min_lr_fraction", config.train.schedule == "constant", "train.schedule = constant ends at train.lr"),
         ("shaping", "overlong_penalty", not config.shaping.overlong_buffer, "shaping.overlong_buffer = 0"),
     ]
-    found = []
+    messages = []
     for name, keys, has_none, why in idle:
         section = getattr(config, "async_" if name == "async" else name)
         for key in keys.split() if has_none else ():
             value = getattr(section, key)
             if value != type(section).model_fields[key].get_default(call_default_factory=True):
-                found.append(f"{name}.{key} = {value} has no effect: {why}")
-    return found
+                messages.append(f"{name}.{key} = {value} has no effect: {why}")
+    return messages
 
 
 def _data(config: RunConfig) -> list[Rule]:
     sets, weights = config.data.sets, config.data.weights
-    without = next((one.path for one in sets if one.weight is None), "")
+    without = next((other.path for other in sets if other.weight is None), "")
     return [
         (
             len(weights) in (0, len(sets)),
@@ -135,10 +135,10 @@ def _algorithm(config: RunConfig) -> list[Rule]:
 
 def _teacher(config: RunConfig) -> list[Rule]:
     models, t = config.teacher.models, config.teacher
-    sources = [source for one in models for source in one.sources]
+    sources = [source for teacher in models for source in teacher.sources]
     twice = next((source for source in sources if sources.count(source) > 1), "")
-    others = [one.path for one in models if not one.sources]
-    served = next((one.path for one in models if one.is_served), "")
+    others = [teacher.path for teacher in models if not teacher.sources]
+    served = next((teacher.path for teacher in models if teacher.is_served), "")
     return [
         (not twice, f"teacher.path: two teachers name the data source '{twice}'; give each source one teacher"),
         (
@@ -368,7 +368,7 @@ def _given_responses(config: RunConfig) -> list[Rule]:
     if not config.data.response:
         return []
     r, d, a, staleness = config.rollout, config.dynamic_sampling, config.algorithm, config.async_.staleness
-    given = "if responses are given (data.response)"
+    response = "if responses are given (data.response)"
     return [
         (
             r.samples_per_prompt == 1 and d.keep == "all",
@@ -380,32 +380,32 @@ def _given_responses(config: RunConfig) -> list[Rule]:
             f"rollout.temperature = {r.temperature}: the likelihood of given responses (data.response) is taken at "
             "1; give 1",
         ),
-        (r.top_p == 1, f"rollout.top_p = {r.top_p}: nothing is sampled {given}; give 1"),
+        (r.top_p == 1, f"rollout.top_p = {r.top_p}: nothing is sampled {response}; give 1"),
         (
             config.data.sampling == "uniform",
-            f"data.sampling = {config.data.sampling}: no prompt has a pass rate {given}; give uniform",
+            f"data.sampling = {config.data.sampling}: no prompt has a pass rate {response}; give uniform",
         ),
-        (config.data.retire == 0, f"data.retire = {config.data.retire}: no prompt has a pass rate {given}; give 0"),
-        (not r.quantization, f"rollout.quantization = {r.quantization}: nothing is sampled {given}; leave it out"),
-        (staleness == 0, f"async.staleness = {staleness}: nothing is sampled {given}; give 0"),
-        (r.workers == 0, f"rollout.workers = {r.workers}: nothing is sampled {given}; give 0"),
-        (r.oversample == 1, f"rollout.oversample = {r.oversample}: nothing is sampled {given}; give 1"),
-        (a.correction == "none", f"algorithm.correction = {a.correction}: no engine takes part {given}; give none"),
+        (config.data.retire == 0, f"data.retire = {config.data.retire}: no prompt has a pass rate {response}; give 0"),
+        (not r.quantization, f"rollout.quantization = {r.quantization}: nothing is sampled {response}; leave it out"),
+        (staleness == 0, f"async.staleness = {staleness}: nothing is sampled {response}; give 0"),
+        (r.workers == 0, f"rollout.workers = {r.workers}: nothing is sampled {response}; give 0"),
+        (r.oversample == 1, f"rollout.oversample = {r.oversample}: nothing is sampled {response}; give 1"),
+        (a.correction == "none", f"algorithm.correction = {a.correction}: no engine takes part {response}; give none"),
     ]
 
 
 def _parallel(config: RunConfig) -> list[Rule]:
     """Sizes that the workers are to be divided by."""
     workers, parallel = config.cluster.workers, config.parallel
-    both, a_copy = parallel.replicate * parallel.context, workers // parallel.replicate
+    product, a_copy = parallel.replicate * parallel.context, workers // parallel.replicate
     divide = {"parallel.replicate": parallel.replicate, "parallel.context": parallel.context}
     sizes = {name: str(size) for name, size in divide.items() if size > 1}
     return [
         (
-            workers % both == 0,
+            workers % product == 0,
             f"cluster.workers = {workers} is no multiple of {' × '.join(sizes)} = {' × '.join(sizes.values())}"
-            + f" = {both}" * (len(sizes) > 1)
-            + f"; give {nearest(workers, both)} workers",
+            + f" = {product}" * (len(sizes) > 1)
+            + f"; give {nearest(workers, product)} workers",
         ),
         (
             a_copy % parallel.expert == 0,
@@ -414,19 +414,19 @@ def _parallel(config: RunConfig) -> list[Rule]:
         ),
         *(
             (
-                apart % parallel.context == 0,
-                f"{name}.workers = {apart} is no multiple of parallel.context = {parallel.context}; give "
-                f"{nearest(apart, parallel.context)} workers",
+                separate % parallel.context == 0,
+                f"{name}.workers = {separate} is no multiple of parallel.context = {parallel.context}; give "
+                f"{nearest(separate, parallel.context)} workers",
             )
-            for name, apart in (("critic", config.critic.workers), ("teacher", config.teacher.workers))
+            for name, separate in (("critic", config.critic.workers), ("teacher", config.teacher.workers))
         ),
         *(
             (
                 not (config.model.compile and size > 1),
-                f"model.compile = true: layers whose {what} are divided (parallel.{key} = {size}) are not compiled; "
+                f"model.compile = true: layers whose {problem} are divided (parallel.{key} = {size}) are not compiled; "
                 "give false",
             )
-            for what, key, size in (("experts", "expert", parallel.expert), ("tokens", "context", parallel.context))
+            for problem, key, size in (("experts", "expert", parallel.expert), ("tokens", "context", parallel.context))
         ),
     ]
 

@@ -23,6 +23,8 @@ Checkpointing = Annotated[
 
 
 class Section(BaseModel):
+    """Base of the sections of a configuration: immutable, and unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
@@ -64,10 +66,12 @@ class Model(Section):
 
 
 class WeightedPath(Section):
-    """One of several datasets. weight: relative to the other weights; None: no dataset has one."""
+    """One of several datasets."""
 
     path: Annotated[str, Field(min_length=1)]
+    """A parquet file, or a folder with train.parquet."""
     weight: PositiveFloat | None = None
+    """Weight relative to the other datasets; None: no dataset has one."""
 
 
 class Data(Section):
@@ -107,18 +111,18 @@ class Data(Section):
     @property
     def sets(self) -> tuple[WeightedPath, ...]:
         """The datasets; empty if no path is given."""
-        given = (self.path,) if isinstance(self.path, str) else self.path
-        return tuple(WeightedPath(path=one) if isinstance(one, str) else one for one in given if one)
+        entries = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(WeightedPath(path=entry) if isinstance(entry, str) else entry for entry in entries if entry)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths of the datasets."""
-        return tuple(one.path for one in self.sets)
+        return tuple(dataset.path for dataset in self.sets)
 
     @property
     def weights(self) -> tuple[float, ...]:
         """Weights of the datasets; empty if they have none."""
-        return tuple(one.weight for one in self.sets if one.weight is not None)
+        return tuple(dataset.weight for dataset in self.sets if dataset.weight is not None)
 
 
 class Rollout(Section):
@@ -207,8 +211,8 @@ class Rollout(Section):
     @property
     def server_urls(self) -> tuple[str, ...]:
         """URLs of the servers; empty if the run starts them."""
-        given = (self.servers,) if isinstance(self.servers, str) else self.servers
-        return given if isinstance(given, tuple) else ()
+        urls = (self.servers,) if isinstance(self.servers, str) else self.servers
+        return urls if isinstance(urls, tuple) else ()
 
 
 class Environment(Section):
@@ -415,10 +419,12 @@ class Critic(Section):
 
 
 class TeacherOf(Section):
-    """One of several teachers. sources: the `data_source` of the rows that it teaches; empty: all others."""
+    """One of several teachers."""
 
     path: Annotated[str, Field(min_length=1)]
+    """Folder or hub id of the model, or the URL of a server."""
     sources: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """The `data_source` of the rows that it teaches; empty: all others."""
 
     @property
     def is_served(self) -> bool:
@@ -445,25 +451,25 @@ class Teacher(Section):
     @property
     def models(self) -> tuple[TeacherOf, ...]:
         """The teachers; empty if there are none."""
-        given = (self.path,) if isinstance(self.path, str) else self.path
-        return tuple(TeacherOf(path=one) if isinstance(one, str) else one for one in given if one)
+        entries = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(TeacherOf(path=entry) if isinstance(entry, str) else entry for entry in entries if entry)
 
     @property
     def held(self) -> tuple[TeacherOf, ...]:
         """The teachers that the run's own workers hold."""
-        return tuple(one for one in self.models if not one.is_served)
+        return tuple(teacher for teacher in self.models if not teacher.is_served)
 
     def number_of(self, data_source: str) -> int | None:
         """Which of `models` teaches the rows of `data_source`; None if none does."""
-        named = (number for number, one in enumerate(self.models) if data_source in one.sources)
-        others = (number for number, one in enumerate(self.models) if not one.sources)
-        return next(named, next(others, None))
+        matching = (number for number, teacher in enumerate(self.models) if data_source in teacher.sources)
+        others = (number for number, teacher in enumerate(self.models) if not teacher.sources)
+        return next(matching, next(others, None))
 
-    def placed(self, place: Callable[[str], str]) -> Mapping[str, Any]:
+    def placed(self, convert: Callable[[str], str]) -> Mapping[str, Any]:
         """Values of this section with each path replaced by `place(path)`."""
         if isinstance(self.path, str):
-            return {"path": place(self.path)} if self.path else {}
-        return {"path": tuple(one.model_copy(update={"path": place(one.path)}) for one in self.models)}
+            return {"path": convert(self.path)} if self.path else {}
+        return {"path": tuple(teacher.model_copy(update={"path": convert(teacher.path)}) for teacher in self.models)}
 
 
 class Train(Section):
@@ -705,25 +711,45 @@ class RunConfig(Section):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     model: Model = Model()
+    """The trained model: path, chat template, precision and memory."""
     data: Data = Data()
+    """Training prompts and their order."""
     rollout: Rollout = Rollout()
+    """Generation: engine, batch size and sampling parameters."""
     environment: Environment = Environment()
+    """Environment, tools or agent program of conversations."""
     async_: Async = Field(default=Async(), alias="async")
+    """Generation for later steps while the trainer updates."""
     dynamic_sampling: DynamicSampling = DynamicSampling()
+    """Groups to train on, by their scores."""
     shaping: Shaping = Shaping()
+    """Rewards added to the verifier's score."""
     algorithm: Algorithm = Algorithm()
+    """Advantage, loss, KL term, aggregation and correction."""
     critic: Critic = Critic()
+    """Value model or process reward model."""
     teacher: Teacher = Teacher()
+    """Models to distil from."""
     train: Train = Train()
+    """Steps, batches and optimizer."""
     lora: Lora = Lora()
+    """LoRA adapter."""
     verifier: VerifierSection = VerifierSection()
+    """Verifiers and their processes."""
     cluster: Cluster = Cluster()
+    """Workers, devices and the Ray cluster."""
     parallel: Parallel = Parallel()
+    """Sharding, context and expert parallelism."""
     checkpoint: Checkpoint = Checkpoint()
+    """Checkpoints to write and to keep."""
     fault_tolerance: FaultTolerance = FaultTolerance()
+    """Restarts, stalls and bad updates."""
     evaluation: Evaluation = Evaluation()
+    """Evaluation data and sampling parameters."""
     tracking: Tracking = Tracking()
+    """Trackers and recorded samples."""
     run: Run = Run()
+    """Permissions of the run folder."""
 
     def changed(self, **sections: Mapping[str, Any]) -> RunConfig:
         """The same with other values, not validated: `changed(train={"tokens_per_microbatch": 4096})`."""
@@ -770,7 +796,7 @@ class RunConfig(Section):
 
     @property
     def in_flight(self) -> bool:
-        """Whether responses go on through weight updates. Engines that share the trainer's devices pause meanwhile."""
+        """Whether responses in flight continue through weight updates; engines on the trainer's devices are paused."""
         return self.async_.staleness > 0 and (not self.rollout.workers or self.engine_steps != 0)
 
     @property

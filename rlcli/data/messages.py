@@ -5,23 +5,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.types import Prompt, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Int32, UInt8
 
 Role = Literal["policy", "critic", "process_reward", "teacher", "engine"]
 """The roles that a worker may have."""
 
-ShardRef: TypeAlias = Any
+ShardRef: TypeAlias = object
 """Reference to a `SampleShard` in Ray's object store, which the controller only passes on; the shard itself, within one
 process."""
 
 
 @dataclass(frozen=True)
 class PartialRollout:
-    """An interrupted response. Its tokens so far are a row of a shard.
+    """An aborted response, to be resumed. Its tokens so far are a row of a shard.
 
     >>> PartialRollout(prompt=3, sample=0, shard=1, row=7, tokens=120, version=4).tokens
     120
@@ -53,27 +57,27 @@ class PromptTask:
 
     prompt: int
     """Number of the group in the round; of a streaming run, in the run."""
-    tokens: Any
-    """int32 `[n]`: the templated prompt."""
+    tokens: Int32[np.ndarray, " n"]
+    """Token ids of the prompt, with the chat template applied."""
     source: Prompt
-    """Its row of the dataset."""
+    """Row of the dataset."""
     samples: int
     """G, samples of a complete group."""
     first_sample: int = 0
-    """Offset of the samples' indexes in seeds: not 0 if a step draws a prompt again, whose second group must not be a
-    copy of the first."""
+    """Offset of the samples' indexes in seeds: not 0 if a step takes a prompt twice, since its second group must not be
+    a copy of the first."""
     greedy: bool = False
     """Whether to generate a greedy response too, as a baseline."""
     wanted: tuple[int, ...] | None = None
     """Samples to generate, if others of the group exist already; None: all."""
     step: int | None = None
-    """Step in which the group was drawn, for its seeds; None: that of the call."""
+    """Step in which the group was queued, for its seeds; None: the step of the call."""
     begun: Mapping[int, PartialRollout] = field(default_factory=dict)
     """Sample → its partial rollout, to be resumed."""
     shards: Sequence[ShardRef] = ()
     """Shards that `PartialRollout.shard` indexes."""
-    pictures: tuple[Any, ...] = ()
-    """uint8 `[height, width, 3]` each: pictures of `source`, resized, on the worker that generates."""
+    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    """Images of `source`, resized for the model, on the worker that generates."""
 
     @property
     def indexes(self) -> Sequence[int]:
@@ -87,17 +91,18 @@ class PromptTask:
 
     def load(self, limit: int) -> int:
         """Its maximum size in tokens, with responses of `limit` tokens."""
-        return len(self.tokens) + self.responses * limit - sum(one.tokens for one in self.begun.values())
+        return len(self.tokens) + self.responses * limit - sum(partial.tokens for partial in self.begun.values())
 
 
 class JudgedGroup(NamedTuple):
-    """How a group that was completed scored, for the record of its prompt (`prompts.jsonl`)."""
+    """Scores of a complete group, for the record of its prompt (`prompts.jsonl`)."""
 
     prompt_id: str
+    """Id of the prompt."""
     counting: int
     """Samples that count: their verification did not fail, and `train.truncated` does not mask them."""
     right: int
-    """Those of them that are right."""
+    """Counting samples that are right."""
     tokens: int
     """Response tokens of the group."""
     is_kept: bool
@@ -112,14 +117,14 @@ class RolloutBatch:
 
     >>> from rlcli.types import Outcome, Sample
     >>> verdicts = [Verdict(0.0, Outcome.WRONG), Verdict(1.0, Outcome.OK)]
-    >>> samples = Samples.of(Sample(0, i, 0, i, 5, 9, "stop", verdict, version=3) for i, verdict in enumerate(verdicts))
+    >>> samples = SampleTable.of(Sample(0, i, 0, i, 5, 9, "stop", v, version=3) for i, v in enumerate(verdicts))
     >>> report = RolloutBatch(samples, stats=RolloutStats(generated_tokens=18, version=3))
     >>> len(report.samples), report.samples.score.tolist(), report.stats.generated_tokens
     (2, [0.0, 1.0], 18)
     """
 
-    samples: Samples
-    """Of a round or a step: ordered by prompt, then sample, whichever engine generated them."""
+    samples: SampleTable
+    """The samples; of a round or a step, ordered by prompt, then sample, whichever engine generated them."""
     shards: list[ShardRef] = field(default_factory=list)
     """Shards with their trajectories, indexed by `Sample.shard`; empty in a worker's report (`Worker.take_shard`)."""
     stats: RolloutStats = field(default_factory=RolloutStats)
@@ -154,8 +159,11 @@ class Coefficients:
     """Settings of an update that may change from step to step."""
 
     lr: float
+    """Learning rate."""
     kl: float
+    """β, weight of the KL to the reference model."""
     entropy: float
+    """Weight of the entropy bonus."""
 
 
 def step_seed(run_seed: int, step: int) -> int:

@@ -50,23 +50,28 @@ Bin = tuple[int, ...]
 class MiniBatch:
     """The samples of one optimizer update.
 
-    ranks: [rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active.
-    rank_tokens: [rank] → tokens that it forwards, drawn or not, a shared prompt once per micro-batch.
-    slowest: sum over micro-batches of the slowest rank's work; work: of all ranks; see `_Sizes.work`.
-    tokens, sequences, groups, max_length: the denominators of the loss, which count all samples of the minibatch,
-    inactive ones included: drawn tokens, responses, groups, and the longest response that the run allows. samples:
-    their indexes.
+    `tokens`, `sequences`, `groups` and `max_length` are the denominators of the loss. They count all samples of the
+    minibatch, inactive ones included.
     """
 
     ranks: tuple[tuple[Bin, ...], ...]
+    """[rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active."""
     rank_tokens: tuple[int, ...]
+    """[rank] → tokens that it forwards, response tokens or not, a shared prompt once per micro-batch."""
     slowest: int
+    """Sum over micro-batches of the slowest rank's work (`_Sizes.work`)."""
     work: int
+    """Work of all ranks."""
     tokens: int
+    """Response tokens."""
     sequences: int
+    """Responses."""
     groups: int
+    """Groups."""
     max_length: int
+    """Longest response that the run allows, in tokens."""
     samples: tuple[int, ...]
+    """Indexes of all its samples."""
 
     @property
     def microbatches(self) -> int:
@@ -134,8 +139,8 @@ def plan_batches(
     minibatches than requested if there are fewer groups. `active` flags the samples that have a gradient (None: all);
     the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: no pairs).
     No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the same prompt,
-    from 0 on (None: no two do). `context_tokens` follow the prompt and are not drawn (None: there are none): they are
-    forwarded, and count in no denominator.
+    from 0 on (None: no two do). `context_tokens` counts the tokens after the prompt that are no response tokens (None:
+    none): they are forwarded, and count in no denominator. `drawn_tokens` counts the response tokens.
     """
     lengths = zip(prompt_tokens, drawn_tokens, context_tokens or [0] * len(groups), strict=True)
     size = _Sizes(prompt_tokens, list(map(sum, lengths)), prompts)
@@ -147,8 +152,10 @@ def plan_batches(
     for number in range(minibatches if share else longer):
         end = start + share + (number < longer)
         samples = [sample for group in batches[start:end] for sample in group]
-        ways = _units(samples, size, active, pairs, tokens_per_microbatch)
-        assigned = min((_assigned(units, size, tokens_per_microbatch, ranks) for units in ways), key=_Assignment.pace)
+        alternatives = _units(samples, size, active, pairs, tokens_per_microbatch)
+        assigned = min(
+            (_assigned(units, size, tokens_per_microbatch, ranks) for units in alternatives), key=_Assignment.pace
+        )
         planned.append(
             MiniBatch(
                 ranks=tuple(map(tuple, assigned.bins)),
@@ -200,7 +207,7 @@ class _Sizes:
         if len(set(labels)) == len(labels):
             return []
         members = _members(labels)
-        return [[samples[place] for place in places] for places in members.values()]
+        return [[samples[index] for index in indexes] for indexes in members.values()]
 
 
 def _sharing(prompt_tokens: Sequence[int], tokens: Sequence[int], prompts: Sequence[int] | None) -> list[int] | None:
@@ -218,7 +225,7 @@ def _units(
 ) -> list[list[list[int]]]:
     """Ways to split the active samples into indivisible units; a pair moves if any of its samples is active."""
     if pairs is not None:
-        paired = [[samples[place] for place in unit] for unit in _members([pairs[s] for s in samples]).values()]
+        paired = [[samples[index] for index in unit] for unit in _members([pairs[s] for s in samples]).values()]
         return [[unit for unit in paired if active is None or any(active[sample] for sample in unit)]]
     moving = [sample for sample in samples if active is None or active[sample]]
     alone = [[sample] for sample in moving]
@@ -243,18 +250,21 @@ def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class _Assignment:
-    """Bins, their tokens and their work, each [rank][micro-batch]."""
+    """Bins assigned to ranks."""
 
     bins: list[list[Bin]]
+    """[rank][micro-batch] → sample indexes."""
     tokens: list[list[int]]
+    """[rank][micro-batch] → tokens to forward."""
     work: list[list[int]]
+    """[rank][micro-batch] → work (`_Sizes.work`)."""
 
     def slowest(self) -> int:
         """Sum over micro-batches of the slowest rank's work."""
         return sum(map(max, zip(*self.work, strict=True)))
 
     def pace(self) -> int:
-        """The work on the critical path of the step: it decides which of two ways is faster."""
+        """The work on the critical path of the step, by which two ways of splitting are compared."""
         return self.slowest() + MICROBATCH * len(self.work[0])
 
 
@@ -300,11 +310,11 @@ def _best_fit(longest_first: Sequence[int], sizes: Sequence[int], budget: int) -
         fitting = bisect_left(rooms, (sizes[unit], 0))
         if fitting == len(rooms):
             bins.append([])
-            room, chosen = budget, len(bins) - 1
+            room, target = budget, len(bins) - 1
         else:
-            room, chosen = rooms.pop(fitting)
-        bins[chosen].append(unit)
-        insort(rooms, (room - sizes[unit], chosen))
+            room, target = rooms.pop(fitting)
+        bins[target].append(unit)
+        insort(rooms, (room - sizes[unit], target))
     return bins
 
 
@@ -323,9 +333,9 @@ def _spread(
                 return None
         if not least:
             return None
-        chosen = least[0] % count
-        bins[chosen].append(unit)
-        rooms[chosen] -= needed
+        target = least[0] % count
+        bins[target].append(unit)
+        rooms[target] -= needed
         heapq.heapreplace(least, least[0] + work[unit] * count)
         for entry in full:
             heapq.heappush(least, entry)
@@ -351,9 +361,9 @@ def _assign(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> _A
     assigned = _Assignment([[] for _ in range(ranks)], [[] for _ in range(ranks)], [[] for _ in range(ranks)])
     for row in rows:
         largest_first = sorted([(-work, bin, tokens) for bin in row for tokens, work in [size(bin)]])
-        for (had, rank), (less, bin, tokens) in zip(sorted(done), largest_first, strict=True):
+        for (previous, rank), (negative_work, bin, tokens) in zip(sorted(done), largest_first, strict=True):
             assigned.bins[rank].append(tuple(bin))
             assigned.tokens[rank].append(tokens)
-            assigned.work[rank].append(-less)
-            done[rank] = (had - less, rank)
+            assigned.work[rank].append(-negative_work)
+            done[rank] = (previous - negative_work, rank)
     return assigned

@@ -102,10 +102,10 @@ class RolloutStats:
         values["idle_s"] = slowest.seconds - math.fsum(stats.seconds for stats in workers) / len(workers)
         return replace(slowest, **values)
 
-    def __add__(self, later: RolloutStats) -> RolloutStats:
-        """These rounds and later ones."""
-        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED}
-        return replace(later, **sums)
+    def __add__(self, other: RolloutStats) -> RolloutStats:
+        """Add counters of later rounds."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
+        return replace(other, **sums)
 
     @property
     def seconds(self) -> float:

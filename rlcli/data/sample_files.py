@@ -1,4 +1,4 @@
-"""Samples for people to read: parquet files with one row per response, the same for training and for evaluation."""
+"""Parquet files of samples, with one row per response, the same for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ long evaluation does not write a file for every second."""
 
 @dataclass(frozen=True, slots=True)
 class LogProbSummary:
-    """Log-probs of a response's drawn tokens, in nats: their mean, and the minimum."""
+    """Mean and minimum of the log-probs of a sample's response tokens, in nats."""
 
     mean: float
     least: float
@@ -113,7 +113,7 @@ def sample_row(
 
 
 def is_conversation(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of a conversation with an environment or an agent. (Every row has messages.)
+    """Return whether a row is of a conversation with an environment or an agent. (Every row has messages.)
 
     >>> is_conversation({"turns": 1, "ended": None}), is_conversation({"turns": 1, "ended": "done"})
     (False, True)
@@ -126,12 +126,12 @@ def schema() -> Any:
     """The columns, with explicit types: otherwise a part without any answer would have no type for `answer`."""
     import pyarrow as pa
 
-    text, whole, number = pa.string(), pa.int64(), pa.float64()
+    text, integer, number = pa.string(), pa.int64(), pa.float64()
     return pa.schema(
         [
-            ("step", whole),
+            ("step", integer),
             ("prompt_id", text),
-            ("sample", whole),
+            ("sample", integer),
             ("prompt", text),
             ("response", text),
             ("ground_truth", text),
@@ -142,12 +142,12 @@ def schema() -> Any:
             ("parts", pa.map_(text, number)),
             ("extra", pa.map_(text, text)),
             ("verify_s", number),
-            ("prompt_tokens", whole),
-            ("response_tokens", whole),
+            ("prompt_tokens", integer),
+            ("response_tokens", integer),
             ("finish_reason", text),
-            ("version", whole),
-            ("newest_version", whole),
-            ("turns", whole),
+            ("version", integer),
+            ("newest_version", integer),
+            ("turns", integer),
             ("mean_log_prob", number),
             ("min_log_prob", number),
             ("perplexity", number),
@@ -155,8 +155,8 @@ def schema() -> Any:
             ("ended", text),
             ("messages", text),
             ("turn_rewards", pa.list_(number)),
-            ("group", whole),
-            ("images", pa.list_(pa.struct([("digest", text), ("width", whole), ("height", whole)]))),
+            ("group", integer),
+            ("images", pa.list_(pa.struct([("digest", text), ("width", integer), ("height", integer)]))),
             ("problem", text),
         ]
     )
@@ -173,11 +173,13 @@ def sample_files(room: Path, step: int) -> list[Path]:
     `evaluations` folder. In runs that an older rlcli started, they are in that folder itself, with the step as a
     prefix of their name: it is listed only for a step without files in a folder of its own. Raises `UnfitFile` if the
     step's folder is a link."""
-    named = f"step-{step:06d}"
-    if (room / named).is_symlink():
-        raise UnfitFile(room / named, "is a link", "put the folder itself there")
-    found = [*(room / named).glob("rank-*.parquet")] or [*room.glob(f"{named}.rank-*.parquet")]
-    return sorted(found, key=lambda path: [int(number) for number in _NUMBERS.findall(path.name.removeprefix(named))])
+    step_name = f"step-{step:06d}"
+    if (room / step_name).is_symlink():
+        raise UnfitFile(room / step_name, "is a link", "put the folder itself there")
+    files = [*(room / step_name).glob("rank-*.parquet")] or [*room.glob(f"{step_name}.rank-*.parquet")]
+    return sorted(
+        files, key=lambda path: [int(number) for number in _NUMBERS.findall(path.name.removeprefix(step_name))]
+    )
 
 
 def write_samples(path: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -194,9 +196,9 @@ def write_table(path: Path, table: Any, group_rows: int | None = None) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
-            pq.write_table(table, beside, row_group_size=group_rows)
-            sync_file(beside)
+        with replacing(path) as temporary:
+            pq.write_table(table, temporary, row_group_size=group_rows)
+            sync_file(temporary)
         sync_folder(path.parent)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)

@@ -101,8 +101,8 @@ class SampleShard:
             rows = self.row_pictures
             shown = 0 if rows is None else int(rows[index + 1] - rows[index])
             return [shown, *[0] * int(end - start - 1)]
-        found: list[int] = self.span_pictures[start:end].tolist()
-        return found
+        counts: list[int] = self.span_pictures[start:end].tolist()
+        return counts
 
     def _pictures(self, index: int) -> tuple[np.ndarray, ...]:
         """Of a row: uint8 `[height, width, 3]`, views."""
@@ -114,9 +114,9 @@ class SampleShard:
         assert self.picture_sizes is not None
         assert self.row_pictures is not None
         ends = np.cumsum(3 * self.picture_sizes.prod(1))
-        own = self.pictures[self.row_pictures[index] : self.row_pictures[index + 1]].tolist()
-        flat = [self.pixels[ends[at - 1] if at else 0 : ends[at]] for at in own]
-        return tuple(one.reshape(*self.picture_sizes[at], 3) for at, one in zip(own, flat, strict=True))
+        indexes = self.pictures[self.row_pictures[index] : self.row_pictures[index + 1]].tolist()
+        flat = [self.pixels[ends[at - 1] if at else 0 : ends[at]] for at in indexes]
+        return tuple(pixels.reshape(*self.picture_sizes[at], 3) for at, pixels in zip(indexes, flat, strict=True))
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> SampleShard:
@@ -165,7 +165,7 @@ class ShardBuilder:
         routes = [row.routes for row in rows if row.routes is not None]
         routed = [0 if row.routes is None else len(row.routes) for row in rows]
         shown = {identity(picture): picture for row in rows for picture in row.pictures}
-        place = {each: number for number, each in enumerate(shown)}
+        picture_index = {each: number for number, each in enumerate(shown)}
         return SampleShard(
             tokens=joined([row.tokens for row in rows], np.int32),
             offsets=offsets([len(row.tokens) for row in rows]),
@@ -180,7 +180,9 @@ class ShardBuilder:
             route_offsets=offsets(routed) if routes else None,
             pixels=joined([picture.ravel() for picture in shown.values()], np.uint8) if shown else None,
             picture_sizes=np.array([picture.shape[:2] for picture in shown.values()], np.int64) if shown else None,
-            pictures=np.array([place[identity(p)] for row in rows for p in row.pictures], np.int64) if shown else None,
+            pictures=np.array([picture_index[identity(p)] for row in rows for p in row.pictures], np.int64)
+            if shown
+            else None,
             row_pictures=offsets([len(row.pictures) for row in rows]) if shown else None,
             span_pictures=np.array([span.pictures for span in spans], np.int64) if shown else None,
         )

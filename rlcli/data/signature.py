@@ -14,7 +14,7 @@ from rlcli.data.trajectories import Trajectory
 
 
 def tokens_digest(trajectory: Trajectory) -> int:
-    """CRC-32 of its tokens, of which of them are drawn, of where its branches begin, and of its log-probs.
+    """CRC-32 of a trajectory's tokens, response mask, branch starts and log-probs.
 
     >>> import numpy as np
     >>> ids, log_probs = np.array([5, 6, 7], np.int32), np.array([-0.5, -1.0], np.float32)
@@ -24,7 +24,7 @@ def tokens_digest(trajectory: Trajectory) -> int:
     """
     import numpy as np
 
-    runs = [0]  # of tokens that are not drawn, then drawn, then not drawn, and so on; the last is of drawn ones
+    runs = [0]  # run lengths of the response mask: first of False, then alternating; the last run is of True
     for span in trajectory.spans:
         if (span.speaker == "policy") == (len(runs) % 2 == 0):
             runs[-1] += span.end - span.start

@@ -1,8 +1,8 @@
-"""What a step's folder holds beside its samples: their advantages, and the tokens of some of them.
+"""Files of a step next to its samples: the advantages of all samples, and the tokens of some.
 
 A sample's row in `rank-R.parquet` and its rows here have the same (saved_step, group, sample): `saved_step` is the
-step of the folder that holds the row. It is an earlier one than `step`, the step that trained on the sample, if the
-sample waited for it (`dynamic_sampling`, `rollout.oversample`).
+step of the folder that holds the row. It is earlier than `step`, the step that trained on the sample, if the
+sample was carried over (`dynamic_sampling`, `rollout.oversample`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
+    from jaxtyping import Float32, Float64, Int64
 
     from rlcli.data.trajectories import Trajectory
 
@@ -24,50 +26,61 @@ TOKENS = "tokens-{rank}.parquet"
 
 @dataclass(frozen=True)
 class RecordedSample:
-    """A sample whose tokens are recorded. place: among the step's selected samples. prompt_id, saved_step, group,
-    sample: of its saved row. forwarded: whether the step computes anything for its tokens; no if its advantage is 0 and
-    the loss has no other term."""
+    """A sample whose tokens are recorded; with the key of its saved row."""
 
     place: int
+    """Index among the step's selected samples."""
     prompt_id: str
+    """Id of its prompt."""
     saved_step: int
+    """Step in whose files its row is saved."""
     group: int
+    """Number of its group in these files."""
     sample: int
+    """Index within the group."""
     forwarded: bool
+    """Whether the step computes anything for its tokens; not if its advantage is 0 and the loss has no other term."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What the workers record of step `step`. path: of their tokens' files, with `{rank}` in it. tokenizer: folder or
-    hub id of what gives the tokens' texts. samples: those whose tokens are recorded."""
+    """Settings of the recording of tokens in one step."""
 
     step: int
+    """Number of the step."""
     path: str
+    """Path of the token files, with `{rank}` in it."""
     tokenizer: str
+    """Folder or hub id of the tokenizer that decodes the tokens."""
     samples: Sequence[RecordedSample]
+    """Samples whose tokens are recorded."""
 
 
 @dataclass(frozen=True)
 class TokenValues:
-    """Values of the D drawn tokens of a sample, in their order: float32 `[D]`, or None if not computed."""
+    """Values of a sample's R response tokens, in their order; None where not computed."""
 
-    trainer_log_probs: np.ndarray | None = None
-    entropy: np.ndarray | None = None
-    advantages: np.ndarray | None = None
+    trainer_log_probs: Float32[np.ndarray, " R"] | None = None
+    """Log-probs by the trainer before the update, in nats."""
+    entropy: Float32[np.ndarray, " R"] | None = None
+    """Entropy of the trainer's distribution, in nats."""
+    advantages: Float32[np.ndarray, " R"] | None = None
+    """Advantages that the loss used."""
 
 
 @cache
-def advantages_schema() -> Any:
+def advantages_schema() -> pa.Schema:
+    """The columns of `advantages.parquet`."""
     import pyarrow as pa
 
-    whole, number = pa.int64(), pa.float64()
+    integer, number = pa.int64(), pa.float64()
     return pa.schema(
         [
-            ("step", whole),
+            ("step", integer),
             ("prompt_id", pa.string()),
-            ("saved_step", whole),
-            ("group", whole),
-            ("sample", whole),
+            ("saved_step", integer),
+            ("group", integer),
+            ("sample", integer),
             ("advantage", number),
             ("reward", number),
             ("left_out", pa.string()),
@@ -76,17 +89,18 @@ def advantages_schema() -> Any:
 
 
 @cache
-def tokens_schema() -> Any:
+def tokens_schema() -> pa.Schema:
+    """The columns of `tokens-RANK.parquet`."""
     import pyarrow as pa
 
-    whole, number = pa.int64(), pa.list_(pa.float32())
+    integer, number = pa.int64(), pa.list_(pa.float32())
     return pa.schema(
         [
-            ("step", whole),
+            ("step", integer),
             ("prompt_id", pa.string()),
-            ("saved_step", whole),
-            ("group", whole),
-            ("sample", whole),
+            ("saved_step", integer),
+            ("group", integer),
+            ("sample", integer),
             ("ids", pa.list_(pa.int32())),
             ("text", pa.list_(pa.string())),
             ("drawn", pa.list_(pa.bool_())),
@@ -102,14 +116,14 @@ def tokens_schema() -> Any:
 def advantages_table(
     step: int,
     prompt_ids: Sequence[str],
-    saved_steps: np.ndarray,
-    groups: np.ndarray,
-    samples: np.ndarray,
-    advantages: np.ndarray,
-    rewards: np.ndarray,
+    saved_steps: Int64[np.ndarray, " S"],
+    groups: Int64[np.ndarray, " S"],
+    samples: Int64[np.ndarray, " S"],
+    advantages: Float64[np.ndarray, " S"],
+    rewards: Float64[np.ndarray, " S"],
     left_out: Sequence[str | None],
-) -> Any:
-    """A row for each sample of the step's batch. advantages, rewards: float64, NaN where there is none."""
+) -> pa.Table:
+    """The table with a row for each sample of the step's batch. advantages, rewards: NaN where there is none."""
     import numpy as np
     import pyarrow as pa
 
@@ -128,21 +142,21 @@ def advantages_table(
 
 
 def tokens_row(
-    step: int, sample: RecordedSample, whole: Trajectory, text: Sequence[str], values: TokenValues
+    step: int, sample: RecordedSample, trajectory: Trajectory, text: Sequence[str], values: TokenValues
 ) -> dict[str, Any]:
-    """The row of one sample. text: of each of its tokens."""
+    """The row of one sample. text: the text of each token."""
     import numpy as np
 
-    drawn = whole.drawn
-    versions = np.full(len(drawn), np.nan)
-    for span in whole.spans:
+    mask = trajectory.drawn
+    versions = np.full(len(mask), np.nan)
+    for span in trajectory.spans:
         if span.speaker == "policy" and span.version is not None:
             versions[span.start : span.end] = span.version
 
-    def spread(own: np.ndarray | None) -> np.ndarray:
-        column: np.ndarray = np.full(len(drawn), np.nan, np.float32)
-        if own is not None:
-            column[drawn] = own
+    def spread(response_values: Float32[np.ndarray, " R"] | None) -> Float32[np.ndarray, " T"]:
+        column: np.ndarray = np.full(len(mask), np.nan, np.float32)
+        if response_values is not None:
+            column[mask] = response_values
         return column
 
     return {
@@ -151,10 +165,10 @@ def tokens_row(
         "saved_step": sample.saved_step,
         "group": sample.group,
         "sample": sample.sample,
-        "ids": whole.tokens,
+        "ids": trajectory.tokens,
         "text": text,
-        "drawn": drawn,
-        "engine_log_prob": spread(whole.log_probs),
+        "drawn": mask,
+        "engine_log_prob": spread(trajectory.log_probs),
         "trainer_log_prob": spread(values.trainer_log_probs),
         "entropy": spread(values.entropy),
         "advantage": spread(values.advantages),
@@ -162,12 +176,12 @@ def tokens_row(
     }
 
 
-def tokens_table(rows: Sequence[dict[str, Any]]) -> Any:
+def tokens_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     """The table of rows from `tokens_row`."""
     import numpy as np
     import pyarrow as pa
 
-    def column(name: str, kind: Any) -> Any:
+    def column(name: str, kind: pa.DataType) -> pa.Array:
         values = [row[name] for row in rows]
         if not pa.types.is_list(kind):
             return pa.array(values, type=kind)

@@ -1,7 +1,7 @@
-"""Small copies of what environments showed in a step's conversations, beside its samples.
+"""Thumbnails of the images that environments sent in a step's conversations, next to its samples.
 
-The pictures of prompts are in the data; these are nowhere else. A sample's messages name each by its digest. The copies
-of `rank-0.parquet` are in `pictures-0.parquet`, and so on.
+The images of prompts are in the dataset; these would be lost. A sample's messages name each by its digest. The
+thumbnails of `rank-0.parquet` are in `pictures-0.parquet`, and so on.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from rlcli.data.sample_files import write_table
 from rlcli.support.reading import check_regular
 
 MOST = 1000
-"""Of a file; some tens of kilobytes each."""
+"""Maximum number of thumbnails in a file; some tens of kilobytes each."""
 _ROWS = 64
-"""Of a row group: a picture is read with its group."""
+"""Rows of a row group: an image is read with its group."""
 
 
 def beside(samples: Path) -> Path:
-    """Where the copies of a file of samples are.
+    """Path of the thumbnails of a file of samples.
 
     >>> beside(Path("step-000001/rank-0.round-2.parquet")).name
     'pictures-0.round-2.parquet'
@@ -28,7 +28,7 @@ def beside(samples: Path) -> Path:
 
 
 def write_pictures(path: Path, copies: Mapping[str, bytes]) -> None:
-    """Write small copies, by digest. Raises `RunFailed` if the file cannot be written."""
+    """Write thumbnails, by digest. Raises `RunFailed` if the file cannot be written."""
     import pyarrow as pa
 
     columns = {"digest": pa.array(copies.keys(), pa.string()), "image": pa.array(copies.values(), pa.binary())}
@@ -36,20 +36,20 @@ def write_pictures(path: Path, copies: Mapping[str, bytes]) -> None:
 
 
 def read_pictures(folder: Path, digests: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """The copies with these digests in a step's folder, each once. Files that cannot be read have none."""
+    """Yield the thumbnails with these digests in a step's folder, each once. Unreadable files are skipped."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    left = set(digests)
+    missing = set(digests)
     for file in sorted(folder.glob("pictures-*.parquet")):
-        if not left:
+        if not missing:
             return
         try:
             check_regular(file)
-            rows = pq.read_table(file, columns=["digest", "image"], filters=[("digest", "in", left)]).to_pylist()
+            rows = pq.read_table(file, columns=["digest", "image"], filters=[("digest", "in", missing)]).to_pylist()
         except (OSError, ValueError, pa.ArrowException):
             continue
         for row in rows:
-            if row.get("digest") in left and isinstance(row.get("image"), bytes):
-                left.discard(row["digest"])
+            if row.get("digest") in missing and isinstance(row.get("image"), bytes):
+                missing.discard(row["digest"])
                 yield row["digest"], row["image"]

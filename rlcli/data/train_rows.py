@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rlcli.column_records import Column, Columns
 from rlcli.data.step_files import Recording
@@ -11,12 +11,14 @@ from rlcli.data.step_files import Recording
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlcli.data.messages import ShardRef
+
 A = TypeVar("A")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SampleColumns(Columns, Generic[A]):
-    """What is known of each of the S samples that a step trains on: numpy arrays from the controller, tensors on ranks.
+    """Columns of the S samples that a step trains on: numpy arrays on the controller, tensors on ranks.
 
     Two responses to one prompt, of which only the first was right:
 
@@ -45,11 +47,11 @@ class SampleColumns(Columns, Generic[A]):
     right: Column[A] = Column("bool", "S")
     """Whether its answer is right."""
     group_tokens: Column[A] = Column("float32", "S")
-    """Response tokens of all samples of its group; on a rank less those that a correction rejects."""
+    """Response tokens of all samples of its group; on a rank, minus those that a correction rejects."""
     parts: Column[A] = Column("float64", "S", "K")
     """The named parts of its reward."""
     baselines: Column[A] = Column("float64", "S")
-    """Score of the greedy response to its prompt, if the advantage needs one."""
+    """Score of the greedy response to its prompt, if the advantage needs it."""
     turn_rewards: Column[A] = Column("float64", "S", "K")
     """Reward of each of its turns, 0 behind the last, if turns are rewarded."""
     advantages: Column[A] = Column("float64", "S")
@@ -78,23 +80,32 @@ class MiniWork:
 
 @dataclass(frozen=True)
 class TrainRows:
-    """A step's samples, as all ranks receive them. Which of them a rank trains on is sent to it separately, as indexes.
+    """A step's samples, as all ranks receive them. Each rank gets the indexes of its own samples separately.
 
     Each rank needs some of the shards, and receives all of them in this one object: a reference in the arguments of a
     call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
+
+    One minibatch of two samples, rows 0 and 1 of a single shard:
+
+    >>> import numpy as np
+    >>> work = MiniWork(tokens=12, sequences=2, groups=1, max_length=16, right_tokens=7)
+    >>> columns = SampleColumns(shard=np.array([0, 0]), row=np.array([0, 1]), rewards=np.array([1.0, 0.0]))
+    >>> rows = TrainRows([work], columns, seed=5, shards=["reference"])
+    >>> rows.minibatches[0].tokens, rows.columns.rewards.tolist(), rows.one_prompt
+    (12, [1.0, 0.0], True)
     """
 
     minibatches: list[MiniWork]
     """The denominators of each minibatch."""
     columns: SampleColumns[np.ndarray]
-    """What is known of each sample."""
+    """Columns of the samples."""
     seed: int
-    """For all random draws on this step's samples."""
-    shards: list[Any]
+    """Seed of all random choices on this step's samples."""
+    shards: list[ShardRef]
     """References to the generated `SampleShard`s."""
     one_prompt: bool = True
-    """The samples of a group begin with the same prompt."""
+    """Whether the samples of a group begin with the same prompt."""
     recording: Recording | None = None
-    """What is recorded of the step for viewers, if anything."""
+    """Settings of the recording of tokens for viewers, if any are recorded."""
     version: int = 0
-    """Of the trainer's weights, as a number of weight syncs."""
+    """Policy version of the trainer's weights (number of weight syncs)."""

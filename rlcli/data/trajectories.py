@@ -1,4 +1,4 @@
-"""A trajectory: everything generated for one sample, token by token, and which of these tokens the policy drew."""
+"""A trajectory: all tokens of one sample, and which of them the policy generated (response tokens)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Bool, Float32, Int32, Int64, UInt8
+
+    from rlcli.data.expert_routes import Routes
 
 Speaker = Literal["prompt", "policy", "environment"]
 SPEAKERS: tuple[Speaker, ...] = get_args(Speaker)
-"""Whose tokens a span holds: those of a templated prompt, with which a branch begins, those that the policy drew, or
-those that the environment added later: a tool's output, a user's message, and the chat template's tokens between two
-messages."""
+"""Source of a span's tokens: a templated prompt, with which a branch begins; the policy; or the environment, which adds
+a tool's output, a user's message, and the chat template's tokens between two messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +27,24 @@ class Span:
     """Consecutive tokens of one speaker."""
 
     speaker: Speaker
-    """Whose tokens they are."""
+    """Source of the tokens."""
     start: int
-    """Index of the first one in the trajectory."""
+    """Index of the first token in the trajectory."""
     end: int
-    """Index after the last one."""
+    """Index after the last token."""
     version: int | None = None
     """Policy version (number of weight syncs) that generated them; None if the policy did not, or if it is unknown."""
     pictures: int = 0
-    """Pictures that they show."""
+    """Number of images among the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One sample's tokens. A response to a prompt is the trajectory with one drawn span, after the prompt. Where the
-    past was written anew (an agent's sub-agents and summaries, reasoning that was removed), it has several branches,
-    each with a prompt of its own: tokens see those before them in their branch alone.
+    """One sample's tokens. A response to a prompt is the trajectory with one policy span, after the prompt. Where the
+    context was rewritten (an agent's sub-agents and summaries, reasoning that was removed), it has several branches,
+    each with a separate prompt: tokens attend to those before them in their branch alone.
 
-    The policy draws two tokens, a tool answers with one, and the policy draws the last one with newer weights:
+    The policy generates two tokens, a tool answers with one, and the policy generates the last one with newer weights:
 
     >>> import numpy as np
     >>> ids, log_probs = np.arange(10, 20, dtype=np.int32), np.full(9, -0.5, np.float32)
@@ -56,22 +58,24 @@ class Trajectory:
     (3, 3, 2, [1, 2], 3)
     """
 
-    tokens: np.ndarray
-    """int32 `[T]`: all tokens."""
+    tokens: Int32[np.ndarray, " T"]
+    """Token ids of all spans."""
     spans: tuple[Span, ...]
-    """Consecutive, from 0 to T."""
-    log_probs: np.ndarray
-    """float32 `[R]`: of the R response tokens (those of policy spans) in their order, in nats, as the engine reported
+    """Consecutive spans, from 0 to T."""
+    log_probs: Float32[np.ndarray, " R"]
+    """Log-probs of the R response tokens (those of policy spans), in their order, in nats, as the engine reported
     them."""
     stop_reason: FinishReason | None = None
     """Why it ended; None if it has not."""
-    routes: np.ndarray | None = None
-    """Experts of the first tokens, as far as they are known and wanted (`rlcli.data.expert_routes`)."""
-    pictures: tuple[np.ndarray, ...] = ()
-    """uint8 `[height, width, 3]` each: of all spans, in the order of their tokens (`ImageRule.prepared`)."""
+    routes: Routes | None = None
+    """Experts of the first tokens, as far as they are known and recorded (`rlcli.data.expert_routes`)."""
+    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    """Images of all spans, in the order of their tokens, resized for the model (`ImageRule.prepared`)."""
 
     @classmethod
-    def of_prompt(cls, tokens: np.ndarray, pictures: Sequence[np.ndarray] = ()) -> Trajectory:
+    def of_prompt(
+        cls, tokens: Int32[np.ndarray, " T"], pictures: Sequence[UInt8[np.ndarray, "height width 3"]] = ()
+    ) -> Trajectory:
         """A prompt, without a response yet."""
         import numpy as np
 
@@ -81,31 +85,33 @@ class Trajectory:
     @classmethod
     def single(
         cls,
-        prompt: np.ndarray,
-        response: np.ndarray,
-        log_probs: np.ndarray,
+        prompt: Int32[np.ndarray, " n"],
+        response: Int32[np.ndarray, " R"],
+        log_probs: Float32[np.ndarray, " R"],
         *,
         version: int = 0,
         stop_reason: FinishReason | None = "stop",
     ) -> Trajectory:
-        """A prompt and one response. log_probs: `[len(response)]`."""
+        """A prompt and one response."""
         return cls.of_prompt(prompt).extended("policy", response, log_probs, version, stop_reason)
 
     def extended(
         self,
         speaker: Speaker,
-        tokens: np.ndarray,
-        log_probs: np.ndarray | None = None,
+        tokens: Int32[np.ndarray, " n"],
+        log_probs: Float32[np.ndarray, " n"] | None = None,
         version: int | None = None,
         stop_reason: FinishReason | None = None,
-        pictures: Sequence[np.ndarray] = (),
+        pictures: Sequence[UInt8[np.ndarray, "height width 3"]] = (),
     ) -> Trajectory:
-        """This trajectory and the tokens that follow. log_probs, version: given for the policy's tokens alone;
-        pictures: never for these. A response that is continued with other weights has a span for each version."""
+        """Append tokens. Only the policy's tokens have `log_probs` and a `version`, only others have `pictures`. A
+        response that is continued with other weights has a span for each version."""
         import numpy as np
 
-        drawn = 0 if log_probs is None else len(log_probs)
-        assert drawn == (len(tokens) if speaker == "policy" else 0), "a log-prob for each drawn token, and for no other"
+        policy_tokens = 0 if log_probs is None else len(log_probs)
+        assert policy_tokens == (len(tokens) if speaker == "policy" else 0), (
+            "a log-prob for each drawn token, and for no other"
+        )
         last, end = self.spans[-1], len(self.tokens) + len(tokens)
         spans = (*self.spans, Span(speaker, len(self.tokens), end, version, len(pictures)))
         if speaker == last.speaker == "policy" and (version == last.version or not len(tokens)):
@@ -121,7 +127,7 @@ class Trajectory:
 
     @classmethod
     def joined(cls, branches: Sequence[Trajectory]) -> Trajectory:
-        """One sample of several trajectories, which become its branches in this order. It ends as the last one does.
+        """Join several trajectories, which become the branches of one sample. Its stop reason is that of the last one.
 
         >>> import numpy as np
         >>> ids, log_probs = np.arange(10, 20, dtype=np.int32), np.full(9, -0.5, np.float32)
@@ -148,43 +154,43 @@ class Trajectory:
 
     @property
     def branch_starts(self) -> list[int]:
-        """Where each branch begins."""
+        """Index of the first token of each branch."""
         return [span.start for span in self.spans if span.speaker == "prompt"]
 
     @property
     def branches(self) -> list[Trajectory]:
-        """Each branch as a trajectory of its own; only the last one's stop reason is known."""
-        first = [place for place, span in enumerate(self.spans) if span.speaker == "prompt"]
-        if len(first) == 1:
+        """Each branch as a separate trajectory; only the last one's stop reason is known."""
+        starts = [index for index, span in enumerate(self.spans) if span.speaker == "prompt"]
+        if len(starts) == 1:
             return [self]
-        found: list[Trajectory] = []
-        drawn = shown = 0
-        for place, after in pairwise([*first, len(self.spans)]):
-            spans = self.spans[place:after]
-            start, count = spans[0].start, sum(one.end - one.start for one in spans if one.speaker == "policy")
-            moved = tuple(replace(one, start=one.start - start, end=one.end - start) for one in spans)
+        result: list[Trajectory] = []
+        log_prob_start = picture_start = 0
+        for index, next_index in pairwise([*starts, len(self.spans)]):
+            spans = self.spans[index:next_index]
+            start, count = spans[0].start, sum(s.end - s.start for s in spans if s.speaker == "policy")
+            moved = tuple(replace(s, start=s.start - start, end=s.end - start) for s in spans)
             routes = None if self.routes is None else self.routes[start : spans[-1].end]
-            log_probs = self.log_probs[drawn : drawn + count]
-            pictures = self.pictures[shown : shown + _pictures_in(spans)]
+            log_probs = self.log_probs[log_prob_start : log_prob_start + count]
+            pictures = self.pictures[picture_start : picture_start + _pictures_in(spans)]
             tokens = self.tokens[start : spans[-1].end]
-            found.append(Trajectory(tokens, moved, log_probs, routes=routes, pictures=pictures))
-            drawn, shown = drawn + count, shown + len(pictures)
-        return [*found[:-1], replace(found[-1], stop_reason=self.stop_reason)]
+            result.append(Trajectory(tokens, moved, log_probs, routes=routes, pictures=pictures))
+            log_prob_start, picture_start = log_prob_start + count, picture_start + len(pictures)
+        return [*result[:-1], replace(result[-1], stop_reason=self.stop_reason)]
 
     @property
-    def branch(self) -> np.ndarray:
-        """The tokens of the last branch, which the next one sees: int32 `[n]`."""
+    def branch(self) -> Int32[np.ndarray, " n"]:
+        """The tokens of the last branch, which are the context of the next token."""
         return self.tokens[self.branch_starts[-1] :]
 
     @property
-    def branch_pictures(self) -> tuple[np.ndarray, ...]:
-        """The pictures in the last branch."""
-        first = max(place for place, span in enumerate(self.spans) if span.speaker == "prompt")
+    def branch_pictures(self) -> tuple[UInt8[np.ndarray, "height width 3"], ...]:
+        """The images in the last branch."""
+        first = max(index for index, span in enumerate(self.spans) if span.speaker == "prompt")
         return self.pictures[_pictures_in(self.spans[:first]) :]
 
     @property
-    def drawn(self) -> np.ndarray:
-        """Which tokens the policy drew: bool `[T]`."""
+    def drawn(self) -> Bool[np.ndarray, " T"]:
+        """Response mask: true for the tokens that the policy generated."""
         import numpy as np
 
         mask: np.ndarray = np.zeros(len(self.tokens), bool)
@@ -193,14 +199,14 @@ class Trajectory:
         return mask
 
     @property
-    def drawn_ids(self) -> np.ndarray:
-        """The tokens that the policy drew: int32 `[D]`."""
-        drawn: np.ndarray = self.tokens[self.drawn]
-        return drawn
+    def drawn_ids(self) -> Int32[np.ndarray, " R"]:
+        """The response tokens."""
+        ids: np.ndarray = self.tokens[self.drawn]
+        return ids
 
     @property
-    def last_turn(self) -> np.ndarray:
-        """The tokens of the policy's last turn: int32 `[n]`; none if it does not end with one."""
+    def last_turn(self) -> Int32[np.ndarray, " n"]:
+        """The tokens of the policy's last turn; empty if the trajectory does not end with one."""
         start = len(self.tokens)
         for span in reversed(self.spans):
             if span.speaker != "policy":
@@ -209,8 +215,8 @@ class Trajectory:
         return self.tokens[start:]
 
     def until_turn(self, number: int) -> Trajectory:
-        """The beginning of this trajectory to the end of the policy's turn `number`, from 1: all of it if there are no
-        more. The turns before the last one of all ended with "stop".
+        """The prefix up to the end of the policy's turn `number`, from 1; the whole trajectory if it has fewer turns.
+        The stop reason of all turns but the last one is "stop".
 
         >>> import numpy as np
         >>> ids, log_probs = np.arange(10, 20, dtype=np.int32), np.full(9, -0.5, np.float32)
@@ -219,19 +225,19 @@ class Trajectory:
         >>> [len(whole.until_turn(number).tokens) for number in (1, 2, 3)]
         [5, 8, 8]
         """
-        spoken = 0
+        turns = 0
         for index, span in enumerate(self.spans):
             if span.speaker != "policy" and index and self.spans[index - 1].speaker == "policy":
-                spoken += 1
-                if spoken == number:
-                    drawn = sum(one.end - one.start for one in self.spans[:index] if one.speaker == "policy")
-                    log_probs, routes = self.log_probs[:drawn], self._first_routes(span.start)
+                turns += 1
+                if turns == number:
+                    policy_tokens = sum(s.end - s.start for s in self.spans[:index] if s.speaker == "policy")
+                    log_probs, routes = self.log_probs[:policy_tokens], self._first_routes(span.start)
                     first = Trajectory(self.tokens[: span.start], self.spans[:index], log_probs, "stop", routes)
                     return replace(first, pictures=self.pictures[: _pictures_in(first.spans)])
         return self
 
     def without_last(self, count: int) -> Trajectory:
-        """This trajectory without its last `count` tokens, which are of its last span and drawn."""
+        """Remove the last `count` tokens, which must be response tokens of the last span."""
         if not count:
             return self
         last, end = self.spans[-1], len(self.tokens) - count
@@ -245,8 +251,8 @@ class Trajectory:
             routes=self._first_routes(end),
         )
 
-    def routed(self, routes: np.ndarray | None) -> Trajectory:
-        """The same with the routes of the last branch's first tokens, where its own are not known."""
+    def routed(self, routes: Routes | None) -> Trajectory:
+        """Fill in the routes of the last branch's first tokens, where they are not known."""
         import numpy as np
 
         start = self.branch_starts[-1]
@@ -254,14 +260,14 @@ class Trajectory:
             return self
         past = unknown(start, routes) if self.routes is None else padded(self.routes, start)
         known = None if self.routes is None else self.routes[start:]
-        both = continued(known, routes[: len(self.tokens) - start])  # the end of a turn may have been dropped
-        return replace(self, routes=np.concatenate([past, both]))
+        last_branch = continued(known, routes[: len(self.tokens) - start])  # the end of a turn may have been dropped
+        return replace(self, routes=np.concatenate([past, last_branch]))
 
-    def _first_routes(self, tokens: int) -> np.ndarray | None:
+    def _first_routes(self, tokens: int) -> Routes | None:
         return None if self.routes is None else self.routes[:tokens]
 
     def dated(self, version: int) -> Trajectory:
-        """The same with this version where a drawn span has none (in partial rollouts of older checkpoints)."""
+        """Set this version where a policy span has none (in partial rollouts of older checkpoints)."""
         if None not in self.versions:
             return self
         return replace(
@@ -270,42 +276,43 @@ class Trajectory:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens before the first drawn span: those that all samples of a group share, except an agent's."""
+        """Number of tokens before the first response token; all samples of a group share them, except an agent's."""
         return next((span.start for span in self._drawn_spans), len(self.tokens))
 
     @property
     def drawn_tokens(self) -> int:
+        """R, the number of response tokens."""
         return len(self.log_probs)
 
     @property
     def turns(self) -> int:
-        """How often the policy spoke. A continued response is one turn."""
-        before = (None, *(span.speaker for span in self.spans[:-1]))
-        return sum(span.speaker == "policy" != speaker for span, speaker in zip(self.spans, before, strict=True))
+        """Number of turns of the policy. A continued response is one turn."""
+        previous = (None, *(span.speaker for span in self.spans[:-1]))
+        return sum(span.speaker == "policy" != speaker for span, speaker in zip(self.spans, previous, strict=True))
 
     @property
-    def turn_of_drawn(self) -> np.ndarray:
-        """The turn, from 0, of each drawn token: int64 `[D]`."""
+    def turn_of_drawn(self) -> Int64[np.ndarray, " R"]:
+        """The turn, from 0, of each response token."""
         import numpy as np
 
-        found: list[np.ndarray] = [np.zeros(0, np.int64)]
+        parts: list[np.ndarray] = [np.zeros(0, np.int64)]
         turn = -1
-        before: Speaker | None = None
+        previous: Speaker | None = None
         for span in self.spans:
             if span.speaker == "policy":
-                turn += before != "policy"
-                found.append(np.full(span.end - span.start, turn))
-            before = span.speaker
-        turns: np.ndarray = np.concatenate(found)
+                turn += previous != "policy"
+                parts.append(np.full(span.end - span.start, turn))
+            previous = span.speaker
+        turns: np.ndarray = np.concatenate(parts)
         return turns
 
     @property
     def versions(self) -> list[int | None]:
-        """The version of each drawn span, in their order."""
+        """The policy version of each policy span, in their order."""
         return [span.version for span in self._drawn_spans]
 
     def drawn_by(self, version: int) -> int:
-        """How many tokens this version drew."""
+        """Number of tokens that this policy version generated."""
         return sum(span.end - span.start for span in self._drawn_spans if span.version == version)
 
     @property
@@ -317,14 +324,14 @@ def _pictures_in(spans: Sequence[Span]) -> int:
     return sum(span.pictures for span in spans)
 
 
-def _routes_of(branches: Sequence[Trajectory]) -> np.ndarray | None:
-    """Those of trajectories that become branches of one: of all tokens, if any are known."""
+def _routes_of(branches: Sequence[Trajectory]) -> Routes | None:
+    """Routes of the joined branches, for all tokens; None if no branch has any."""
     import numpy as np
 
     known = next((branch.routes for branch in branches if branch.routes is not None), None)
     if known is None:
         return None
-    none = unknown(0, known)
-    parts = [padded(none if branch.routes is None else branch.routes, len(branch.tokens)) for branch in branches]
+    empty = unknown(0, known)
+    parts = [padded(empty if branch.routes is None else branch.routes, len(branch.tokens)) for branch in branches]
     routes: np.ndarray = np.concatenate(parts)
     return routes

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PromptTask
 from rlcli.data.prompts.prompt_table import JoinedPrompts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
@@ -246,7 +246,7 @@ def generate(
         slots=rollout.max_concurrent,
         on_progress=on_progress,
     )
-    return Responses.of_samples(Samples.joined([report.samples for report in reports]))
+    return Responses.of_samples(SampleTable.joined([report.samples for report in reports]))
 
 
 def report_of(

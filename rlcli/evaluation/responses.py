@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rlcli.data.columns import OUTCOMES, Samples
+from rlcli.data.columns import OUTCOMES, SampleTable
 from rlcli.rollout.rollout_call import GREEDY
 from rlcli.types import Outcome
 
@@ -69,7 +69,7 @@ class Responses:
         )
 
     @classmethod
-    def of_samples(cls, samples: Samples) -> Responses:
+    def of_samples(cls, samples: SampleTable) -> Responses:
         """From the samples that workers report."""
         import numpy as np
 

@@ -1,1 +1,1 @@
-"""Pictures of prompts: how rows hold them, decoding them safely, and what a model sees of them."""
+"""Images of prompts: their form in rows, safe decoding, and the preprocessing of models."""

@@ -1,4 +1,4 @@
-"""Decode pictures that anyone may have made: formats, sizes and memory are bounded, and what is refused says why."""
+"""Decode untrusted images: formats, sizes and memory are bounded, and errors name the reason."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def decode(data: bytes) -> Image:
     (`MAX_PIXELS`) or too thin a shape (`MAX_RATIO`).
     """
     image = _opened(data)
-    turned = _UPRIGHT.get(_orientation(image))
+    transposition = _UPRIGHT.get(_orientation(image))
     try:
         image.load()
-        found = _rgb(image)
-        return found.transpose(_transposition(turned)) if turned else found
+        rgb = _rgb(image)
+        return rgb.transpose(_transposition(transposition)) if transposition else rgb
     except Exception as error:  # decoders raise errors of many types at bytes that are not as they should be
         raise _bad(error) from error
 
@@ -61,7 +61,7 @@ def decoded_size(data: bytes) -> tuple[int, int]:
 
 
 def _opened(data: bytes) -> Any:
-    """The picture with its header read and checked."""
+    """Open the image, with its header read and checked."""
     from PIL import Image
 
     if not data:
@@ -108,7 +108,7 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _orientation(image: Any) -> int:
-    """As EXIF counts it: 1 is upright, from 5 on the sides are exchanged."""
+    """The EXIF orientation: 1 is upright, from 5 on the sides are exchanged."""
     from PIL import Image
 
     stored = image.info.get("exif")
@@ -117,10 +117,10 @@ def _orientation(image: Any) -> int:
     exif = Image.Exif()
     try:
         exif.load(stored)
-        found = exif.get(_ORIENTATION, 1)
+        orientation = exif.get(_ORIENTATION, 1)
     except Exception:  # broken metadata leaves the pixels as they are
         return 1
-    return found if found in _UPRIGHT else 1
+    return orientation if orientation in _UPRIGHT else 1
 
 
 def _transposition(name: str) -> Any:

@@ -19,6 +19,6 @@ KINDS: dict[str, type[ImageRule]] = {
 
 
 def rule_of(path: str, config: Any) -> ImageRule | None:
-    """Of the model at `path`, a folder or hub id, with this config; None for a model of text alone. Raises `OSError` or
-    `ValueError` if its files do not say how it sees pictures."""
+    """The image rule of the model at `path`, a folder or hub id, with this config; None for a text model. Raises
+    `OSError` or `ValueError` if its files have no image preprocessing."""
     return KINDS[config.model_type].of(path, config) if config.model_type in KINDS else None

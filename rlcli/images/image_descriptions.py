@@ -1,6 +1,6 @@
-"""Pictures where only text can be shown: their sizes, and digests that identify them.
+"""Descriptions of images for places that only show text: their sizes, and digests that identify them.
 
-A picture is described as `{"digest": …, "width": 84, "height": 84}`, never by its bytes.
+An image is described as `{"digest": …, "width": 84, "height": 84}`, never by its bytes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,20 @@ def described(images: Iterable[bytes]) -> list[dict[str, Any]]:
 def descriptions(value: Any) -> list[dict[str, Any]]:
     """The descriptions in the column `images` of a saved sample, which anyone may have written: what is none is left
     out. Digest, width and height are None if they cannot be used."""
-    found = [one for one in value if isinstance(one, Mapping)][:MOST] if isinstance(value, list | tuple) else []
+    images = [image for image in value if isinstance(image, Mapping)][:MOST] if isinstance(value, list | tuple) else []
     return [
-        {"digest": _digest(one.get("digest")), "width": _pixels(one.get("width")), "height": _pixels(one.get("height"))}
-        for one in found
+        {
+            "digest": _digest(image.get("digest")),
+            "width": _pixels(image.get("width")),
+            "height": _pixels(image.get("height")),
+        }
+        for image in images
     ]
 
 
 def in_words(picture: Mapping[str, Any]) -> str:
-    """
+    """Placeholder text of an image.
+
     >>> in_words({"digest": "0f", "width": 84, "height": 56}), in_words({"width": None})
     ('[image 84 x 56]', '[image]')
     """
@@ -54,7 +59,7 @@ def worded(text: str, pictures: Sequence[Mapping[str, Any]]) -> str:
     '[image 8 x 4]Like <image>?'
     """
     first, *rest = text.split(IMAGE, len(pictures))
-    words = [in_words(one) for one in pictures]
+    words = [in_words(picture) for picture in pictures]
     shown = first + "".join(word + part for word, part in zip(words, rest, strict=False))
     return shown + "".join(f" {word}" for word in words[len(rest) :])
 
@@ -70,8 +75,8 @@ def worded_messages(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Ma
     messages come first, and so do its markers."""
     every = [descriptions(message.get("images")) for message in messages]
     return [
-        {**message, "content": worded(str(message.get("content") or ""), own)} if own else message
-        for message, own in zip(messages, every if any(every) else shared_out(messages, pictures), strict=True)
+        {**message, "content": worded(str(message.get("content") or ""), images)} if images else message
+        for message, images in zip(messages, every if any(every) else shared_out(messages, pictures), strict=True)
     ]
 
 
@@ -79,19 +84,19 @@ def shared_out(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any]) -
     """For each message the pictures whose markers it has. Those without a marker, as in a message that was cut, go to
     the last message that has any, else to the first."""
     counts = _counts(messages, len(pictures))
-    last = max((place for place, count in enumerate(counts) if count), default=0)
+    last = max((index for index, count in enumerate(counts) if count), default=0)
     if counts:
         counts[last] += len(pictures) - sum(counts)
-    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [pictures[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _counts(messages: Sequence[Mapping[str, Any]], most: int) -> list[int]:
+def _counts(messages: Sequence[Mapping[str, Any]], limit: int) -> list[int]:
     counts: list[int] = []
     for message in messages:
         content = message.get("content")
-        there = content.count(IMAGE) if isinstance(content, str) else 0
-        counts.append(min(there, most - sum(counts)))
+        present = content.count(IMAGE) if isinstance(content, str) else 0
+        counts.append(min(present, limit - sum(counts)))
     return counts
 
 

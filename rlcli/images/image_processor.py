@@ -1,4 +1,4 @@
-"""How a model sees encoded pictures."""
+"""Prepares encoded images for a model, with a cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPIES = 256
 
 
 class NoRoom(BadImage):
-    """Pictures with more tokens than there may be."""
+    """Images with more tokens than allowed."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,23 @@ class Sight:
         tokens = sum(self.rule.tokens(*self.rule.fitted(*size_of(image))) for image in images)
         if tokens > most:
             raise NoRoom(f"its pictures have {tokens} tokens, and a conversation has at most {most}")
-        found, copies = [], {}
+        arrays, copies = [], {}
         for image in images:
             digest = image_digest(image)
             with self._lock:
-                found.append(self._prepared(image, digest, copied=True))
+                arrays.append(self._prepared(image, digest, copied=True))
                 copies[digest] = self._copies[digest]
-        return Shown(tuple(found), copies)
+        return Shown(tuple(arrays), copies)
 
     def _prepared(self, image: bytes, digest: str, *, copied: bool = False) -> np.ndarray:
-        found = self._known.get(digest)
-        if found is None or (copied and digest not in self._copies):
+        array = self._known.get(digest)
+        if array is None or (copied and digest not in self._copies):
             picture = decode(image)
-            found = self._known.setdefault(digest, self.rule.prepared(picture)) if found is None else found
+            array = self._known.setdefault(digest, self.rule.prepared(picture)) if array is None else array
             if copied:
                 self._copies[digest] = small_copy(picture)
         if copied:
             self._copies.move_to_end(digest)
             if len(self._copies) > COPIES:
                 self._copies.popitem(last=False)
-        return found
+        return array

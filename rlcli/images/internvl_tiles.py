@@ -1,4 +1,4 @@
-"""How InternVL sees pictures: as tiles of one size, which the tower reads as square pictures."""
+"""Image preprocessing of InternVL: tiles of one size, which the vision encoder reads as square images."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ class TileRule(ImageRule):
     own, and if these are several a small version of the whole picture follows them. A prepared picture is all of them
     below one another.
 
-    each: tokens of a tile. begin, end: ids around those of a picture. mean, std: of each channel. resample: PIL's
-    number of the filter that resizes.
 
     >>> rule = TileRule(token=9, never=(9,), begin=7, end=8, side=448, each=2, least=1, most=12)
     >>> rule.fitted(300, 200)  # 3 × 2 tiles and the small version
@@ -33,14 +31,23 @@ class TileRule(ImageRule):
     """
 
     begin: int
+    """Id of the token before an image's tokens."""
     end: int
+    """Id of the token after an image's tokens."""
     side: int
+    """Pixels of a tile's side."""
     each: int
+    """Tokens of a tile."""
     least: int
+    """Minimum number of tiles."""
     most: int
+    """Maximum number of tiles."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Mean of each channel."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Standard deviation of each channel."""
     resample: int = 3
+    """PIL's number of the resampling filter."""
 
     @classmethod
     def of(cls, path: str, config: Any) -> Self:
@@ -104,10 +111,10 @@ class TileRule(ImageRule):
 
         columns, rows = self.grid(*picture.size)
         parts = [(columns, rows)] + [(1, 1)] * (columns * rows > 1)
-        whole = [picture.resize((self.side * c, self.side * r), self.resample) for c, r in parts]
+        resized = [picture.resize((self.side * c, self.side * r), self.resample) for c, r in parts]
         tiles = [
-            np.asarray(one).reshape(r, self.side, c, self.side, 3).swapaxes(1, 2).reshape(-1, self.side, 3)
-            for one, (c, r) in zip(whole, parts, strict=True)
+            np.asarray(image).reshape(r, self.side, c, self.side, 3).swapaxes(1, 2).reshape(-1, self.side, 3)
+            for image, (c, r) in zip(resized, parts, strict=True)
         ]
         pixels: np.ndarray = np.concatenate(tiles)
         return pixels
@@ -115,8 +122,8 @@ class TileRule(ImageRule):
     def inputs(self, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """All tiles: float32 `[tiles, 3, side, side]`."""
         tiles = [tile for picture in pictures for tile in picture.reshape(-1, self.side, self.side, 3)]
-        found = self._processor(tiles, do_resize=False, return_tensors="np", input_data_format="channels_last")
-        return {"pixel_values": found["pixel_values"]}
+        encoded = self._processor(tiles, do_resize=False, return_tensors="np", input_data_format="channels_last")
+        return {"pixel_values": encoded["pixel_values"]}
 
     def engine_inputs(self, pictures: Sequence[np.ndarray]) -> Mapping[str, np.ndarray] | None:
         """vLLM's processor would cut a prepared picture again, and make the small version of the large one."""

@@ -1,4 +1,4 @@
-"""How Qwen2.5-VL, Qwen3-VL and Qwen3.5 see pictures: at their own size, cut into patches, with positions in three
+"""Image preprocessing of Qwen2.5-VL, Qwen3-VL and Qwen3.5: native resolution, cut into patches, with positions in three
 dimensions."""
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 class PatchRule(ImageRule):
     """Patches have `patch` × `patch` pixels; `merge` × `merge` of them become one token.
 
-    least, most: pixels of a resized picture. mean, std: of each channel. frames: how often a picture is repeated in a
-    patch, which may hold several frames of a film.
-
     >>> rule = PatchRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 20)
     >>> rule.fitted(100, 60)
     (112, 56)
@@ -31,12 +28,19 @@ class PatchRule(ImageRule):
     """
 
     patch: int
+    """Pixels of a patch's side."""
     merge: int
+    """Patches of a token's side."""
     frames: int
+    """Frames of a patch: an image is repeated as often."""
     least: int
+    """Minimum number of pixels of a resized image."""
     most: int
+    """Maximum number of pixels of a resized image."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Mean of each channel."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Standard deviation of each channel."""
 
     @classmethod
     def of(cls, path: str, config: Any) -> Self:
@@ -65,8 +69,8 @@ class PatchRule(ImageRule):
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         size = height, width
-        while (found := smart_resize(*size, self.side, self.least, self.most)) != size:
-            size = found
+        while (resized := smart_resize(*size, self.side, self.least, self.most)) != size:
+            size = resized
         return size[1], size[0]
 
     def tokens(self, width: int, height: int) -> int:
@@ -82,28 +86,28 @@ class PatchRule(ImageRule):
         return pixels
 
     def positions(self, ids: np.ndarray, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """int64 `[3, T]`: the place of each token in time, height and width (M-RoPE, arXiv 2409.12191, section 2.1).
-        Of text all three count on by one; a picture's tokens stand still in time, and text goes on after the larger of
-        its sides."""
+        """int64 `[3, T]`: position of each token in time, height and width (M-RoPE, arXiv 2409.12191, section 2.1). For
+        text all three advance by one; image tokens share one temporal position, and the following text starts after the
+        larger of the image's sides."""
         import numpy as np
 
-        found, at, place = [], 0, 0
+        blocks, index, position = [], 0, 0
         for start, picture in zip(self.starts(ids, pictures), pictures, strict=True):
-            found.append(np.tile(np.arange(place, place + start - at), (3, 1)))
-            place += start - at
+            blocks.append(np.tile(np.arange(position, position + start - index), (3, 1)))
+            position += start - index
             height, width = picture.shape[0] // self.side, picture.shape[1] // self.side
             rows, columns = np.divmod(np.arange(height * width), width)
-            found.append(place + np.stack([np.zeros_like(rows), rows, columns]))
-            at, place = start + height * width, place + max(height, width)
-        found.append(np.tile(np.arange(place, place + len(ids) - at), (3, 1)))
-        places: np.ndarray = np.concatenate(found, axis=1)
-        return places
+            blocks.append(position + np.stack([np.zeros_like(rows), rows, columns]))
+            index, position = start + height * width, position + max(height, width)
+        blocks.append(np.tile(np.arange(position, position + len(ids) - index), (3, 1)))
+        positions: np.ndarray = np.concatenate(blocks, axis=1)
+        return positions
 
     def inputs(self, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """The P patches, float32 `[P, 3 · frames · patch²]`, and of each picture how many it has in time, height and
         width: int64 `[pictures, 3]`."""
-        found = self._processor([*pictures], do_resize=False, return_tensors="np", input_data_format="channels_last")
-        return {name: found[name] for name in ("pixel_values", "image_grid_thw")}
+        encoded = self._processor([*pictures], do_resize=False, return_tensors="np", input_data_format="channels_last")
+        return {name: encoded[name] for name in ("pixel_values", "image_grid_thw")}
 
     @cached_property
     def _processor(self) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures and their places in the messages, as the rows of a dataset hold them."""
+"""Images of a dataset's rows, and their markers in the messages."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ def content_parts(content: str) -> list[dict[str, str | None]]:
 def marked(messages: Sequence[Message], images: int) -> tuple[Message, ...]:
     """The messages with one marker for each of so many images: as they are, or without any marker with all of them at
     the start of the first user message. Raises `BadImage` if the numbers differ."""
-    found = markers(messages)
-    if found == images:
+    count = markers(messages)
+    if count == images:
         return tuple(messages)
-    first = next((place for place, one in enumerate(messages) if one["role"] == "user"), None)
-    if found or first is None:
-        there = f"{found} {IMAGE} marker{'s' * (found != 1)}" if found else "no user message to put them in"
-        raise BadImage(f"the row has {images} image{'s' * (images != 1)}, and its messages have {there}")
+    first = next((index for index, candidate in enumerate(messages) if candidate["role"] == "user"), None)
+    if count or first is None:
+        present = f"{count} {IMAGE} marker{'s' * (count != 1)}" if count else "no user message to put them in"
+        raise BadImage(f"the row has {images} image{'s' * (images != 1)}, and its messages have {present}")
     message = {**messages[first], "content": IMAGE * images + messages[first]["content"]}
     return (*messages[:first], message, *messages[first + 1 :])
 
 
 def markers(messages: Iterable[Message]) -> int:
-    """How many `IMAGE` markers the messages have."""
+    """Number of `IMAGE` markers in the messages."""
     return sum(message["content"].count(IMAGE) for message in messages)
 
 

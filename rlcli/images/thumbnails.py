@@ -1,4 +1,4 @@
-"""Small copies of pictures for pages: decoded and encoded again here, so that no page has the bytes of others."""
+"""Thumbnails for pages: decoded and encoded again here, so that no page contains untrusted bytes."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def data_url(encoded: bytes) -> str:
 
 
 def _encoded(picture: Image, form: str) -> bytes:
-    out = io.BytesIO()
-    picture.save(out, form, **({"quality": QUALITY} if form == "JPEG" else {}))
-    return out.getvalue()
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **({"quality": QUALITY} if form == "JPEG" else {}))
+    return buffer.getvalue()

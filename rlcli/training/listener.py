@@ -18,7 +18,7 @@ from rlcli.registry import Registry
 
 if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
-    from rlcli.data.columns import Samples
+    from rlcli.data.columns import SampleTable
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Listener:
     def phase(self, name: str, step: int) -> None:
         """A phase of a step begins."""
 
-    def generated(self, samples: Samples) -> None:
+    def generated(self, samples: SampleTable) -> None:
         """The samples of a step are generated and verified, ordered by prompt."""
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -119,7 +119,7 @@ class Listeners:
     def phase(self, name: str, step: int) -> None:
         self._call(lambda listener: listener.phase(name, step))
 
-    def generated(self, samples: Samples) -> None:
+    def generated(self, samples: SampleTable) -> None:
         self._call(lambda listener: listener.generated(samples))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:

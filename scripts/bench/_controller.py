@@ -21,7 +21,7 @@ import numpy as np
 from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
 from rlcli.cluster.dispatch import add_up, per_rank
 from rlcli.cluster.worker_group import WorkerGroup
-from rlcli.data.columns import OUTCOMES, Samples
+from rlcli.data.columns import OUTCOMES, SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.rollout.worker.work_queue import Queue
@@ -88,7 +88,7 @@ class FakeRank:
         right = draw.random(n) < 0.4
         lengths = np.minimum(draw.lognormal(np.log(self.length) - 0.32, 0.8, n).astype(np.int64) + 1, 4 * self.length)
         answers: np.ndarray = np.array([str(number) for number in draw.integers(0, 10**6, n)], object)
-        samples = Samples(
+        samples = SampleTable(
             prompt=prompt,
             sample=np.concatenate([np.arange(count) for count in counts]) if counts else ones,
             **dict.fromkeys(("ended", "tool_calls", "failed_calls"), 0 * ones),

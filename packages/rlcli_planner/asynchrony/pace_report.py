@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.support.background_writer import BackgroundWriter
 from rlcli.training.listener import ListenedRun, Listener
 
@@ -41,7 +41,7 @@ class PaceReport(Listener):
         self._thread = BackgroundWriter("pace")
         self._measured: list[tuple[int, Pace]] = []
 
-    def generated(self, samples: Samples) -> None:
+    def generated(self, samples: SampleTable) -> None:
         """Record the lengths of a measured step."""
         if WARM_UP <= self._seen < STEPS:
             self._lengths.append((samples.prompt, samples.drawn_tokens))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlcli.algorithms.lazy import Tensor
 from rlcli.algorithms.named import Level, Named
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 class TokenAdvantages(NamedTuple):
-    """advantages: float [R]. returns: float [R], what the critic learns to predict; None without a critic."""
+    """Result of a token-level advantage function."""
 
-    advantages: Tensor
-    returns: Tensor | None
+    advantages: Float[Tensor, " R"]
+    """Advantage of each response token."""
+    returns: Float[Tensor, " R"] | None
+    """Target of the critic at each response token; None without a critic."""
 
 
 AdvantageFunction = Callable[..., Tensor | TokenAdvantages]

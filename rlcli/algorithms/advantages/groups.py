@@ -39,16 +39,16 @@ def grpo(inputs: AdvantageInputs, *, scale: str = "group") -> Tensor:
     >>> grpo(AdvantageInputs(rewards=rewards, groups=groups), scale="batch")
     tensor([ 1.2247, -1.2247,  0.0000,  0.0000])
     """
-    of = Grouped.of(inputs.rewards, inputs.groups)
+    grouped = Grouped.of(inputs.rewards, inputs.groups)
     if scale == "group":
-        divisor = of.std + _EPSILON
+        divisor = grouped.std + _EPSILON
     elif scale == "batch":
         divisor = Grouped.of(inputs.rewards, torch.zeros_like(inputs.groups)).std + _EPSILON
     elif scale == "none":
-        divisor = torch.ones_like(of.raised)
+        divisor = torch.ones_like(grouped.raised)
     else:
         raise ConfigError(f"advantage grpo: there is no scale '{scale}'", "choose one of: batch, group, none")
-    return (of.centred / divisor).to(inputs.rewards.dtype)
+    return (grouped.centred / divisor).to(inputs.rewards.dtype)
 
 
 @register("dr_grpo", needs=("rewards", "groups"), needs_group=True)
@@ -74,8 +74,8 @@ def rloo(inputs: AdvantageInputs) -> Tensor:
     >>> rloo(AdvantageInputs(rewards=rewards, groups=groups))
     tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
     """
-    of = Grouped.of(inputs.rewards, inputs.groups)
-    return (of.centred * of.sizes / (of.sizes - 1).clamp(min=1)).to(inputs.rewards.dtype)
+    grouped = Grouped.of(inputs.rewards, inputs.groups)
+    return (grouped.centred * grouped.sizes / (grouped.sizes - 1).clamp(min=1)).to(inputs.rewards.dtype)
 
 
 @register("grpo_passk", needs=("rewards", "groups"), needs_group=True)
@@ -90,11 +90,11 @@ def grpo_passk(inputs: AdvantageInputs) -> Tensor:
     >>> grpo_passk(AdvantageInputs(rewards=rewards, groups=groups))
     tensor([1.0000, 0.0000, 0.0000])
     """
-    of = Grouped.of(inputs.rewards, inputs.groups)
-    best = of.raised == of.highest(of.raised)
-    alone = best & (of.sum(best.double()) == 1)
-    second = of.highest(of.raised.masked_fill(best, 0.0))  # the lowest of a group is raised to 0
-    return torch.where(alone, (of.raised - second) / (of.std + _EPSILON), 0.0).to(inputs.rewards.dtype)
+    grouped = Grouped.of(inputs.rewards, inputs.groups)
+    best = grouped.raised == grouped.highest(grouped.raised)
+    alone = best & (grouped.sum(best.double()) == 1)
+    second = grouped.highest(grouped.raised.masked_fill(best, 0.0))  # the lowest of a group is raised to 0
+    return torch.where(alone, (grouped.raised - second) / (grouped.std + _EPSILON), 0.0).to(inputs.rewards.dtype)
 
 
 @register("gpg", needs=("rewards", "groups"), needs_group=True)
@@ -110,9 +110,9 @@ def gpg(inputs: AdvantageInputs) -> Tensor:
     >>> gpg(AdvantageInputs(rewards=rewards, groups=groups))
     tensor([ 1., -1.,  0.,  0.])
     """
-    of = Grouped.of(inputs.rewards, inputs.groups)
-    varied = of.highest(of.raised) > 0
-    return (of.centred * (len(inputs.rewards) / varied.sum().clamp(min=1).double())).to(inputs.rewards.dtype)
+    grouped = Grouped.of(inputs.rewards, inputs.groups)
+    varied = grouped.highest(grouped.raised) > 0
+    return (grouped.centred * (len(inputs.rewards) / varied.sum().clamp(min=1).double())).to(inputs.rewards.dtype)
 
 
 @register("maxrl", needs=("rewards", "groups"), needs_group=True)
@@ -127,9 +127,9 @@ def maxrl(inputs: AdvantageInputs) -> Tensor:
     >>> maxrl(AdvantageInputs(rewards=rewards, groups=groups))  # 3/4 ÷ 1/4 and −1/4 ÷ 1/4
     tensor([ 3.0000, -1.0000, -1.0000, -1.0000])
     """
-    of = Grouped.of(inputs.rewards, inputs.groups)
-    mean = of.sum(inputs.rewards.double()) / of.sizes
-    return (of.centred * (mean > 0) / (mean.clamp(min=0) + _EPSILON)).to(inputs.rewards.dtype)
+    grouped = Grouped.of(inputs.rewards, inputs.groups)
+    mean = grouped.sum(inputs.rewards.double()) / grouped.sizes
+    return (grouped.centred * (mean > 0) / (mean.clamp(min=0) + _EPSILON)).to(inputs.rewards.dtype)
 
 
 @register("opo", needs=("rewards", "groups", "lengths"), needs_group=True)
@@ -144,10 +144,10 @@ def opo(inputs: AdvantageInputs) -> Tensor:
     >>> opo(AdvantageInputs(rewards=rewards, groups=groups, lengths=torch.tensor([3, 1])))
     tensor([ 0.2500, -0.7500])
     """
-    of = Grouped.of(inputs.rewards, inputs.groups)
+    grouped = Grouped.of(inputs.rewards, inputs.groups)
     weights = inputs.lengths.double()
-    baseline = of.sum(weights * of.raised) / of.sum(weights).clamp(min=1)
-    return (of.raised - baseline).to(inputs.rewards.dtype)
+    baseline = grouped.sum(weights * grouped.raised) / grouped.sum(weights).clamp(min=1)
+    return (grouped.raised - baseline).to(inputs.rewards.dtype)
 
 
 @register("remax", needs=("rewards", "baselines"))
@@ -172,14 +172,14 @@ def win_rate(inputs: AdvantageInputs) -> Tensor:
     >>> win_rate(AdvantageInputs(rewards=rewards, groups=groups))
     tensor([ 0.5000, -0.2500, -0.2500])
     """
-    of = Grouped.of(inputs.rewards, inputs.groups)
+    grouped = Grouped.of(inputs.rewards, inputs.groups)
     # Sorted by group, then by reward, the beaten ones are those before the first of equal reward. Cost: N log N.
     values, rank = torch.unique(inputs.rewards, return_inverse=True)
-    _, cell, ties = torch.unique(of.index * len(values) + rank, return_inverse=True, return_counts=True)
-    before = (ties.cumsum(0) - ties)[cell].double()
-    beaten = before + of.highest(-before)  # minus the lowest: the number before the whole group
-    share = (beaten + (ties[cell].double() - 1) / 2) / (of.sizes - 1).clamp(min=1)
-    return torch.where(of.sizes > 1, share - 0.5, 0.0).to(inputs.rewards.dtype)
+    _, cell, ties = torch.unique(grouped.index * len(values) + rank, return_inverse=True, return_counts=True)
+    lower = (ties.cumsum(0) - ties)[cell].double()
+    beaten = lower + grouped.highest(-lower)  # minus the lowest: the number before the whole group
+    share = (beaten + (ties[cell].double() - 1) / 2) / (grouped.sizes - 1).clamp(min=1)
+    return torch.where(grouped.sizes > 1, share - 0.5, 0.0).to(inputs.rewards.dtype)
 
 
 @register("one", needs=("rewards",), ignores_rewards=True)
@@ -224,15 +224,15 @@ def gdpo(inputs: AdvantageInputs) -> Tensor:
     tensor([ 1.0954, -1.0954,  0.5477, -0.5477])
     """
     parts = inputs.parts
-    chosen = inputs.part_weights if inputs.has("part_weights") else [1.0] * parts.shape[1]
-    if len(chosen) != parts.shape[1]:
+    part_weights = inputs.part_weights if inputs.has("part_weights") else [1.0] * parts.shape[1]
+    if len(part_weights) != parts.shape[1]:
         raise ConfigError(
-            f"advantage gdpo: {len(chosen)} weights for the {parts.shape[1]} parts of the reward",
+            f"advantage gdpo: {len(part_weights)} weights for the {parts.shape[1]} parts of the reward",
             "give one weight a part, or none",
         )
     total = torch.zeros_like(parts[:, 0], dtype=torch.float64)
-    for part, weight in zip(parts.T, chosen, strict=True):
-        of = Grouped.of(part, inputs.groups)
-        total = total + weight * of.centred / (of.std + _EPSILON)
+    for part, weight in zip(parts.T, part_weights, strict=True):
+        grouped = Grouped.of(part, inputs.groups)
+        total = total + weight * grouped.centred / (grouped.std + _EPSILON)
     variance = total.square().sum() / max(len(total) - 1, 1)
     return (total / (variance + 1e-8).sqrt()).to(parts.dtype)

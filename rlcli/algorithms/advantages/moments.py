@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.ranks import ALONE, Ranks
 
+if TYPE_CHECKING:
+    from jaxtyping import Float64, Int64
+
 
 @dataclass(frozen=True)
 class Grouped:
-    """Rewards in their groups. Every tensor is [S], one entry a response.
+    """Rewards with statistics of their groups. Every tensor has one entry a response."""
 
-    index: int64, dense labels 0..G-1 in the order of the given ones. sizes: float64, n of the response's group. raised:
-    float64, R minus the lowest reward of the group: equal rewards are then exactly 0 whatever their value, while R −
-    mean_g of, say, six rewards of 0.1 is not.
-    """
-
-    index: Tensor
-    sizes: Tensor
-    raised: Tensor
+    index: Int64[Tensor, " S"]
+    """Dense group labels 0 … G − 1, in the order of the labels passed in."""
+    sizes: Float64[Tensor, " S"]
+    """n, the size of the response's group."""
+    raised: Float64[Tensor, " S"]
+    """R minus the lowest reward of the group: equal rewards are then exactly 0 whatever their value, while R − mean_g
+    of, say, six rewards of 0.1 is not."""
 
     @classmethod
     def of(cls, rewards: Tensor, groups: Tensor) -> Grouped:
@@ -68,4 +71,5 @@ def whiten(values: Tensor, weights: Tensor | None = None, ranks: Ranks = ALONE) 
     count, total = ranks.add(torch.stack([weight.sum(), (weight * raised).sum()]))
     centred = raised - total / count.clamp(min=1)
     variance = ranks.add((weight * centred.square()).sum()) / (count - 1).clamp(min=1)
-    return (centred / (variance + 1e-8).sqrt()).to(values.dtype)
+    whitened: Tensor = (centred / (variance + 1e-8).sqrt()).to(values.dtype)
+    return whitened

@@ -136,8 +136,8 @@ def discounted_sums(values: Tensor, sequence: Tensor, decay: float | Tensor) -> 
     power = torch.as_tensor(decay, dtype=torch.float64, device=values.device).expand_as(sums)
     step = 1
     while step < len(sums) and bool((inside := sequence[step:] == sequence[:-step]).any()):
-        ahead = torch.where(inside, power[:-step] * sums[step:], 0.0)
-        sums = torch.cat([sums[:-step] + ahead, sums[-step:]])
+        following = torch.where(inside, power[:-step] * sums[step:], 0.0)
+        sums = torch.cat([sums[:-step] + following, sums[-step:]])
         power = power.square()
         step *= 2
     return sums

@@ -37,11 +37,11 @@ def turn_rloo(inputs: AdvantageInputs) -> Tensor:
             [-1.,  0.]])
     """
     turn_rewards, groups = inputs.turn_rewards, inputs.groups
-    places = torch.arange(turn_rewards.shape[1], device=groups.device)
+    turn = torch.arange(turn_rewards.shape[1], device=groups.device)
     _, group = torch.unique(groups, return_inverse=True)
-    of = Grouped.of(_returns(turn_rewards, 1.0).flatten(), (group[:, None] * len(places) + places).flatten())
-    found = (of.centred * of.sizes / (of.sizes - 1).clamp(min=1)).view(turn_rewards.shape)
-    return torch.where(places < inputs.turns[:, None], found, 0.0).to(turn_rewards.dtype)
+    grouped = Grouped.of(_returns(turn_rewards, 1.0).flatten(), (group[:, None] * len(turn) + turn).flatten())
+    advantages = (grouped.centred * grouped.sizes / (grouped.sizes - 1).clamp(min=1)).view(turn_rewards.shape)
+    return torch.where(turn < inputs.turns[:, None], advantages, 0.0).to(turn_rewards.dtype)
 
 
 @register("gigpo", level="turn", needs=("turn_rewards", "turn_states", "turns", "groups"), needs_group=True)
@@ -66,17 +66,17 @@ def gigpo(inputs: AdvantageInputs, *, scale: str = "group", gamma: float = 1.0, 
         raise ConfigError(f"advantage gigpo: there is no scale '{scale}'", "choose one of: group, none")
 
     def compared(values: Tensor, labels: Tensor) -> Tensor:
-        of = Grouped.of(values, labels)
-        return of.centred / (of.std + _EPSILON) if scale == "group" else of.centred
+        grouped = Grouped.of(values, labels)
+        return grouped.centred / (grouped.std + _EPSILON) if scale == "group" else grouped.centred
 
     turn_rewards, groups = inputs.turn_rewards, inputs.groups
-    whole = compared(turn_rewards.double().sum(1), groups)
-    taken = torch.arange(turn_rewards.shape[1], device=groups.device) < inputs.turns[:, None]
+    conversation_advantages = compared(turn_rewards.double().sum(1), groups)
+    is_turn = torch.arange(turn_rewards.shape[1], device=groups.device) < inputs.turns[:, None]
     _, group = torch.unique(groups, return_inverse=True)
     states, state = torch.unique(inputs.turn_states, return_inverse=True)
-    steps = compared(_returns(turn_rewards, gamma)[taken], (group[:, None] * len(states) + state)[taken])
-    found = torch.zeros_like(turn_rewards, dtype=torch.float64).masked_scatter(taken, steps)
-    return torch.where(taken, whole[:, None] + omega * found, 0.0).to(turn_rewards.dtype)
+    steps = compared(_returns(turn_rewards, gamma)[is_turn], (group[:, None] * len(states) + state)[is_turn])
+    turn_advantages = torch.zeros_like(turn_rewards, dtype=torch.float64).masked_scatter(is_turn, steps)
+    return torch.where(is_turn, conversation_advantages[:, None] + omega * turn_advantages, 0.0).to(turn_rewards.dtype)
 
 
 def _returns(turn_rewards: Tensor, gamma: float) -> Tensor:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxtyping import Float64
 
 COLUMNS = ("tokens", "x", "xx", "d", "xd", "a", "e", "late_a", "late_e", "k3", "ee", "largest")
 """Of one sample's tokens: their number; the sums of x, x², d, x·d, |Δ| and 1 − p; of |Δ| and 1 − p beyond half of the
@@ -115,16 +116,20 @@ def joined(tables: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Moments:
-    """What all samples so far sum up to: enough for every statistic but that of single samples.
+    """Weighted sums over samples, sufficient for every statistic but that of single samples.
 
-    sums: Σ w v over the samples, v the first `MOMENTS` of their columns; products: Σ w² v vᵀ. weights: Σ w, and
-    squares: Σ w². Those of several steps add up, and a weight below 1 lets earlier steps count less.
+    Moments of several steps are added; a weight w below 1 lets earlier steps count less. v is the vector of a sample's
+    first `MOMENTS` columns.
     """
 
-    sums: np.ndarray
-    products: np.ndarray
+    sums: Float64[np.ndarray, " M"]
+    """Σ w v."""
+    products: Float64[np.ndarray, "M M"]
+    """Σ w² v vᵀ."""
     weights: float = 0.0
+    """Σ w."""
     squares: float = 0.0
+    """Σ w²."""
 
     @classmethod
     def of(cls, table: np.ndarray) -> Moments:
@@ -201,14 +206,14 @@ class Moments:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Engine against trainer on some samples: what their table sums up to. Those of several workers add up.
-
-    moments: of the samples. worst_sample: see there. largest: |Δ| of a token, infinite if one is no number.
-    """
+    """Engine against trainer on some samples, as sums over their table. Comparisons of several workers are added."""
 
     moments: Moments
+    """Moments of the samples."""
     worst_sample: float = 0.0
+    """Largest deviation of a single sample (see the function `worst_sample`)."""
     largest: float = 0.0
+    """Largest |Δ| of a token; infinite if one is NaN."""
 
     @classmethod
     def of(cls, table: np.ndarray) -> Comparison:
@@ -307,12 +312,16 @@ def deviations(samples: float) -> float:
 
 @dataclass(frozen=True)
 class Statistic:
-    """One statistic of the check, and what it may be at most. meaning: what usually causes a larger one."""
+    """One statistic of the check, and its bound."""
 
     name: str
+    """Name of the statistic."""
     value: float
+    """Measured value."""
     bound: float
+    """Largest absolute value that passes."""
     meaning: str
+    """Usual cause of a larger value."""
 
     @property
     def holds(self) -> bool:

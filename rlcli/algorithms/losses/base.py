@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.named import Named
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """loss: float [R]. clipped_low, clipped_high: bool [R], whether a lower or an upper bound clipped the token."""
+    """Result of a policy loss, for each response token."""
 
-    loss: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
+    loss: Float[Tensor, " R"]
+    """Loss of each token."""
+    clipped_low: Bool[Tensor, " R"]
+    """Whether a lower bound clipped the token."""
+    clipped_high: Bool[Tensor, " R"]
+    """Whether an upper bound clipped the token."""
 
 
 LossFunction = Callable[..., TokenLoss]

@@ -144,8 +144,8 @@ def _least(candidates: Tensor, keys: Tensor, noise: Tensor, count: int, ranks: R
     No rank can hold more than `count` of them, so no rank needs to send more than its own `count` least.
     """
     noise = noise.double()
-    own = _order(keys[candidates], noise[candidates])[:count]
-    all_keys, all_noise = ranks.gather(keys[candidates][own]), ranks.gather(noise[candidates][own])
+    local = _order(keys[candidates], noise[candidates])[:count]
+    all_keys, all_noise = ranks.gather(keys[candidates][local]), ranks.gather(noise[candidates][local])
     last = _order(all_keys, all_noise)[:count][-1:]  # empty when no rank has a candidate, and then nothing is selected
     if last.numel() == 0:
         return candidates

@@ -76,17 +76,17 @@ def reads(tokenizer: Any) -> set[str]:
 
     environment = jinja2.Environment(extensions=[Generation, "jinja2.ext.loopcontrols"], autoescape=False)
     template = tokenizer.chat_template
-    found: set[str] = set()
+    variables: set[str] = set()
     for text in template.values() if isinstance(template, dict) else [template]:
         try:
-            found |= meta.find_undeclared_variables(environment.parse(text))
+            variables |= meta.find_undeclared_variables(environment.parse(text))
         except jinja2.TemplateError:
             continue
-    return found
+    return variables
 
 
 def asks_for_date(tokenizer: Any) -> bool:
-    """Whether the rendered text depends on the day. For a tokenizer whose template is not fixed yet."""
+    """Return whether the rendered text depends on the day. For a tokenizer whose template is not fixed yet."""
     return DATE in reads(tokenizer)
 
 
@@ -103,7 +103,7 @@ def render(
     fails or refuses."""
     import jinja2
 
-    name, of = tokenizer.name_or_path or "the model", f" {what}" if what else ""
+    name, on_messages = tokenizer.name_or_path or "the model", f" {what}" if what else ""
     try:
         text: str = tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=opened
@@ -114,12 +114,13 @@ def render(
         ) from error
     except jinja2.TemplateError as error:
         raise ModelError(
-            f"the chat template of {name} refuses{of}: {error}",
+            f"the chat template of {name} refuses{on_messages}: {error}",
             "use roles that the template supports, or another model",
         ) from error
     except Exception as error:  # a template's calls may raise anything
         raise ModelError(
-            f"the chat template of {name} fails{of and ' on' + of}: {type(error).__name__}: {str(error)[:200]}",
+            f"the chat template of {name} fails{' on' if what else ''}{on_messages}: {type(error).__name__}: "
+            f"{str(error)[:200]}",
             "fix its chat_template.jinja or copy it again",
         ) from error
     return text
@@ -140,10 +141,10 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
     begin with two beginning-of-text tokens.
     """
     name = tokenizer.name_or_path or "the model"
-    some = range(0, len(prompts), 1 + len(prompts) // ROLES_CHECKED)  # of every dataset, if there are several
-    shapes = dict.fromkeys(tuple(m["role"] for m in prompts[place].messages) for place in some)
+    checked = range(0, len(prompts), 1 + len(prompts) // ROLES_CHECKED)  # of every dataset, if there are several
+    role_sequences = dict.fromkeys(tuple(m["role"] for m in prompts[row].messages) for row in checked)
     closed = False
-    for roles in shapes:
+    for roles in role_sequences:
         messages = [{"role": role, "content": PROBE.format(n, len(roles))} for n, role in enumerate(roles)]
         text = render(tokenizer, messages, what=f"a conversation of {', '.join(roles)}")
         if not text.strip():
@@ -160,7 +161,7 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
     if is_plain(tokenizer):  # which has no turns
         return []
     notes = [f"the chat template of {name} opens no assistant turn: the model may continue the user's"] * closed
-    if shapes and end_of_turn(tokenizer) is None:
+    if role_sequences and end_of_turn(tokenizer) is None:
         notes.append(
             f"no token closes a turn in the chat template of {name}: a response that does not end at "
             f"{tokenizer.eos_token} may continue with an invented turn (rollout.stop_token_ids adds further ones)"
@@ -169,7 +170,7 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
 
 
 def opens_thinking(tokenizer: Any) -> bool:
-    """Whether the generation prompt ends within a <think>."""
+    """Return whether the generation prompt ends within a <think>."""
     question = [{"role": "user", "content": PROBE.format(0, 0)}]
     _, _, opening = render(tokenizer, question).rpartition(question[0]["content"])
     return VerifyRequest(opening, "").answer_text() is None
@@ -181,22 +182,22 @@ def end_of_turn(tokenizer: Any) -> int | None:
     For a template that writes nothing after the message (GLM) it is the token that opens the next turn.
     """
     exchange = [{"role": "user", "content": PROBE.format(0, 2)}, {"role": "assistant", "content": PROBE.format(1, 2)}]
-    asked = {"role": "user", "content": PROBE.format(2, 2)}
-    for messages in (exchange, [*exchange, asked]):
+    question = {"role": "user", "content": PROBE.format(2, 2)}
+    for messages in (exchange, [*exchange, question]):
         try:
             text = render(tokenizer, messages, opened=False)
         except ModelError:  # it does not support assistant messages, or a second question
             continue
-        _, found, tail = text.rpartition(exchange[1]["content"])
-        tail = tail.partition(asked["content"])[0]
-        if found and tail.strip():
+        _, content, tail = text.rpartition(exchange[1]["content"])
+        tail = tail.partition(question["content"])[0]
+        if content and tail.strip():
             return _first_marker(tokenizer, tail)
     return None
 
 
 def control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
-    """Matches the tokens with a meaning of their own: special ones, and added ones that the chat template writes. In
-    text they are tokenized as what they mean, whoever has written them."""
+    """Pattern of the control tokens: special ones, and added ones that the chat template writes. In the text of a
+    message they are tokenized as control tokens too."""
     template = str(tokenizer.chat_template)
     return any_of(
         [
@@ -208,30 +209,30 @@ def control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def any_of(texts: Collection[str]) -> re.Pattern[str] | None:
-    """Matches each of these texts, the longest of those that begin alike; None if there are none."""
+    """Pattern that matches each of these texts, the longest first; None if there are none."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
 
-def stop_tokens(tokenizer: Any, path: str, more: Sequence[int]) -> dict[int, str]:
+def stop_tokens(tokenizer: Any, path: str, extra_ids: Sequence[int]) -> dict[int, str]:
     """Every id that ends a response → its text, ascending: the tokenizer's end of sequence, those of the generation
-    config, the token that closes a turn of the chat template, and `rollout.stop_token_ids` (`more`). Raises
-    `ConfigError` for an id in `more` that the tokenizer does not have."""
+    config, the token that closes a turn of the chat template, and `rollout.stop_token_ids` (`extra_ids`). Raises
+    `ConfigError` for an id in `extra_ids` that the tokenizer does not have."""
     from transformers import GenerationConfig
 
-    for token in more:
+    for token in extra_ids:
         if not 0 <= token < len(tokenizer):
             raise ConfigError(
                 f"rollout.stop_token_ids: there is no token {token}, the tokenizer of {path} has ids up to "
                 f"{len(tokenizer) - 1}",
                 "give ids of its tokens",
             )
-    ids = [tokenizer.eos_token_id, end_of_turn(tokenizer), *more]
+    ids = [tokenizer.eos_token_id, end_of_turn(tokenizer), *extra_ids]
     with contextlib.suppress(OSError):  # Without a generation config, the tokenizer's end of sequence applies.
         stop = GenerationConfig.from_pretrained(path).eos_token_id
         ids += stop if isinstance(stop, list) else [stop]
-    found = sorted({token for token in ids if token is not None})
-    return {token: str(tokenizer.convert_ids_to_tokens(token) or f"token {token}") for token in found}
+    ids = sorted({token for token in ids if token is not None})
+    return {token: str(tokenizer.convert_ids_to_tokens(token) or f"token {token}") for token in ids}
 
 
 def _first_marker(tokenizer: Any, tail: str) -> int | None:

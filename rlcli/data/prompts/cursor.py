@@ -38,16 +38,16 @@ class PromptCursor:
 
     def take(self, n: int) -> list[int]:
         """The next `n` indexes; they may span epochs."""
-        taken: list[int] = []
-        while len(taken) < n:
+        indexes: list[int] = []
+        while len(indexes) < n:
             if self.position == self.count:
                 self.epoch += 1
                 self.position = 0
                 self._order = self._order_of(self.epoch)
-            end = min(self.count, self.position + n - len(taken))
-            taken += self._order[self.position : end].tolist()
+            end = min(self.count, self.position + n - len(indexes))
+            indexes += self._order[self.position : end].tolist()
             self.position = end
-        return taken
+        return indexes
 
     def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
         """A group of prompt `index` is finished, which has no effect here (see `mixture.MixedCursor` and
@@ -65,8 +65,8 @@ class PromptCursor:
         """The cursor with the state `state`, over this one's prompts. Raises `DataError` if their number has changed or
         the run had several sets with weights."""
         if "sets" in state:
-            before = shown(state["sets"], state["weights"], state["unit"])
-            raise DataError(f"data: the run began with {before} and now has no weights", RESUME)
+            saved_weights = shown(state["sets"], state["weights"], state["unit"])
+            raise DataError(f"data: the run began with {saved_weights} and now has no weights", RESUME)
         if "rule" in state:
             raise DataError(
                 f"data: the run began with data.sampling = {state['rule']} or data.retire, and now has neither",

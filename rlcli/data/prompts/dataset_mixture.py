@@ -30,8 +30,8 @@ OneSet = PromptCursor | SelectingCursor
 class MixedCursor:
     """Indexes of prompts of several sets, in proportions that follow their weights.
 
-    starts: where each set begins, and the end: `[sets + 1]`. An index counts over all sets. of_set: the cursor of a
-    set, from its size, its seed and its share of the draws; None: `PromptCursor`.
+    starts: offset of each set, and the total: `[sets + 1]`. An index counts over all sets. of_set: builds the cursor of
+    a set from its size, its seed and its share of the prompts; None: `PromptCursor`.
 
     >>> cursor = MixedCursor(["a", "b"], [0, 4, 8], [2.0, 1.0], seed=0, shuffle=False)
     >>> cursor.take(7)
@@ -54,8 +54,8 @@ class MixedCursor:
         sizes = [end - start for start, end in zip(self.starts, self.starts[1:], strict=False)]
         of_set = of_set or (lambda size, seed, share: PromptCursor(size, seed, shuffle))
         self.cursors: list[OneSet] = [
-            of_set(size, _seed(seed, place), share)
-            for place, (size, share) in enumerate(zip(sizes, shares(self.weights), strict=True))
+            of_set(size, _seed(seed, set_index), share)
+            for set_index, (size, share) in enumerate(zip(sizes, shares(self.weights), strict=True))
         ]
         self.drawn, self.finished, self.tokens = ([0] * len(sizes) for _ in range(3))
 
@@ -66,33 +66,33 @@ class MixedCursor:
 
     @property
     def smallest(self) -> int:
-        """As of the smallest set."""
+        """Minimum over the sets."""
         return min(cursor.smallest for cursor in self.cursors)
 
     def take(self, n: int) -> list[int]:
         """The next `n` indexes."""
-        places = []
+        sets = []
         for _ in range(n):
-            places.append(min(range(len(self.weights)), key=self._behind))
-            self.drawn[places[-1]] += 1
-        own = {place: iter(self.cursors[place].take(places.count(place))) for place in set(places)}
-        return [self.starts[place] + next(own[place]) for place in places]
+            sets.append(min(range(len(self.weights)), key=self._behind))
+            self.drawn[sets[-1]] += 1
+        indexes = {set_index: iter(self.cursors[set_index].take(sets.count(set_index))) for set_index in set(sets)}
+        return [self.starts[set_index] + next(indexes[set_index]) for set_index in sets]
 
     def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
-        """A group of prompt `index` is finished: its samples had this many tokens, including those of the prompt, and
-        `right` of the `counted` ones that were judged are right."""
-        place = int(np.searchsorted(self.starts, index, side="right")) - 1
-        self.finished[place] += 1
-        self.tokens[place] += tokens
-        self.cursors[place].account(index - self.starts[place], tokens, right, counted)
+        """Record a finished group of prompt `index`: its samples had this many tokens, including those of the prompt,
+        and `right` of its `counted` scored samples are right."""
+        set_index = int(np.searchsorted(self.starts, index, side="right")) - 1
+        self.finished[set_index] += 1
+        self.tokens[set_index] += tokens
+        self.cursors[set_index].account(index - self.starts[set_index], tokens, right, counted)
 
     def facts(self) -> dict[str, float]:
         """Figures for the step's metrics, of all sets."""
-        found: dict[str, float] = {}
+        means: dict[str, float] = {}
         for cursor in self.cursors:
             for name, value in cursor.facts().items():
-                found[name] = found.get(name, 0.0) + value * cursor.count / self.count
-        return found
+                means[name] = means.get(name, 0.0) + value * cursor.count / self.count
+        return means
 
     def state(self) -> dict[str, Any]:
         """The state that `restored` needs to continue exactly from here."""
@@ -108,33 +108,31 @@ class MixedCursor:
 
     def restored(self, state: Mapping[str, Any]) -> MixedCursor:
         """The cursor with the state `state`, over these sets. Raises `DataError` if the sets have changed."""
-        was = (state.get("sets"), state.get("weights"), state.get("unit"))
-        if was != (self.names, self.weights, self.unit):
-            raise DataError(
-                f"data: the run began with {shown(*was)} and now has {shown(self.names, self.weights, self.unit)}",
-                RESUME,
-            )
-        found = MixedCursor(self.names, self.starts, self.weights, seed=0, shuffle=False, unit=self.unit)
-        found.cursors = [cursor.restored(one) for one, cursor in zip(state["cursors"], self.cursors, strict=True)]
-        found.drawn, found.finished, found.tokens = (list(state[name]) for name in ("drawn", "finished", "tokens"))
-        return found
+        saved_sets = (state.get("sets"), state.get("weights"), state.get("unit"))
+        if saved_sets != (self.names, self.weights, self.unit):
+            current = shown(self.names, self.weights, self.unit)
+            raise DataError(f"data: the run began with {shown(*saved_sets)} and now has {current}", RESUME)
+        mixed = MixedCursor(self.names, self.starts, self.weights, seed=0, shuffle=False, unit=self.unit)
+        mixed.cursors = [cursor.restored(saved) for saved, cursor in zip(state["cursors"], self.cursors, strict=True)]
+        mixed.drawn, mixed.finished, mixed.tokens = (list(state[name]) for name in ("drawn", "finished", "tokens"))
+        return mixed
 
-    def _behind(self, place: int) -> float:
+    def _behind(self, set_index: int) -> float:
+        """(a + c/2) / w of a set (see the module's docstring): the set with the least is chosen next."""
         if self.unit == "prompts":
-            return (self.drawn[place] + 0.5) / self.weights[place]
-        groups = self.finished[place] or sum(self.finished)
-        tokens = self.tokens[place] if self.finished[place] else sum(self.tokens)
+            return (self.drawn[set_index] + 0.5) / self.weights[set_index]
+        groups = self.finished[set_index] or sum(self.finished)
+        tokens = self.tokens[set_index] if self.finished[set_index] else sum(self.tokens)
         mean = tokens / groups if groups else 1.0
-        unfinished = self.drawn[place] - self.finished[place]
-        return (self.tokens[place] + (unfinished + 0.5) * mean) / self.weights[place]
+        unfinished = self.drawn[set_index] - self.finished[set_index]
+        return (self.tokens[set_index] + (unfinished + 0.5) * mean) / self.weights[set_index]
 
 
 Cursor = PromptCursor | SelectingCursor | MixedCursor
 
 
 def cursor_of(prompts: Sequence[Prompt], config: RunConfig) -> Cursor:
-    """The cursor over all prompts that the config asks for: by weight if the sets have weights, else over one
-    dataset."""
+    """Build the cursor that the config selects: by weight if the sets have weights, else over one dataset."""
     data, seed = config.data, config.train.seed
     selects = data.sampling != "uniform" or data.retire > 0
 
@@ -153,13 +151,14 @@ def cursor_of(prompts: Sequence[Prompt], config: RunConfig) -> Cursor:
 
 
 def shares(weights: Sequence[float]) -> list[float]:
-    """
+    """Normalize the weights to a sum of 1.
+
     >>> shares([2.0, 1.0, 1.0])
     [0.5, 0.25, 0.25]
     """
     return [weight / sum(weights) for weight in weights]
 
 
-def _seed(seed: int, place: int) -> int:
-    """A separate seed for each set: otherwise sets of one size would use the same order."""
-    return int(np.random.SeedSequence([seed, place]).generate_state(1)[0])
+def _seed(seed: int, set_index: int) -> int:
+    """Separate seed for each set: otherwise sets of one size would use the same order."""
+    return int(np.random.SeedSequence([seed, set_index]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""The column of a parquet file that holds the rows' pictures."""
+"""The column of a parquet file that holds the rows' images."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def image_column(schema: Any) -> str:
 
 
 def are_counts(images: Any) -> bool:
-    """Whether a table's column of images has only their numbers (see `PromptTable.without`)."""
+    """Return whether a table's column of images has only their counts (see `PromptTable.without`)."""
     import pyarrow.types as kinds
 
     return bool(kinds.is_integer(images.type))
 
 
 def image_counts(column: Any) -> Any:
-    """The number of pictures in each row of a column of them."""
+    """Number of images in each row of a column of images."""
     import pyarrow.compute
     import pyarrow.types as kinds
 
@@ -70,10 +70,10 @@ def mapped(batches: Callable[[], Iterator[Any]]) -> Any:
     try:
         folder = closed_folder(cache_folder() / "pictures")
         with tempfile.NamedTemporaryFile(dir=folder) as file:
-            found = batches()
-            first = next(found)
+            record_batches = batches()
+            first = next(record_batches)
             with pa.ipc.new_stream(file, first.schema) as stream:
-                for batch in chain([first], found):
+                for batch in chain([first], record_batches):
                     stream.write_batch(batch)
             file.flush()
             return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()

@@ -10,22 +10,22 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 
 
 def repeated_rows(prompts: TokenizedPrompts) -> int:
-    """How many rows have the prompt of an earlier row. 0 for a model that sees pictures: equal tokens may stand for
-    different ones, and reading all of them takes too long."""
+    """Number of rows that have the prompt of an earlier row. 0 for a model that sees images: equal tokens may stand for
+    different images, and reading all of them takes too long."""
     if prompts.rule is not None:
         return 0
     return len(prompts) - len(np.unique(_hashes(prompts)))
 
 
 def rows_in(prompts: TokenizedPrompts, others: TokenizedPrompts, *, conversing: bool = False) -> int:
-    """How many rows of `prompts` have the prompt of a row of `others`: the same tokens and pictures. conversing: and
-    the same `extra_info`, in which an environment may read its task."""
+    """Number of rows of `prompts` that have the prompt of a row of `others`: the same tokens and images and, with
+    `conversing`, the same `extra_info`, in which an environment may read its task."""
     ours, theirs = _hashes(prompts), _hashes(others)
     candidates = np.flatnonzero(np.isin(ours, theirs))
     if prompts.rule is None and not conversing:
         return len(candidates)
-    asked = {_with_rest(others, row, conversing) for row in np.flatnonzero(np.isin(theirs, ours)).tolist()}
-    return sum(_with_rest(prompts, row, conversing) in asked for row in candidates.tolist())
+    other_keys = {_with_rest(others, row, conversing) for row in np.flatnonzero(np.isin(theirs, ours)).tolist()}
+    return sum(_with_rest(prompts, row, conversing) in other_keys for row in candidates.tolist())
 
 
 def _hashes(prompts: TokenizedPrompts) -> np.ndarray:

@@ -55,14 +55,14 @@ def row(
     >>> r["reward_model"]
     {'style': 'gsm8k', 'ground_truth': '2'}
     """
-    found = {
+    columns = {
         "data_source": data_source,
         "prompt": [dict(message) for message in messages],
         "ability": ability,
         "reward_model": {"style": verifier, "ground_truth": ground_truth},
         "extra_info": dict(extra_info or {}),
     }
-    return found | ({"images": list(images)} if images else {})
+    return columns | ({"images": list(images)} if images else {})
 
 
 def prompt_row(prompt: Prompt) -> dict[str, Any]:
@@ -104,15 +104,15 @@ def write_parts(parts: Mapping[Path, Iterable[Any]]) -> None:
     """Write the pyarrow tables of each parquet file one after another: all files or, with a `DataError`, none. The
     tables of a file have one schema, and there is at least one."""
     paths = list(parts)
-    made = [folder for path in paths for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    new_folders = [folder for path in paths for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_all(paths) as beside:
-            for file, tables in zip(beside, parts.values(), strict=True):
+        with replacing_all(paths) as temporary_files:
+            for file, tables in zip(temporary_files, parts.values(), strict=True):
                 _write_file(file, tables)
     except (DataError, UnfitStruct):  # of a row, which is read only now
-        for folder in made:
+        for folder in new_folders:
             with suppress(OSError):
                 folder.rmdir()
         raise
@@ -128,10 +128,10 @@ def _write_file(file: Path, tables: Iterable[Any]) -> None:
 
     rest = iter(tables)
     first = next(rest)
-    few = {"row_group_size": IMAGE_ROWS} if "images" in first.column_names else {}
+    options = {"row_group_size": IMAGE_ROWS} if "images" in first.column_names else {}
     with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
         for table in chain([first], rest):
-            writer.write_table(table, **few)
+            writer.write_table(table, **options)
 
 
 def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -183,8 +183,8 @@ def _images(images: Sequence[bytes], kind: Any) -> Any:
 
     if len(images) != 1 or type(images[0]) is not bytes:
         return pa.array([[{"bytes": image, "path": None} for image in images]], type=kind)
-    places = pa.array([0, len(images[0])], pa.int32()).buffers()[1]
-    image = pa.Array.from_buffers(pa.binary(), 1, [None, places, pa.py_buffer(images[0])])
+    offsets = pa.array([0, len(images[0])], pa.int32()).buffers()[1]
+    image = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(images[0])])
     struct = pa.StructArray.from_arrays([image, pa.nulls(1, pa.string())], fields=list(kind.value_type))
     return pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), struct, type=kind)
 
@@ -214,9 +214,9 @@ def extra_info_type(parts: Iterable[list[dict[str, Any]]]) -> Any:
         if any(JSON_FIELD in value for value in values):
             return json_type()
         try:
-            found = pa.array(values).type
-            both = [pa.schema([("extra_info", one)]) for one in (kind or found, found)]
-            kind = pa.unify_schemas(both, promote_options="default").field(0).type
+            part_type = pa.array(values).type
+            schemas = [pa.schema([("extra_info", struct)]) for struct in (kind or part_type, part_type)]
+            kind = pa.unify_schemas(schemas, promote_options="default").field(0).type
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return json_type()
     return kind

@@ -50,30 +50,30 @@ class PassRates:
         assert 0 <= right <= counted, (right, counted)
         if not counted:
             return
-        left = self.decay ** ((self.draws - int(self.counted_at[index])) / self.count)
-        self.right[index] = self.right[index] * left + right
-        self.wrong[index] = self.wrong[index] * left + (counted - right)
+        decayed = self.decay ** ((self.draws - int(self.counted_at[index])) / self.count)
+        self.right[index] = self.right[index] * decayed + right
+        self.wrong[index] = self.wrong[index] * decayed + (counted - right)
         self.counted_at[index] = self.draws
         self.solved[index] = self.solved[index] + 1 if right == counted else 0
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """α and β of each prompt at this time: float64 `[count]`."""
-        left = self.decay ** ((self.draws - self.counted_at) / self.count)
-        return PRIOR + self.right * left, PRIOR + self.wrong * left
+        decayed = self.decay ** ((self.draws - self.counted_at) / self.count)
+        return PRIOR + self.right * decayed, PRIOR + self.wrong * decayed
 
     def retired(self) -> np.ndarray:
-        """Which prompts are drawn no more: bool `[count]`."""
-        found: np.ndarray = self.solved >= self.retire if self.retire else np.zeros(self.count, bool)
-        return found
+        """Mask of the retired prompts: bool `[count]`."""
+        mask: np.ndarray = self.solved >= self.retire if self.retire else np.zeros(self.count, bool)
+        return mask
 
     def bring_back(self) -> None:
         """Draw retired prompts again; one more solved group retires each."""
         self.solved = np.minimum(self.solved, max(self.retire - 1, 0))
 
     def known(self) -> np.ndarray:
-        """Which prompts have been drawn: bool `[count]`."""
-        found: np.ndarray = self.drawn_at >= 0
-        return found
+        """Mask of the prompts that were used at least once: bool `[count]`."""
+        mask: np.ndarray = self.drawn_at >= 0
+        return mask
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON values: the prompts that were drawn or judged, and a column for each field."""
@@ -83,9 +83,9 @@ class PassRates:
 
     def restored(self, state: Mapping[str, Any]) -> PassRates:
         """The state `state` of as many prompts, with this decay and this number of groups to retire after."""
-        found = PassRates(self.count, self.decay, self.retire)
-        found.draws = state["draws"]
+        rates = PassRates(self.count, self.decay, self.retire)
+        rates.draws = state["draws"]
         rows = np.array(state["rows"], np.int64)
         for name, kind in COLUMNS.items():
-            getattr(found, name)[rows] = np.array(state[name], kind)
-        return found
+            getattr(rates, name)[rows] = np.array(state[name], kind)
+        return rates

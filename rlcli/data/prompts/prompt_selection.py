@@ -1,4 +1,4 @@
-"""Draw the prompts that teach most: those that the policy solves about every second time."""
+"""Select the most informative prompts: those that the policy solves about every second time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def thompson(a: np.ndarray, b: np.ndarray, n: int, rng: np.random.Generator) -> 
     prompt is taken about in proportion to its posterior's density at 1/2: often if it is near, sometimes if it is
     unknown, rarely if it is known to be far.
     """
-    found: np.ndarray = np.argsort(np.abs(rng.beta(a, b) - TARGET), kind="stable")[:n]
-    return found
+    indexes: np.ndarray = np.argsort(np.abs(rng.beta(a, b) - TARGET), kind="stable")[:n]
+    return indexes
 
 
 def difficulty(a: np.ndarray, b: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -43,8 +43,8 @@ def difficulty(a: np.ndarray, b: np.ndarray, n: int, rng: np.random.Generator) -
     from the standard Gumbel distribution, are such a draw (arXiv 1903.06059).
     """
     weights = SHARPNESS * np.log(4.0 * a * b / ((a + b) * (a + b + 1.0)))
-    found: np.ndarray = np.argsort(-(weights + rng.gumbel(size=len(weights))), kind="stable")[:n]
-    return found
+    indexes: np.ndarray = np.argsort(-(weights + rng.gumbel(size=len(weights))), kind="stable")[:n]
+    return indexes
 
 
 RULES: Mapping[str, Callable[[np.ndarray, np.ndarray, int, np.random.Generator], np.ndarray]] = {
@@ -89,12 +89,12 @@ class SelectingCursor:
 
     def take(self, n: int) -> list[int]:
         """The next `n` indexes. They are different ones, if enough prompts are neither retired nor resting."""
-        taken: list[int] = []
-        while len(taken) < n:
-            some = self._walked(n - len(taken)) if self.rule == "uniform" else self._chosen(n - len(taken))
-            self.rates.draw(some)
-            taken += some
-        return taken
+        indexes: list[int] = []
+        while len(indexes) < n:
+            batch = self._walked(n - len(indexes)) if self.rule == "uniform" else self._chosen(n - len(indexes))
+            self.rates.draw(batch)
+            indexes += batch
+        return indexes
 
     def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
         """A group of prompt `index` is finished: `right` of its `counted` judged samples are right."""
@@ -121,31 +121,31 @@ class SelectingCursor:
                 "resume with the same data.sampling and data.retire",
             )
         rates = self.rates
-        found = SelectingCursor(
+        cursor = SelectingCursor(
             self.count, 0, True, rule=self.rule, decay=rates.decay, retire=rates.retire, rest=self.rest
         )
-        found.walk = self.walk.restored(state["walk"])
-        found.takes = state["takes"]
-        found.rates = rates.restored(state["rates"])
-        return found
+        cursor.walk = self.walk.restored(state["walk"])
+        cursor.takes = state["takes"]
+        cursor.rates = rates.restored(state["rates"])
+        return cursor
 
     def _walked(self, n: int) -> list[int]:
         """The next `n` prompts of the walk that are not retired."""
         retired = self._retired()
-        found: list[int] = []
-        while len(found) < n:
-            found += [index for index in self.walk.take(n - len(found)) if not retired[index]]
-        return found
+        indexes: list[int] = []
+        while len(indexes) < n:
+            indexes += [index for index in self.walk.take(n - len(indexes)) if not retired[index]]
+        return indexes
 
     def _chosen(self, n: int) -> list[int]:
         """At most `n` different prompts, at least one."""
         rates, open_to = self.rates, ~self._retired()
-        awake = open_to & ((rates.drawn_at < 0) | (rates.drawn_at < rates.draws - self.rest))
-        places = np.flatnonzero(awake if awake.any() else open_to)
+        rested = open_to & ((rates.drawn_at < 0) | (rates.drawn_at < rates.draws - self.rest))
+        candidates = np.flatnonzero(rested if rested.any() else open_to)
         a, b = rates.posterior()
         rng = np.random.default_rng([self.walk.seed, self.takes])
         self.takes += 1
-        return [int(index) for index in places[RULES[self.rule](a[places], b[places], n, rng)]]
+        return [int(index) for index in candidates[RULES[self.rule](a[candidates], b[candidates], n, rng)]]
 
     def _retired(self) -> np.ndarray:
         retired = self.rates.retired()

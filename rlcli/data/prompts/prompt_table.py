@@ -83,9 +83,9 @@ def find_file(path: Path, split: str) -> Path:
         if not any(path.glob("*.parquet")) and has_other_files(path):
             raise unprepared(path)
         files = sorted(other.name for other in path.glob("*.parquet") if other.is_file())
-        there = "a folder of that name" if file.is_dir() else ", ".join(files) or "no parquet file"
+        existing = "a folder of that name" if file.is_dir() else ", ".join(files) or "no parquet file"
         raise DataError(
-            f"data: {path} has no {split}.parquet (it has {there})",
+            f"data: {path} has no {split}.parquet (it has {existing})",
             f"give a parquet file, or make the folder with: rlcli prep NAME --out {path}",
         )
     return file
@@ -108,15 +108,15 @@ def _read(file: Path) -> Any:
                     raise unprepared(file, problem, columns)
                 raise DataError(f"data: {file} {problem}", hint)
             images = image_column(parquet.schema_arrow)
-            wanted = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
+            column_names = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
             if not parquet.metadata.num_rows:
                 raise DataError(f"data: {file} has no rows", hint)
             if not images:
-                table = pyarrow.Table.from_batches(list(parquet.iter_batches(READ_AT_ONCE, columns=wanted)))
+                table = pyarrow.Table.from_batches(list(parquet.iter_batches(READ_AT_ONCE, columns=column_names)))
             elif file.stat().st_size < MAPPED_FROM:
-                table = pyarrow.Table.from_batches(list(_few_at_once(parquet, wanted)))
+                table = pyarrow.Table.from_batches(list(_few_at_once(parquet, column_names)))
             else:
-                table = mapped(lambda: _few_at_once(parquet, wanted))
+                table = mapped(lambda: _few_at_once(parquet, column_names))
                 pyarrow.default_memory_pool().release_unused()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"data: {file} cannot be read as parquet: {str(error).rstrip('. '):.200}", hint) from error
@@ -150,38 +150,43 @@ def _row_of_bad_text(column: Any) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a table's rows. expression: of verifiers. stamp: of the file, taken before it was read. label:
-    prefix of the rows' ids. verified: as of `read_prompts`."""
+    """The source of a table's rows."""
 
     file: Path
+    """The parquet file."""
     split: str
+    """Name of the split, for the rows' ids."""
     expression: Composition
+    """Verifier expression for all rows."""
     stamp: tuple[int, int, int]
+    """Inode, size and modification time of the file, before it was read."""
     label: str = ""
+    """Prefix of the rows' ids."""
     verified: bool = True
+    """Whether responses to the rows will be verified; if not, rows need not name a verifier."""
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
     """It changes when a file is written or replaced; zeros if there is no file."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class PromptTable(Sequence[Prompt]):
     """Some rows of a parquet file, in their order. A slice is a view of the same table.
 
-    table: a pyarrow table of the columns that `read_prompts` reads. places: int64 `[rows]`, ascending, the rows'
-    positions in it; None: all of them. first: the number of the table's first row in the file.
+    table: a pyarrow table of the columns that `read_prompts` reads. rows: int64 `[rows]`, ascending, their indexes in
+    the table; None: all of them. first: the number of the table's first row in the file.
     """
 
-    def __init__(self, table: Any, origin: Origin, places: np.ndarray | None = None, first: int = 0) -> None:
+    def __init__(self, table: Any, origin: Origin, rows: np.ndarray | None = None, first: int = 0) -> None:
         import numpy as np
 
         self.table, self.origin, self.first = table, origin, first
-        self.places: np.ndarray = np.arange(len(table)) if places is None else places
+        self.places: np.ndarray = np.arange(len(table)) if rows is None else rows
         self._of_style = cache(lambda style: str(of_row(origin.expression, style)))
         self.has_images = IMAGES in table.column_names
 
@@ -189,25 +194,25 @@ class PromptTable(Sequence[Prompt]):
         return len(self.places)
 
     @overload
-    def __getitem__(self, place: int) -> Prompt: ...
+    def __getitem__(self, row: int) -> Prompt: ...
     @overload
-    def __getitem__(self, place: slice) -> PromptTable: ...
-    def __getitem__(self, place: int | slice) -> Prompt | PromptTable:
-        if isinstance(place, slice):
-            return self.take(range(len(self))[place])
-        at = int(self.places[place])
-        row = {name: self.table.column(name)[at].as_py() for name in self.table.column_names}
-        return self._prompt(at, row)
+    def __getitem__(self, row: slice) -> PromptTable: ...
+    def __getitem__(self, row: int | slice) -> Prompt | PromptTable:
+        if isinstance(row, slice):
+            return self.take(range(len(self))[row])
+        at = int(self.places[row])
+        values = {name: self.table.column(name)[at].as_py() for name in self.table.column_names}
+        return self._prompt(at, values)
 
     def __iter__(self) -> Iterator[Prompt]:
         if self.has_images and not are_counts(self.table.column(IMAGES)):
             yield from map(self.__getitem__, range(len(self)))  # one at a time, with its megabytes
             return
         for start in range(0, len(self), ROWS_AT_ONCE):
-            places = self.places[start : start + ROWS_AT_ONCE].tolist()
-            low = places[0]
-            rows = self.table.slice(low, places[-1] - low + 1).to_pylist()
-            yield from (self._prompt(at, rows[at - low]) for at in places)
+            indexes = self.places[start : start + ROWS_AT_ONCE].tolist()
+            low = indexes[0]
+            rows = self.table.slice(low, indexes[-1] - low + 1).to_pylist()
+            yield from (self._prompt(at, rows[at - low]) for at in indexes)
 
     def __getstate__(self) -> dict[str, Any]:
         # A slice of a pyarrow table pickles the whole table; its IPC stream holds only the slice.
@@ -225,12 +230,12 @@ class PromptTable(Sequence[Prompt]):
         table = pyarrow.ipc.open_stream(state["stream"]).read_all()
         self.__init__(table, *state["rest"])  # type: ignore[misc]
 
-    def take(self, places: Sequence[int] | np.ndarray) -> PromptTable:
+    def take(self, rows: Sequence[int] | np.ndarray) -> PromptTable:
         """The rows at these positions, ascending."""
         import numpy as np
 
-        chosen = self.places[np.asarray(places, np.int64)]
-        return PromptTable(self.table, self.origin, chosen, self.first)
+        selected = self.places[np.asarray(rows, np.int64)]
+        return PromptTable(self.table, self.origin, selected, self.first)
 
     def without(self, column: str) -> PromptTable:
         """The same rows without an optional column. Without their images, the messages still have the markers."""
@@ -255,11 +260,11 @@ class PromptTable(Sequence[Prompt]):
         if not self.origin.expression.names_rows_own:
             return {str(self.origin.expression): self[0].id} if len(self) else {}
         _, firsts = np.unique(self._verifier_codes()[self.places], return_index=True)
-        found: dict[str, str] = {}
-        for place in sorted(firsts.tolist()):
-            prompt = self[place]
-            found.setdefault(prompt.verifier, prompt.id)
-        return found
+        first_ids: dict[str, str] = {}
+        for row in sorted(firsts.tolist()):
+            prompt = self[row]
+            first_ids.setdefault(prompt.verifier, prompt.id)
+        return first_ids
 
     def check(self) -> None:
         """Raise the `DataError` of the first row that is not a prompt."""
@@ -362,16 +367,16 @@ class PromptTable(Sequence[Prompt]):
         """The row's pictures and their number; of a table without its images, the number alone."""
         if isinstance(value, int):
             return (), value
-        found = pictures(value, self.origin.file.parent)
-        return found, len(found)
+        images = pictures(value, self.origin.file.parent)
+        return images, len(images)
 
     def _verifier(self, style: Any, data_source: str, bad: Callable[..., DataError]) -> str:
         if not self.origin.expression.names_rows_own:
             return str(self.origin.expression)
-        named = style
+        verifier = style
         if isinstance(style, str) and is_verls_style(style):
-            named = verifier_of(style, data_source)
-        if not isinstance(named, str) or not named:
+            verifier = verifier_of(style, data_source)
+        if not isinstance(verifier, str) or not verifier:
             if not self.origin.verified:
                 return ""
             raise bad(
@@ -380,7 +385,7 @@ class PromptTable(Sequence[Prompt]):
                 "give one with: --verifier NAME (rlcli verifiers list shows the names), or --verifier FILE.py:FUNCTION",
             )
         try:
-            expression = self._of_style(named)
+            expression = self._of_style(verifier)
         except ConfigError as error:
             raise bad(f"'reward_model.style' is {style!r:.200}: {error.message}", error.hint) from None
         if self._of_style.cache_info().currsize > MOST_VERIFIERS:
@@ -405,28 +410,28 @@ class JoinedPrompts(Sequence[Prompt]):
         return int(self.starts[-1])
 
     @overload
-    def __getitem__(self, place: int) -> Prompt: ...
+    def __getitem__(self, row: int) -> Prompt: ...
     @overload
-    def __getitem__(self, place: slice) -> JoinedPrompts: ...
-    def __getitem__(self, place: int | slice) -> Prompt | JoinedPrompts:
-        if isinstance(place, slice):
-            return self.take(range(len(self))[place])
-        place = range(len(self))[place]
-        part = int(self.starts.searchsorted(place, side="right")) - 1
-        return self.parts[part][place - int(self.starts[part])]
+    def __getitem__(self, row: slice) -> JoinedPrompts: ...
+    def __getitem__(self, row: int | slice) -> Prompt | JoinedPrompts:
+        if isinstance(row, slice):
+            return self.take(range(len(self))[row])
+        row = range(len(self))[row]
+        part = int(self.starts.searchsorted(row, side="right")) - 1
+        return self.parts[part][row - int(self.starts[part])]
 
     def __iter__(self) -> Iterator[Prompt]:
         return chain.from_iterable(self.parts)
 
-    def take(self, places: Sequence[int] | np.ndarray) -> JoinedPrompts:
+    def take(self, rows: Sequence[int] | np.ndarray) -> JoinedPrompts:
         """The prompts at these positions, ascending. Every part remains, even if empty."""
         import numpy as np
 
-        chosen = np.asarray(places, np.int64)
-        bounds = chosen.searchsorted(self.starts)
+        selected = np.asarray(rows, np.int64)
+        bounds = selected.searchsorted(self.starts)
         return JoinedPrompts(
             [
-                taken(part, chosen[low:high] - start)
+                taken(part, selected[low:high] - start)
                 for part, start, low, high in zip(self.parts, self.starts[:-1], bounds[:-1], bounds[1:], strict=True)
             ],
             self.names,
@@ -438,18 +443,18 @@ class JoinedPrompts(Sequence[Prompt]):
         return JoinedPrompts(parts, self.names)
 
 
-def taken(prompts: Sequence[Prompt], places: np.ndarray) -> Sequence[Prompt]:
+def taken(prompts: Sequence[Prompt], rows: np.ndarray) -> Sequence[Prompt]:
     """The prompts at these positions, int64 and ascending."""
     if isinstance(prompts, PromptTable | JoinedPrompts):
-        return prompts.take(places)
-    return tuple(prompts[place] for place in places.tolist())
+        return prompts.take(rows)
+    return tuple(prompts[row] for row in rows.tolist())
 
 
-def set_of(prompts: Sequence[Prompt], place: int) -> str:
+def set_of(prompts: Sequence[Prompt], row: int) -> str:
     """The dataset name of the prompt at this position; empty if there is only one dataset."""
     if not isinstance(prompts, JoinedPrompts) or not prompts.names:
         return ""
-    return prompts.names[int(prompts.starts.searchsorted(place, side="right")) - 1]
+    return prompts.names[int(prompts.starts.searchsorted(row, side="right")) - 1]
 
 
 def verifiers_of(prompts: Sequence[Prompt]) -> dict[str, str]:
@@ -458,24 +463,24 @@ def verifiers_of(prompts: Sequence[Prompt]) -> dict[str, str]:
         return prompts.verifiers()
     if isinstance(prompts, JoinedPrompts):
         every = [verifiers_of(part) for part in reversed(prompts.parts)]
-        return {verifier: first for found in every for verifier, first in found.items()}
-    found: dict[str, str] = {}
+        return {verifier: first for first_ids in every for verifier, first in first_ids.items()}
+    first_ids: dict[str, str] = {}
     for prompt in prompts:
-        found.setdefault(prompt.verifier, prompt.id)
-    return found
+        first_ids.setdefault(prompt.verifier, prompt.id)
+    return first_ids
 
 
 def _chat(messages: Any) -> tuple[Message, ...] | None:
     """The messages with their content as text; None if it is no chat."""
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+    if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
         return None
-    found = []
+    chat = []
     for message in messages:
         role, content = message.get("role"), content_text(message.get("content"))
         if not isinstance(role, str) or content is None:
             return None
-        found.append({"role": role, "content": content})
-    return tuple(found)
+        chat.append({"role": role, "content": content})
+    return tuple(chat)
 
 
 def _are_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -518,8 +523,8 @@ def _has_texts(column: Any, *names: str) -> bool:
 
     if not kinds.is_struct(column.type) or column.null_count:
         return False
-    there = {field.name for field in column.type}
-    return there.issuperset(names) and all(_is_text(pyarrow.compute.struct_field(column, name)) for name in names)
+    field_names = {field.name for field in column.type}
+    return field_names.issuperset(names) and all(_is_text(pyarrow.compute.struct_field(column, name)) for name in names)
 
 
 def _are_chats(column: Any) -> bool:

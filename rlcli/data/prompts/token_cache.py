@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from rlcli.images.decoding import decoded_size
 from rlcli.images.image_rule import ImageRule
 from rlcli.support.files import cache_folder, closed_folder, described
 from rlcli.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FORMAT = 2
 """Raise it when a code change produces other tokens, other fingerprints or other facts from the same input."""
@@ -42,7 +45,7 @@ OnProgress = Callable[[int, int], None]
 
 def tokenized(
     prompts: Sequence[Prompt],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     max_prompt_tokens: int,
     on_progress: OnProgress = lambda done, total: None,
     *,
@@ -60,10 +63,10 @@ def tokenized(
         entry = cache_folder() / "prompts" / key if key else None
     except RuntimeError:  # there is no home folder
         entry = None
-    if entry is not None and (found := _load(entry, prompts)) is not None:
+    if entry is not None and (cached := _load(entry, prompts)) is not None:
         on_progress(len(prompts), len(prompts))
-        return found
-    made = TokenizedPrompts.tokenize(
+        return cached
+    fresh = TokenizedPrompts.tokenize(
         prompts,
         tokenizer,
         max_prompt_tokens,
@@ -74,12 +77,12 @@ def tokenized(
         measured=measured,
     )
     if entry is None or content_of(prompts) != content:  # a file was replaced meanwhile
-        return made
-    made = replace(made, mark=made.fingerprint())
+        return fresh
+    fresh = replace(fresh, mark=fresh.fingerprint())
     with suppress(OSError):
-        _store(entry, made)
+        _store(entry, fresh)
         _prune(entry.parent)
-    return _load(entry, prompts) or made
+    return _load(entry, prompts) or fresh
 
 
 def content_of(prompts: Sequence[Prompt]) -> str:
@@ -101,7 +104,9 @@ def content_of(prompts: Sequence[Prompt]) -> str:
     return _hashed(content, rows, repr(facts)) if prompts.is_current() else ""
 
 
-def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[int, str, int]) -> str:
+def _key(
+    content: str, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, limits: tuple[int, str, int]
+) -> str:
     """Empty for a tokenizer that cannot be identified: one that is Python code."""
     import tokenizers
     import transformers
@@ -132,22 +137,22 @@ def _load(entry: Path, prompts: Sequence[Prompt]) -> TokenizedPrompts | None:
         return None
 
 
-def _store(entry: Path, made: TokenizedPrompts) -> None:
+def _store(entry: Path, prompts: TokenizedPrompts) -> None:
     closed_folder(entry.parent)
-    beside = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
     try:
-        arrays = {name: array for name in ARRAYS if (array := getattr(made, name)).size}
+        arrays = {name: array for name in ARRAYS if (array := getattr(prompts, name)).size}
         for name, array in arrays.items():
-            np.save(beside / f"{name}.npy", array)
+            np.save(temporary / f"{name}.npy", array)
         note = {
             "arrays": list(arrays),
-            "values": {name: getattr(made, name) for name in ("too_long", "too_long_responses", "mark")},
-            "files": {f"{name}.npy": described(beside / f"{name}.npy") for name in arrays},
+            "values": {name: getattr(prompts, name) for name in ("too_long", "too_long_responses", "mark")},
+            "files": {f"{name}.npy": described(temporary / f"{name}.npy") for name in arrays},
         }
-        (beside / ENTRY).write_text(json.dumps(note) + "\n", encoding="utf-8")
-        beside.rename(entry)  # fails if another process has written the same entry meanwhile: that one is used
+        (temporary / ENTRY).write_text(json.dumps(note) + "\n", encoding="utf-8")
+        temporary.rename(entry)  # fails if another process has written the same entry meanwhile: that one is used
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _prune(folder: Path, now: float | None = None) -> None:
@@ -163,7 +168,7 @@ def _prune(folder: Path, now: float | None = None) -> None:
 
 
 def _hashed(*texts: str) -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for text in texts:
-        found.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
-    return found.hexdigest()
+        digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+    return digest.hexdigest()

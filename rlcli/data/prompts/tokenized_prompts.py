@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,8 +25,12 @@ from rlcli.images.row_images import BadImage
 from rlcli.support.reading import check_model_folder
 from rlcli.types import Prompt
 
+if TYPE_CHECKING:
+    from jaxtyping import Int32, Int64
+    from transformers import PreTrainedTokenizerBase
+
 TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 16
-"""Prompts, and prompts that may have pictures, megabytes each."""
+"""Prompts that are tokenized together, and prompts that may have images, megabytes each."""
 MANY, CHUNK = 50_000, 4096
 """From this many prompts on, separate processes tokenize them, in chunks of this size."""
 Measured = Callable[[bytes], tuple[int, int]]
@@ -35,11 +39,12 @@ Measured = Callable[[bytes], tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of token ids. flat: int32[sum of lengths], all of them concatenated. offsets: int64[rows + 1]; row i is
-    flat[offsets[i]:offsets[i + 1]]."""
+    """Rows of token ids; row i is `flat[offsets[i]:offsets[i + 1]]`."""
 
-    flat: np.ndarray
-    offsets: np.ndarray
+    flat: Int32[np.ndarray, " T"]
+    """Token ids of all rows, concatenated."""
+    offsets: Int64[np.ndarray, " rows+1"]
+    """Start of each row in `flat`, and the total."""
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
@@ -55,58 +60,60 @@ class Ragged:
         return cls(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
 
     @property
-    def lengths(self) -> np.ndarray:
-        """int64[rows]"""
+    def lengths(self) -> Int64[np.ndarray, " rows"]:
+        """Tokens of each row."""
         lengths: np.ndarray = np.diff(self.offsets)
         return lengths
 
-    def row(self, i: int) -> np.ndarray:
-        """int32, a view."""
+    def row(self, i: int) -> Int32[np.ndarray, " n"]:
+        """Token ids of row `i`, a view."""
         return self.flat[self.offsets[i] : self.offsets[i + 1]]
 
-    def take(self, rows: np.ndarray) -> Ragged:
-        """The rows at these indexes, int64 and ascending."""
+    def take(self, rows: Int64[np.ndarray, " n"]) -> Ragged:
+        """The rows at these indexes, which are ascending."""
         lengths = self.lengths
         if len(rows) == len(lengths):
             return self
-        kept: np.ndarray = np.zeros(len(lengths), bool)
-        kept[rows] = True
-        return Ragged(self.flat[np.repeat(kept, lengths)], np.concatenate([[0], np.cumsum(lengths[rows])]))
+        mask: np.ndarray = np.zeros(len(lengths), bool)
+        mask[rows] = True
+        return Ragged(self.flat[np.repeat(mask, lengths)], np.concatenate([[0], np.cumsum(lengths[rows])]))
 
 
 @dataclass(frozen=True, eq=False)
 class TokenizedPrompts:
-    """Prompts and their token ids, with the chat template applied and the assistant's turn opened.
-
-    prompts: those that fit. bad_images: how many rows were left out for a picture that cannot be shown to the model.
-    too_long: how many others did not fit and were left out; too_long_responses: how many of these had a prompt that
-    fits and a response that does not. flat: int32[sum of lengths], all token ids concatenated.
-    offsets: int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]]. response_flat, response_offsets: the
-    same for the responses to imitate; empty if none were requested. kept: int64[len(prompts)], their indexes in the
-    given rows. mark: the fingerprint, if it is known already. rule: of the pictures, if
-    there may be some.
-    """
+    """P prompts and their token ids, with the chat template applied and the assistant's turn opened."""
 
     prompts: Sequence[Prompt]
+    """Prompts that fit."""
     too_long: int
-    flat: np.ndarray
-    offsets: np.ndarray
+    """Rows that were left out because they are too long."""
+    flat: Int32[np.ndarray, " T"]
+    """Token ids of all prompts, concatenated; prompt i is `flat[offsets[i]:offsets[i + 1]]`."""
+    offsets: Int64[np.ndarray, " P+1"]
+    """Start of each prompt in `flat`, and the total."""
     too_long_responses: int = 0
-    control: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64, ascending: the prompts whose text has a control token of the tokenizer, such as `<|im_end|>`: it is
-    tokenized as what it means, as by transformers and by vLLM's server."""
-    response_flat: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    response_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
-    kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Rows of `too_long` whose prompt fits and whose response does not."""
+    control: Int64[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Indexes, ascending, of the prompts whose text has a control token of the tokenizer, such as `<|im_end|>`: it is
+    tokenized as the control token, as by transformers and by vLLM's server."""
+    response_flat: Int32[np.ndarray, " R"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Token ids of the responses to imitate, concatenated; empty if none were requested."""
+    response_offsets: Int64[np.ndarray, " P+1"] = field(default_factory=lambda: np.zeros(1, np.int64))
+    """Start of each response in `response_flat`, and the total."""
+    kept: Int64[np.ndarray, " P"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Indexes of the prompts in the rows that were passed to `tokenize`."""
     mark: str = ""
+    """The fingerprint, if it is known already."""
     bad_images: int = 0
+    """Rows that were left out because of an image that cannot be decoded."""
     rule: ImageRule | None = None
+    """How the model sees images, if it does."""
 
     @classmethod
     def tokenize(
         cls,
         prompts: Sequence[Prompt],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_prompt_tokens: int,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         *,
@@ -138,22 +145,22 @@ class TokenizedPrompts:
         if not len(shown):
             raise DataError(f"data: none of {len(prompts)} rows has pictures that can be shown: {_first_bad(prompts)}")
         fitting = _within(ids.lengths, shown, max_prompt_tokens, "prompts", "data.max_prompt_tokens")
-        kept = fitting
+        selected = fitting
         if response:
             limit = max_response_tokens
-            kept = _within(answers.lengths, fitting, limit, "responses", "rollout.max_response_tokens")
-            answers = answers.take(kept)
-        ids = ids.take(kept)
+            selected = _within(answers.lengths, fitting, limit, "responses", "rollout.max_response_tokens")
+            answers = answers.take(selected)
+        ids = ids.take(selected)
         return cls(
-            prompts=taken(prompts, kept),
-            too_long=len(shown) - len(kept),
+            prompts=taken(prompts, selected),
+            too_long=len(shown) - len(selected),
             flat=ids.flat,
             offsets=ids.offsets,
-            too_long_responses=len(fitting) - len(kept),
-            control=np.flatnonzero(np.isin(kept, control)),
+            too_long_responses=len(fitting) - len(selected),
+            control=np.flatnonzero(np.isin(selected, control)),
             response_flat=answers.flat,
             response_offsets=answers.offsets,
-            kept=kept,
+            kept=selected,
             bad_images=len(prompts) - len(shown),
             rule=rule,
         )
@@ -163,7 +170,7 @@ class TokenizedPrompts:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Reason → how many of the given rows are not among `prompts` for it."""
+        """Reason → number of rows that were left out for it."""
         return {
             "pictures that cannot be shown": self.bad_images,
             "longer than data.max_prompt_tokens": self.too_long - self.too_long_responses,
@@ -174,47 +181,47 @@ class TokenizedPrompts:
         """Hexadecimal; it changes if any prompt, its place, its tokens or its verifier changes."""
         if self.mark:
             return self.mark
-        found = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for array in (self.flat, self.offsets, self.response_flat, self.response_offsets):
-            found.update(np.ascontiguousarray(array).data)
+            digest.update(np.ascontiguousarray(array).data)
         chunk = CHUNK if self.rule is None else PICTURED_AT_ONCE
         many = _are_many(self.prompts)
         for text in spread(_written, _chunks(self.prompts, chunk)) if many else map(_text, self.prompts):
-            found.update(text)
-        return found.hexdigest()
+            digest.update(text)
+        return digest.hexdigest()
 
-    def tokens(self, i: int) -> np.ndarray:
-        """The token ids of prompt i: int32[length(i)], a view."""
+    def tokens(self, i: int) -> Int32[np.ndarray, " n"]:
+        """The token ids of prompt `i`, a view."""
         return self.flat[self.offsets[i] : self.offsets[i + 1]]
 
-    def words(self, i: int) -> np.ndarray:
-        """As `tokens`, without those that stand for pictures."""
+    def words(self, i: int) -> Int32[np.ndarray, " n"]:
+        """As `tokens`, without image tokens."""
         tokens = self.tokens(i)
         return tokens[~np.isin(tokens, self.rule.never)] if self.rule is not None else tokens
 
     @property
     def image_tokens(self) -> int:
-        """Tokens that stand for pictures, of all prompts together."""
+        """Number of image tokens of all prompts together."""
         return 0 if self.rule is None else int((self.flat == self.rule.token).sum())
 
     def longest(self) -> int:
         """The index of the longest prompt, the first in case of a tie."""
         return int(np.diff(self.offsets).argmax())
 
-    def responses(self, i: int) -> np.ndarray:
-        """The token ids of the response to imitate for prompt i, its end included: int32[1 or more], a view."""
+    def responses(self, i: int) -> Int32[np.ndarray, " n"]:
+        """The token ids of the response to imitate for prompt `i`, its end included, so at least one: a view."""
         assert len(self.response_offsets) == len(self) + 1, "tokenized without responses"
         return self.response_flat[self.response_offsets[i] : self.response_offsets[i + 1]]
 
 
-def load_tokenizer(path: str, template: str = "") -> Any:
+def load_tokenizer(path: str, template: str = "") -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id. template: as `model.chat_template`. Raises `ModelError`, also if it has no
     chat template, and `ConfigError` for a template that cannot be read."""
     from transformers import AutoTokenizer
 
     check_model_folder(Path(path))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # The hub's client and the tokenizers raise many types; to the user all mean the same.
     except Exception as error:
         raise ModelError(
@@ -227,7 +234,7 @@ def load_tokenizer(path: str, template: str = "") -> Any:
 
 def prompt_lengths(
     prompts: Sequence[Prompt],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     rule: ImageRule | None = None,
 ) -> list[int]:
@@ -238,7 +245,7 @@ def prompt_lengths(
     return lengths
 
 
-def _check(tokenizer: Any, with_end: bool) -> None:
+def _check(tokenizer: PreTrainedTokenizerBase, with_end: bool) -> None:
     name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ModelError(
@@ -254,43 +261,43 @@ def _check(tokenizer: Any, with_end: bool) -> None:
 
 def _encoded(
     prompts: Sequence[Prompt],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     response: str,
     on_progress: Callable[[int, int], None],
     rule: ImageRule | None = None,
     measured: Measured = decoded_size,
-) -> tuple[Ragged, Ragged, np.ndarray]:
-    """The token ids of all prompts, none for one whose pictures cannot be shown or whose text spells the token of one,
-    and of the responses if they are requested; and int64, the rows of prompts with a control token in their text."""
+) -> tuple[Ragged, Ragged, Int64[np.ndarray, " n"]]:
+    """The token ids of all prompts (none for one whose images cannot be decoded or whose text spells an image token),
+    those of the responses if they are requested, and the rows of prompts with a control token in their text."""
     if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
     encode = partial(_encode_some, tokenizer, response, rule, measured, control_tokens(tokenizer))
     chunks = _chunks(prompts, PICTURED_AT_ONCE if rule is not None else CHUNK if many else TOKENIZE_AT_ONCE)
-    found: list[tuple[Ragged, Ragged]] = []
+    encoded: list[tuple[Ragged, Ragged]] = []
     control: list[int] = []
     done = 0
     for ids, answers, rows in spread(encode, chunks) if many else map(encode, chunks):
-        found.append((ids, answers))
+        encoded.append((ids, answers))
         control += [done + row for row in rows]
         done += len(ids.lengths)
         on_progress(done, len(prompts))
-    joined = Ragged.joined([ids for ids, _ in found]), Ragged.joined([answers for _, answers in found])
+    joined = Ragged.joined([ids for ids, _ in encoded]), Ragged.joined([answers for _, answers in encoded])
     return *joined, np.asarray(control, np.int64)
 
 
 def _encode_some(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     response: str,
     rule: ImageRule | None,
     measured: Measured,
     control: re.Pattern[str] | None,
     prompts: Sequence[Prompt],
 ) -> tuple[Ragged, Ragged, list[int]]:
-    some = list(prompts)
-    shown = [prompt.messages if rule is None else in_parts(prompt) for prompt in some]
+    batch = list(prompts)
+    shown = [prompt.messages if rule is None else in_parts(prompt) for prompt in batch]
     texts = [
-        render(tokenizer, messages, what=f"prompt {prompt.id}") for prompt, messages in zip(some, shown, strict=True)
+        render(tokenizer, messages, what=f"prompt {prompt.id}") for prompt, messages in zip(batch, shown, strict=True)
     ]
     ids = _encode(tokenizer, texts)
     if rule is not None:
@@ -298,12 +305,12 @@ def _encode_some(
         ids = Ragged.of(
             [
                 [] if _spells(prompt, spelled) else _seen(rule, measured, prompt, ids.row(row))
-                for row, prompt in enumerate(some)
+                for row, prompt in enumerate(batch)
             ]
         )
-    answers = [_response(prompt, response) for prompt in some] if response else []
+    answers = [_response(prompt, response) for prompt in batch] if response else []
     encoded = _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
-    return ids, encoded, [row for row, prompt in enumerate(some) if control_token_in(prompt, control)]
+    return ids, encoded, [row for row, prompt in enumerate(batch) if control_token_in(prompt, control)]
 
 
 def control_token_in(prompt: Prompt, control: re.Pattern[str] | None) -> str:
@@ -313,32 +320,32 @@ def control_token_in(prompt: Prompt, control: re.Pattern[str] | None) -> str:
 
 
 def _spells(prompt: Prompt, tokens: Sequence[str]) -> bool:
-    """Whether its text has one of these, which stand for pictures."""
+    """Return whether the prompt's text has one of these image tokens."""
     return any(token in message["content"] for message in prompt.messages for token in tokens)
 
 
-def _seen(rule: ImageRule, measured: Measured, prompt: Prompt, ids: np.ndarray) -> Sequence[int]:
-    """The ids with a token for each patch of the prompt's pictures; none if one of these cannot be shown."""
-    given: list[int] = ids.tolist()
+def _seen(rule: ImageRule, measured: Measured, prompt: Prompt, ids: Int32[np.ndarray, " n"]) -> Sequence[int]:
+    """Expand each image placeholder to one token per patch; empty if an image cannot be decoded."""
+    tokens: list[int] = ids.tolist()
     if not prompt.images:
-        return given
+        return tokens
     if (markers := int((ids == rule.token).sum())) != len(prompt.images):
         raise ModelError(
             f"the chat template writes {markers} placeholders for the {len(prompt.images)} pictures of {prompt.id}",
             "put the model's own chat_template.jinja into its folder",
         )
     try:
-        sizes = [rule.fitted(*measured(one)) for one in prompt.images]
+        sizes = [rule.fitted(*measured(image)) for image in prompt.images]
     except BadImage:
         return []
-    return rule.expanded(given, sizes)
+    return rule.expanded(tokens, sizes)
 
 
 def _first_bad(prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
-        for one in prompt.images:
+        for image in prompt.images:
             try:
-                decode(one)
+                decode(image)
             except BadImage as error:
                 return f"{prompt.id}: {error}"
     return "their texts have tokens that stand for pictures"
@@ -354,7 +361,7 @@ def _text(prompt: Prompt) -> bytes:
 
 
 def _are_many(prompts: Sequence[Prompt]) -> bool:
-    """Whether processes, which take seconds to start, are faster."""
+    """Return whether separate processes, which take seconds to start, are faster."""
     return len(prompts) >= MANY and len(os.sched_getaffinity(0)) > 1
 
 
@@ -362,31 +369,35 @@ def _chunks(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
     return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
-def _encode(tokenizer: Any, texts: list[str], *end: int) -> Ragged:
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], *end: int) -> Ragged:
     """The token ids of each text, then `end`."""
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
     return Ragged.of([[*tokens, *end] for tokens in encoded] if end else encoded)
 
 
-def _within(lengths: np.ndarray, among: np.ndarray, limit: int, what: str, key: str) -> np.ndarray:
-    """The indexes of `among` whose rows are at most `limit` tokens long; `DataError` if there are none."""
-    kept: np.ndarray = among[lengths[among] <= limit]
-    if not len(kept):
-        shortest = int(lengths[among].min()) if len(among) else 0
+def _within(
+    lengths: Int64[np.ndarray, " rows"], candidates: Int64[np.ndarray, " n"], limit: int, plural: str, key: str
+) -> Int64[np.ndarray, " m"]:
+    """The row indexes of `candidates` whose rows are at most `limit` tokens long; `DataError` if there are none."""
+    fitting: np.ndarray = candidates[lengths[candidates] <= limit]
+    if not len(fitting):
+        shortest = int(lengths[candidates].min()) if len(candidates) else 0
         raise DataError(
-            f"data: all {len(among)} {what} are longer than {key} = {limit} (the shortest has {shortest} tokens)",
+            f"data: all {len(candidates)} {plural} are longer than {key} = {limit} (the shortest has {shortest} "
+            "tokens)",
             f"give --set {key}={shortest} or more",
         )
-    return kept
+    return fitting
 
 
 def _response(prompt: Prompt, name: str) -> str:
     text = prompt.extra_info.get(name)
     if not isinstance(text, str) or not text.strip():
-        there = ", ".join(sorted(prompt.extra_info)) or "nothing"
-        what = f"holds {text!r:.60}, which is not text" if name in prompt.extra_info else f"is missing (it has {there})"
+        field_names = ", ".join(sorted(prompt.extra_info)) or "nothing"
+        is_present = name in prompt.extra_info
+        problem = f"holds {text!r:.60}, which is not text" if is_present else f"is missing (it has {field_names})"
         raise DataError(
-            f"data: {prompt.id}: extra_info.{name}, the response to imitate, {what}",
+            f"data: {prompt.id}: extra_info.{name}, the response to imitate, {problem}",
             "name a field of text with data.response; rlcli prep gsm8k and rlcli prep arithmetic write one: response",
         )
     return text

@@ -32,9 +32,9 @@ def unprepared(path: Path, problem: str = "", columns: Iterable[str] = ()) -> Da
     """The error for a file or a folder of rows that are not prepared. problem, columns: of its rows, if they are
     known."""
     kind = "is a folder of raw rows" if path.is_dir() else "is not a parquet file that rlcli prep has made"
-    out = f"data/{_stem(path)}"
-    command = f"rlcli prep jsonl --source {shlex.quote(str(path))}{_mapping(columns or _columns(path))} --out {out}"
-    return DataError(f"data: {path} {problem or kind}", f"make rows of it: {command}, then give {out}")
+    folder = f"data/{_stem(path)}"
+    command = f"rlcli prep jsonl --source {shlex.quote(str(path))}{_mapping(columns or _columns(path))} --out {folder}"
+    return DataError(f"data: {path} {problem or kind}", f"make rows of it: {command}, then give {folder}")
 
 
 def raw_rows(columns: Iterable[str]) -> bool:
@@ -46,10 +46,10 @@ def missing(path: Path) -> DataError:
     """The error for a path where nothing is. It may be meant as the id of a dataset on the hub."""
     text, name = str(path), path.name
     known = {entry.name for entry in entry_points(group="rlcli.data_prep")}
-    made = f"rlcli prep {name}" if name in known else "rlcli prep NAME"
+    command = f"rlcli prep {name}" if name in known else "rlcli prep NAME"
     is_local = path.is_absolute() or path.parent.exists() or path.parts[:1] == ("data",)
     if is_local or not _HUB_ID.fullmatch(text) or is_other_file(path) or path.suffix == ".parquet":
-        hint = "check its name" if is_other_file(path) else f"make it with: {made} --out {shlex.quote(text)}"
+        hint = "check its name" if is_other_file(path) else f"make it with: {command} --out {shlex.quote(text)}"
         return DataError(f"data: no such file or folder: {path}", hint)
     dataset = name.lower()
     command = f"rlcli prep {dataset}" if dataset in known else f"rlcli prep hf --source {text} --out data/{name}"
@@ -70,13 +70,13 @@ def _stem(path: Path) -> str:
 
 def _mapping(columns: Iterable[str]) -> str:
     """The option that names the columns of the prompt and the answer, as far as their names tell."""
-    there = list(columns)
+    present = list(columns)
     pairs = []
     for ours, names in (("prompt", PROMPTS), ("answer", ANSWERS)):
-        theirs = next((name for name in names if name in there), "")
+        theirs = next((name for name in names if name in present), "")
         if theirs and theirs not in (ours, "ground_truth"):
             pairs.append(f"{ours}={theirs}")
-    if there and not any(name in there for name in PROMPTS):
+    if present and not any(name in present for name in PROMPTS):
         pairs.insert(0, "prompt=COLUMN")
     return f" --columns {','.join(pairs)}" if pairs else ""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from uuid import uuid4
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PromptTask, RolloutBatch
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.rollout.rollout_call import RolloutCall, progress_every
@@ -22,7 +22,7 @@ def collect(workers: RolloutWorkers, reports: Sequence[RolloutBatch]) -> Rollout
     """Merge the workers' reports of a round, and fetch references to their shards. `Sample.prompt` is the task's
     number, `Sample.shard` the worker's rank. A round that ended early may have more groups than `until`, and aborted
     responses."""
-    samples = Samples.joined([report.samples for report in reports]).sorted()
+    samples = SampleTable.joined([report.samples for report in reports]).sorted()
     partial = [rollout for report in reports for rollout in report.partial]
     shards = [shard for (shard,) in workers.call(RolloutCalls.take_shard)] if len(samples) or partial else []
     stats = RolloutStats.of_round([report.stats for report in reports])

@@ -31,12 +31,13 @@ class GroupBuffer:
 
     Two samples a group; the first group's rewards are equal, so that the rule rejects it:
 
-    >>> from rlcli.data.columns import Samples
+    >>> from rlcli.data.columns import SampleTable
     >>> from rlcli.types import Outcome, Sample, Verdict
     >>> def report(rewards):
     ...     numbered = [(group, i, score) for group, scores in rewards.items() for i, score in enumerate(scores)]
     ...     verdicts = [(group, i, Verdict(score, Outcome.OK)) for group, i, score in numbered]
-    ...     return RolloutBatch(Samples.of(Sample(g, i, 0, 0, 4, 9, "stop", v, 1) for g, i, v in verdicts), ["shard"])
+    ...     samples = SampleTable.of(Sample(g, i, 0, 0, 4, 9, "stop", v, 1) for g, i, v in verdicts)
+    ...     return RolloutBatch(samples, ["shard"])
     >>> unequal = lambda groups: [group for group in groups if group.samples.score.max() > group.samples.score.min()]
     >>> buffer = GroupBuffer(samples_per_prompt=2, greedy=False, keep=unequal)
     >>> buffer.fill([Group(step=1, prompt_index=7), Group(step=1, prompt_index=8)])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import JudgedGroup
 from rlcli.rollout.scheduler.groups import Group, batch_of
 from rlcli.rollout.scheduler.sample_filter import left_out, rewarded, right_of
 
 
-def correct_and_scored(samples: Samples, config: RunConfig) -> tuple[int, int]:
+def correct_and_scored(samples: SampleTable, config: RunConfig) -> tuple[int, int]:
     """Numbers of correct and of scored samples of one group. A sample whose verification failed, or that
     `train.truncated = mask` leaves out, is not scored."""
     counting = samples.excluded(config.train.truncated) == 0

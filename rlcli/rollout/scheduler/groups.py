@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 
-from rlcli.data.columns import RAGGED, RENAMED, Samples
+from rlcli.data.columns import RAGGED, RENAMED, SampleTable
 from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
@@ -20,7 +20,7 @@ from rlcli.types import Outcome, Sample, Verdict
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-NONE = Samples.of([])
+NONE = SampleTable.of([])
 UNKNOWN = -1
 
 
@@ -129,7 +129,7 @@ class Group:
     first_sample: int = 0
     """Offset of its samples' indexes in their seeds: not 0 if the step drew the prompt before."""
     state: GroupState = GroupState.QUEUED
-    samples: Samples = NONE
+    samples: SampleTable = NONE
     """Its verified samples so far, ordered by `Sample.sample`."""
     shards: Sequence[ShardRef] = ()
     """References to their tokens, indexed by `Sample.shard` and `PartialRollout.shard`."""
@@ -161,7 +161,7 @@ class Group:
 
     def add(
         self,
-        samples: Samples,
+        samples: SampleTable,
         partial: Sequence[PartialRollout],
         shards: Sequence[ShardRef],
         baseline: Verdict | None,
@@ -177,7 +177,7 @@ class Group:
         ]
         joined = replace(samples, shard=samples.shard * 0 + last)
         if len(self.samples):
-            joined = Samples.joined([self.samples, joined])
+            joined = SampleTable.joined([self.samples, joined])
             joined = joined.take(joined.sample.argsort())  # not by prompt: each round renumbers prompts
         all_shards = [*self.shards, *(shards[shard] for shard in used)]
         needed = sorted({*joined.shard.tolist(), *(rollout.shard for rollout in pending)})
@@ -212,7 +212,7 @@ def batch_of(groups: Sequence[Group]) -> RolloutBatch:
     counts = [len(group.samples) for group in groups]
     columns = [_renumbered(group.samples.shard, by_group) for group, by_group in zip(groups, numbers, strict=True)]
     samples = replace(
-        Samples.joined([group.samples for group in groups]),
+        SampleTable.joined([group.samples for group in groups]),
         prompt=np.repeat(np.arange(len(groups)), counts),
         shard=np.concatenate(columns) if columns else np.zeros(0, np.int64),
     )
@@ -226,7 +226,7 @@ def batch_of(groups: Sequence[Group]) -> RolloutBatch:
     )
 
 
-def by_prompt(samples: Samples) -> list[Samples]:
+def by_prompt(samples: SampleTable) -> list[SampleTable]:
     """Split a table of samples, ordered by prompt, into one table for each prompt."""
     starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
     return [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
@@ -280,7 +280,7 @@ def as_groups(plain: Sequence[SavedGroup], shards: Sequence[ShardRef]) -> list[G
                 prompt_index=incomplete.get("index", UNKNOWN),
                 first_sample=incomplete.get("first_sample", 0),
                 state=GroupState.QUEUED if incomplete else GroupState.COMPLETE,
-                samples=Samples.of(replace(s, shard=renumbered[s.shard]) for s in samples),
+                samples=SampleTable.of(replace(s, shard=renumbered[s.shard]) for s in samples),
                 shards=[shards[shard] for shard in used],
                 partial=[replace(rollout, shard=renumbered[rollout.shard]) for rollout in partial],
                 baseline=verdict(group["baseline"]) if group["baseline"] else None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples, TruncatedRule
+from rlcli.data.columns import SampleTable, TruncatedRule
 from rlcli.types import UNVERIFIED, Outcome, Verdict, is_reward
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ failed; its judge's reply could not be read; the verification of its group's gre
 remaining sample of a group whose samples are compared."""
 
 
-def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
+def rewarded(samples: SampleTable, rule: TruncatedRule) -> SampleTable:
     """Apply `train.truncated` to rewards: with zero_reward, truncated responses get 0, as do their parts and turns."""
     import numpy as np
 
@@ -39,14 +39,14 @@ def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
     return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts, turn_rewards=by_turn)
 
 
-def right_of(samples: Samples, config: RunConfig) -> Bool[np.ndarray, " S"]:
+def right_of(samples: SampleTable, config: RunConfig) -> Bool[np.ndarray, " S"]:
     """Mask of correct samples, without those whose reward was set to 0 because they were truncated."""
     right = samples.is_(Outcome.OK)
     return right & ~samples.truncated if config.train.truncated == "zero_reward" else right
 
 
 def left_out(
-    samples: Samples, rule: TruncatedRule, baselines: Mapping[int, Verdict] | None = None, *, compared: bool = False
+    samples: SampleTable, rule: TruncatedRule, baselines: Mapping[int, Verdict] | None = None, *, compared: bool = False
 ) -> Int8[np.ndarray, " S"]:
     """The reason to exclude each sample: 0 if it counts, else 1 + its index in `REASONS`.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
 from rlcli.data.prompts.prompt_table import set_of
@@ -63,7 +63,7 @@ class SupervisedSource:
                 )
             )
         shards = [ray.put(builder.build())]
-        return RolloutBatch(Samples.of(samples), shards, sources=sources, data_sources=data_sources)
+        return RolloutBatch(SampleTable.of(samples), shards, sources=sources, data_sources=data_sources)
 
     def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
         """Nothing is generated."""

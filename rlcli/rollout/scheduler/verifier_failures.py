@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.errors import ConfigError, RunFailed
 from rlcli.rewards.expression import parse
 from rlcli.rewards.processes.scoring_worker import OVERRAN
@@ -66,7 +66,7 @@ class Failures:
         if len(examples) < EXAMPLES and example not in examples:
             examples.append(example)
 
-    def add_samples(self, prompts: Mapping[int, Prompt], samples: Samples) -> None:
+    def add_samples(self, prompts: Mapping[int, Prompt], samples: SampleTable) -> None:
         """Add the verifications of samples. prompts: by `Sample.prompt`."""
         failed = (samples.is_(*UNVERIFIED) | samples.overran).nonzero()[0].tolist()
         self.total += len(samples) - len(failed)

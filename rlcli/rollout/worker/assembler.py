@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rlcli.cluster.watchdog import progress
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutBatch
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature
@@ -151,12 +151,12 @@ class SampleAssembler:
             self.saver.wait_for(item)
         self._finished.clear()
 
-    def _verified(self, items: Sequence[PendingSample], rows: Sequence[int]) -> Samples:
+    def _verified(self, items: Sequence[PendingSample], rows: Sequence[int]) -> SampleTable:
         """The samples with their verdicts. Samples that may stop the run are on disk when this returns: once it stops,
         its workers are killed."""
         all_verified = False
         try:
-            samples = Samples.of(_sample_of(item, row) for item, row in zip(items, rows, strict=True))
+            samples = SampleTable.of(_sample_of(item, row) for item, row in zip(items, rows, strict=True))
             all_verified = self.call.keep_tokens and not samples.is_(*UNVERIFIED).any()
             return samples
         finally:

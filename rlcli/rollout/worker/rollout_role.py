@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from rlcli.cluster.process.busy_lanes import rename_current
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.data.sample_shard import SampleShard
@@ -158,7 +158,7 @@ class RolloutRole:
         (`take_shard`). end: discard the requests; later tasks resume from these tokens. keep: as in `pause`."""
         round = self._streaming
         if round is None:
-            return RolloutBatch(Samples.of([]), stats=RolloutStats(version=self.version))
+            return RolloutBatch(SampleTable.of([]), stats=RolloutStats(version=self.version))
         self.finish_saving()
         round.pause(keep=keep and not end)
         round.report_partial()

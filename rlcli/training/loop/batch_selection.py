@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class SelectedSamples:
     """The S samples that a step trains on, of the N that it has; some possibly twice."""
 
-    samples: Samples
+    samples: SampleTable
     """The controller's columns, S rows."""
     groups: list[int]
     """The group of each, dense: 0 … G − 1."""
@@ -125,7 +125,7 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
     )
 
 
-def shaped_rewards(samples: Samples, groups: Int64[Tensor, " S"], config: RunConfig) -> Float64[Tensor, " S"]:
+def shaped_rewards(samples: SampleTable, groups: Int64[Tensor, " S"], config: RunConfig) -> Float64[Tensor, " S"]:
     """The verifier's scores plus the terms of `shaping`."""
     import numpy as np
     import torch
@@ -156,7 +156,7 @@ def shaped_rewards(samples: Samples, groups: Int64[Tensor, " S"], config: RunCon
     return rewards
 
 
-def turn_rewards(samples: Samples, rewards: Float64[Tensor, " S"]) -> Float64[Tensor, "S K"]:
+def turn_rewards(samples: SampleTable, rewards: Float64[Tensor, " S"]) -> Float64[Tensor, "S K"]:
     """The reward of each turn, 0 behind the last one. The part of a sample's reward beyond the sum of its environment's
     rewards, from a verifier or from shaping, is added to its last turn."""
     import numpy as np
@@ -169,14 +169,14 @@ def turn_rewards(samples: Samples, rewards: Float64[Tensor, " S"]) -> Float64[Te
     return by_turn
 
 
-def turn_states(samples: Samples) -> Int64[Tensor, "S K"]:
+def turn_states(samples: SampleTable) -> Int64[Tensor, "S K"]:
     """The hash of the environment's message before each turn, 0 behind the last one and without an environment."""
     import torch
 
     return torch.tensor(_padded(samples, samples.turn_states))
 
 
-def _padded(samples: Samples, column: Shaped[np.ndarray, "S _"]) -> Shaped[np.ndarray, "S K"]:
+def _padded(samples: SampleTable, column: Shaped[np.ndarray, "S _"]) -> Shaped[np.ndarray, "S K"]:
     """A column by turn with K entries a row, K the maximum number of turns of a sample and at least 1."""
     import numpy as np
 
@@ -222,7 +222,7 @@ def step_work(
 
 
 def _parts(
-    samples: Samples, rewards: Float64[Tensor, " S"], part_weights: Mapping[str, float]
+    samples: SampleTable, rewards: Float64[Tensor, " S"], part_weights: Mapping[str, float]
 ) -> tuple[Float64[Tensor, "S K"], list[float]]:
     """The named parts of the rewards, sorted by name, 0 if a sample lacks one, and a last column for the remainder, if
     any: what shaping adds, and the reward of a sample without parts. Also the weight of each, 1 by default."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlcli.algorithms.correction.mismatch import mismatch_metrics
-from rlcli.data.columns import OUTCOMES, Samples
+from rlcli.data.columns import OUTCOMES, SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.packer import Plan
 from rlcli.rollout.scheduler.sample_filter import REASONS
@@ -71,7 +71,7 @@ def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
         metrics[f"time/{name}_s"] = time.perf_counter() - started
 
 
-def reward_metrics(samples: Samples) -> dict[str, float]:
+def reward_metrics(samples: SampleTable) -> dict[str, float]:
     """Metrics of the samples that count; NaN if there are none. `reward/equal_groups`: share of groups whose rewards
     are all equal, which have no gradient under a group baseline."""
     import numpy as np
@@ -106,7 +106,7 @@ def left_out_metrics(reasons: Int8[np.ndarray, " S"]) -> dict[str, float]:
     }
 
 
-def sample_metrics(samples: Samples) -> dict[str, float]:
+def sample_metrics(samples: SampleTable) -> dict[str, float]:
     """Outcomes and lengths of all samples, including those that do not count."""
     import numpy as np
 
@@ -130,7 +130,7 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
     }
 
 
-def _conversation_metrics(samples: Samples) -> dict[str, float]:
+def _conversation_metrics(samples: SampleTable) -> dict[str, float]:
     """Metrics of conversations with an environment."""
     import numpy as np
 
@@ -149,7 +149,7 @@ def _conversation_metrics(samples: Samples) -> dict[str, float]:
     }
 
 
-def set_metrics(samples: Samples, counted: Samples, sources: Sequence[str]) -> dict[str, float]:
+def set_metrics(samples: SampleTable, counted: SampleTable, sources: Sequence[str]) -> dict[str, float]:
     """Metrics by dataset, in runs with several. counted: samples whose rewards count. sources: dataset of each
     group."""
     import numpy as np
@@ -211,7 +211,7 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return metrics
 
 
-def staleness_metrics(samples: Samples, version: int) -> dict[str, float]:
+def staleness_metrics(samples: SampleTable, version: int) -> dict[str, float]:
     """Age of the samples when training on them started, in updates. version: of the policy then."""
     import numpy as np
 

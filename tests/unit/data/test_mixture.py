@@ -13,7 +13,7 @@ from rlcli.cli.options import data_sets
 from rlcli.config.changes import read_run_config
 from rlcli.config.load import dump_toml, resolve
 from rlcli.config.schema import Data, RunConfig, Train, WeightedPath
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.dataset_mixture import MixedCursor, cursor_of
 from rlcli.data.prompts.parquet_schema import row, write_rows
@@ -225,7 +225,7 @@ def test_metrics_of_each_set_are_those_of_its_samples() -> None:
         Verdict(0.0, Outcome.CRASH),
     ]
     reasons = ("stop", "stop", "stop", "length")
-    samples = Samples.of(
+    samples = SampleTable.of(
         Sample(i // 2 + (i == 3), i % 2, 0, i, 4, 10 * (i + 1), reason, verdict, 1)  # type: ignore[arg-type]
         for i, (verdict, reason) in enumerate(zip(verdicts, reasons, strict=True))
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.training.loop.metrics import reward_metrics, sample_metrics
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -58,7 +58,7 @@ some = st.lists(one, max_size=6)
 
 @given(some)
 def test_columns_give_back_their_samples_also_after_serialization(samples: list[Sample]) -> None:
-    columns = pickle.loads(pickle.dumps(Samples.of(samples)))
+    columns = pickle.loads(pickle.dumps(SampleTable.of(samples)))
     assert list(columns) == samples
     assert [columns.verdict(place) for place in range(len(columns))] == [s.verdict for s in samples]
     assert columns.tokens.tolist() == [s.tokens for s in samples]
@@ -66,7 +66,7 @@ def test_columns_give_back_their_samples_also_after_serialization(samples: list[
 
 @given(st.lists(some, max_size=4))
 def test_what_is_joined_sorted_and_taken_is_what_lists_would_be(parts: Sequence[list[Sample]]) -> None:
-    joined, flat = Samples.joined([Samples.of(part) for part in parts]), [s for part in parts for s in part]
+    joined, flat = SampleTable.joined([SampleTable.of(part) for part in parts]), [s for part in parts for s in part]
     assert list(joined) == flat
     assert list(joined.sorted()) == sorted(flat, key=lambda s: (s.prompt, s.sample))
     assert list(joined[1:3]) == flat[1:3]
@@ -76,7 +76,7 @@ def test_what_is_joined_sorted_and_taken_is_what_lists_would_be(parts: Sequence[
 
 @given(st.lists(one, min_size=1, max_size=8))
 def test_metrics_of_columns_are_those_of_the_samples_one_by_one(samples: list[Sample]) -> None:
-    columns, scores = Samples.of(samples), [s.verdict.score for s in samples]
+    columns, scores = SampleTable.of(samples), [s.verdict.score for s in samples]
     metrics = reward_metrics(columns) | sample_metrics(columns)
     assert metrics["reward/mean"] == statistics.fmean(scores)
     assert metrics["reward/std"] == pytest.approx(statistics.pstdev(scores), abs=1e-6)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PartialRollout, PromptTask
 from rlcli.data.packer import plan_batches
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
@@ -27,8 +27,9 @@ from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.model.packed_batch import pack
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
-from rlcli.rollout.worker.pending_samples import Saver, pending_sample
-from rlcli.rollout.worker.sample_request import SampleRequest
+from rlcli.rollout.worker.conversations import FinishedConversation
+from rlcli.rollout.worker.pending_samples import Saver, pending
+from rlcli.rollout.worker.sample_request import started
 from rlcli.training.loop.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict, image_digest
 
@@ -137,10 +138,10 @@ def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
 
 def test_groups_of_older_checkpoints_load() -> None:
     one = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
-    talk = Samples.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
+    talk = SampleTable.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
     rewarded, shards = as_plain([Group(2, samples=talk, shards=["a"])])
     assert list(as_groups(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
-    samples = Samples.of([one])
+    samples = SampleTable.of([one])
     plain, shards = as_plain([Group(2, prompt_index=4, samples=samples, shards=["a"])])
     assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
     (older,) = plain[0]["samples"]
@@ -218,10 +219,8 @@ def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: P
     ):
         saver = Saver(str(tmp_path / f"{name}.parquet"), 3, 1)
         shown = {**copies, image_digest(b"own"): b"3"}
-        finished = FinishedConversation(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
-        item = pending_sample(
-            task, 0, whole, scored, shard=0, seed=0, conversation=finished, keep_copies=saver.keeps_copies
-        )
+        held = FinishedConversation(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
+        item = pending(task, 0, whole, scored, shard=0, seed=0, held=held, keep_copies=saver.keeps_copies)
         assert item.copies == copies
         saver.add([item])
         saver.save_rest()
@@ -240,7 +239,7 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     for index, whole in enumerate((conversation(), single)):
         scored: Future[Scored] = Future()
         scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
-        finished = (
+        held = (
             FinishedConversation(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
             if index == 0
             else None
@@ -261,9 +260,9 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     assert (one["mean_log_prob"], one["min_log_prob"]) == (pytest.approx(-3.5 / 3), -2.0)
     assert (samples[0].tokens, samples[0].drawn_tokens, samples[0].context_tokens) == (8, 3, 2)
 
-    metrics = sample_metrics(Samples.of(samples))
+    metrics = sample_metrics(SampleTable.of(samples))
     assert (metrics["response_tokens/mean"], metrics["response_tokens/max"]) == (2.0, 3.0)
     assert (metrics["turns/mean"], metrics["turns/max"], metrics["context_tokens/mean"]) == (2.0, 2.0, 2.0)
     assert metrics["rollout/several_versions"] == 0.5
-    alone = sample_metrics(Samples.of(samples[1:]))
+    alone = sample_metrics(SampleTable.of(samples[1:]))
     assert not {"turns/mean", "turns/max", "context_tokens/mean", "rollout/several_versions"} & alone.keys()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.evaluation.evaluation_report import MOST_CATEGORIES, labels_of, report_of
 from rlcli.evaluation.responses import Responses, joined
 from rlcli.rollout.rollout_call import GREEDY
@@ -44,7 +44,7 @@ def wrong(prompt: int, index: int, answer: str | None = "w", tokens: int = 4) ->
 
 
 def report(samples: Sequence[Sample], count: int, by: Sequence[str] = (), **extra: Sequence[object]):  # type: ignore[no-untyped-def]
-    return report_of(Responses.of_samples(Samples.of(samples)), prompts(count, **extra), by)
+    return report_of(Responses.of_samples(SampleTable.of(samples)), prompts(count, **extra), by)
 
 
 def test_what_was_not_verified_is_counted_and_named() -> None:
@@ -144,8 +144,8 @@ def test_the_first_crash_is_told() -> None:
 
 
 def test_parts_of_one_dataset_and_of_several_are_joined() -> None:
-    one = Responses.of_samples(Samples.of([right(0, 0), wrong(1, 0, "7")]))
-    other = Responses.of_samples(Samples.of([wrong(0, 1, "8"), wrong(1, 1, "7")]))
+    one = Responses.of_samples(SampleTable.of([right(0, 0), wrong(1, 0, "7")]))
+    other = Responses.of_samples(SampleTable.of([wrong(0, 1, "8"), wrong(1, 1, "7")]))
     same = report_of(joined([one, other], [0, 0]), prompts(2))
     assert same.measures["maj@2"].mean == 0.25
     apart = report_of(joined([one, other], [0, 2]), prompts(4))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.errors import DataError
 from rlcli.evaluation.equal_problems import Problems, check_rows, repeats_note
@@ -40,7 +40,7 @@ def verdict(score: float) -> Verdict:
 
 def responses(table: Table) -> Responses:
     return Responses.of_samples(
-        Samples.of(
+        SampleTable.of(
             [
                 Sample(number, index, 0, 0, 3, 4, "stop", verdict(score), 0)
                 for number, (_, scores) in enumerate(table)
@@ -182,7 +182,7 @@ def test_categories_that_divide_a_problems_rows_count_each_row_in_its_own() -> N
 
 def test_greedy_responses_to_copies_are_averaged() -> None:
     some = [Sample(n, i, 0, 0, 3, 4, "stop", verdict(float(n == 0)), 0) for n in (0, 1) for i in (GREEDY, 0)]
-    found = report_of(Responses.of_samples(Samples.of(some)), [row(0, 5), row(1, 5)])
+    found = report_of(Responses.of_samples(SampleTable.of(some)), [row(0, 5), row(1, 5)])
     assert (found.prompts, found.samples, found.measures["greedy"].mean) == (1, 2, 0.5)
 
 

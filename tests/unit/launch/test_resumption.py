@@ -14,7 +14,7 @@ import pytest
 from rlcli.config.changes import ALLOWED, SAME_VERIFIERS, Change, changes, origins_in, read_run_config
 from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve, with_length
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PartialRollout
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
 from rlcli.launch.input_files import InputRecord, local_inputs
@@ -351,7 +351,7 @@ def test_other_prompts_than_those_of_the_run_are_refused(run: Path) -> None:
 def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
     def group(prompt: int, shards: list[str], baseline: Verdict | None, **known: Any) -> Group:
         verdict = Verdict(0.1 + 0.2, Outcome.WRONG, "7", {"math": 0.3}, "why", 0.25)
-        samples = Samples.of(Sample(prompt, i, i % len(shards), i, 5, 6, "stop", verdict, 3) for i in range(2))
+        samples = SampleTable.of(Sample(prompt, i, i % len(shards), i, 5, 6, "stop", verdict, 3) for i in range(2))
         return Group(7, samples=samples, shards=shards, baseline=baseline, **known)
 
     complete = {"state": GroupState.COMPLETE}

@@ -11,7 +11,7 @@ from rlcli_sandbox import open_sandbox
 
 from rlcli.config.load import resolve
 from rlcli.config.schema import VerifierSection
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
 from rlcli.launch.preflight import _note_engine_key
 from rlcli.launch.verifier_trial import check_rivals, check_verifiers, refuse_rivals
@@ -162,7 +162,7 @@ def test_more_than_half_killed_stop_whatever_rate_of_crashes_is_allowed() -> Non
 def test_overruns_of_a_step_are_a_metric() -> None:
     late = Verdict(0.0, Outcome.WRONG, detail=f"{OVERRAN} (more than 5 s)")
     verdicts = [late, Verdict(0.0, Outcome.WRONG, detail="off by one"), Verdict(1.0, Outcome.OK), late]
-    samples = Samples.of(Sample(0, i, 0, i, 3, 4, "stop", verdict, 0) for i, verdict in enumerate(verdicts))
+    samples = SampleTable.of(Sample(0, i, 0, i, 3, 4, "stop", verdict, 0) for i, verdict in enumerate(verdicts))
     assert sample_metrics(samples)["verify/overran"] == 0.5
 
 

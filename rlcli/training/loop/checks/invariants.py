@@ -15,7 +15,7 @@ from rlcli.errors import REPORT, RunFailed
 from rlcli.training.worker.plan_integrity import SURE, of_samples, weight_of
 
 if TYPE_CHECKING:
-    from rlcli.data.columns import Samples
+    from rlcli.data.columns import SampleTable
     from rlcli.data.packer import Plan
     from rlcli.training.loop.batch_selection import SelectedSamples
 
@@ -31,7 +31,7 @@ class Invariants:
     def __init__(self) -> None:
         self._seeds: deque[Sequence[int]] = deque(maxlen=REMEMBERED)
 
-    def check_seeds(self, samples: Samples) -> None:
+    def check_seeds(self, samples: SampleTable) -> None:
         """Raise RunFailed if two samples have one seed, in this step or in the last ones."""
         import numpy as np
 

@@ -10,7 +10,7 @@ import pytest
 from rlcli_planner.asynchrony.pace_report import STEPS, WARM_UP, PaceReport
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.training.listener import ListenedRun
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -18,9 +18,9 @@ LINE = {"time/step_s": 4.0, "time/generate_s": 3.0, "time/sync_s": 0.5, "time/en
 CONFIG = RunConfig.model_validate({"rollout": {"prompts_per_step": 2, "samples_per_prompt": 3}})
 
 
-def step(tokens: int) -> Samples:
+def step(tokens: int) -> SampleTable:
     """Two groups of three samples; the second has lost one."""
-    return Samples.of(
+    return SampleTable.of(
         Sample(group, sample, 0, 0, 4, tokens * (1 + sample), "stop", Verdict(1.0, Outcome.OK), 1)
         for group, samples in ((0, 3), (1, 2))
         for sample in range(samples)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import JudgedGroup, PartialRollout, RolloutBatch
 from rlcli.rollout.scheduler.group_buffer import GroupBuffer
 from rlcli.rollout.scheduler.groups import Group, GroupState
@@ -26,7 +26,7 @@ def report(
 ) -> RolloutBatch:
     """Of a round with one shard: number of a group → its finished samples, and its aborted ones."""
     pairs = [(number, sample) for number, finished in samples.items() for sample in finished]
-    table = Samples.of(
+    table = SampleTable.of(
         Sample(number, sample, 0, row, 4, 9, "stop", Verdict(float(sample), Outcome.OK), 1)
         for row, (number, sample) in enumerate(pairs)
     )

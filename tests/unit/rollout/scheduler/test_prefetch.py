@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import RunFailed
@@ -32,7 +32,7 @@ class Source:
 
     def take(self, step: int) -> RolloutBatch:
         self.calls.append(("take", step, threading.current_thread().name))
-        return RolloutBatch(Samples.of([]), stats=RolloutStats(generate_s=0.5, verify_s=0.25))
+        return RolloutBatch(SampleTable.of([]), stats=RolloutStats(generate_s=0.5, verify_s=0.25))
 
     def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
         self.calls.append(("ahead", step, threading.current_thread().name))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.dataset_mixture import MixedCursor, Unit, cursor_of
@@ -102,7 +102,7 @@ class Workers(CalledByName):
         }
         self.taken[rank] = shard if samples else None
         tokens = sum(s.drawn_tokens for s in samples)
-        made = Samples.of(samples[::-1])
+        made = SampleTable.of(samples[::-1])
         stats = RolloutStats(generated_tokens=tokens, version=self.version, generate_s=1.0, verify_s=0.5)
         return RolloutBatch(made, stats=stats, baselines=baselines)
 
@@ -293,7 +293,7 @@ def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
                 replace(s, verdict=replace(s.verdict, outcome=Outcome.TIMEOUT)) if row[s.prompt] < self.slow else s
                 for s in report.samples
             ]
-            return replace(report, samples=Samples.of(killed))
+            return replace(report, samples=SampleTable.of(killed))
 
     workers = Killed(lambda prompt_id, sample: 0.0)
     assert source_of(workers, crashes=0.0).take(1).stats.generated == 8  # half of them
@@ -312,7 +312,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
                 replace(s, verdict=Verdict(0.0, Outcome.TIMEOUT)) if row[s.prompt] == 1 and s.sample == 0 else s
                 for s in report.samples
             ]
-            return replace(report, samples=Samples.of(failed))
+            return replace(report, samples=SampleTable.of(failed))
 
     workers = Failing(unequal_where(lambda row: row != 3))
     batch = source_of(workers, keep="unequal", prompts_per_step=2).take(1)
@@ -642,7 +642,7 @@ class Judging(Workers):
         report = super().report(rank, tasks, call)
         outcome = {True: Outcome.OK, False: Outcome.WRONG}
         marked = [replace(s, verdict=replace(s.verdict, outcome=outcome[s.verdict.score == 1])) for s in report.samples]
-        return replace(report, samples=Samples.of(marked))
+        return replace(report, samples=SampleTable.of(marked))
 
 
 def selecting_source(workers: Workers, sampling: str) -> SyncRollouts:
@@ -699,7 +699,7 @@ def test_a_group_is_judged_by_the_samples_that_count() -> None:
     def sample(place: int, outcome: Outcome, stop: Any = "stop") -> Sample:
         return Sample(0, place, 0, place, 4, 3, stop, Verdict(1.0, outcome), 1)
 
-    some = Samples.of(
+    some = SampleTable.of(
         [sample(0, Outcome.OK), sample(1, Outcome.WRONG), sample(2, Outcome.CRASH), sample(3, Outcome.OK, "length")]
     )
     assert correct_and_scored(some, config) == (1, 3), "the third has no verdict, and the fourth is cut off"

@@ -19,7 +19,7 @@ from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples, exclusion
+from rlcli.data.columns import SampleTable, exclusion
 from rlcli.data.messages import RolloutBatch
 from rlcli.rollout.scheduler.sample_filter import REASONS, left_out, rewarded
 from rlcli.runs.folder import RunFolder, events_of
@@ -45,7 +45,7 @@ def chosen_of(samples: Sequence[Sample], rule: str = "mask", **sections: dict[st
     sections["rollout"] = {"max_response_tokens": 8} | sections.get("rollout", {})
     config = RunConfig.model_validate(sections)
     baselines = {s.prompt: Verdict(0.25, Outcome.OK) for s in samples}
-    batch = RolloutBatch(Samples.of(samples), ["shard"], baselines=baselines)
+    batch = RolloutBatch(SampleTable.of(samples), ["shard"], baselines=baselines)
     return select_batch(batch, build_algorithm(**config.algorithm.model_dump(), tried=False), config, seed=3)
 
 
@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_plain_loops_over_what_is_left(aggregation: str, ran
         }
     )
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    chosen = select_batch(RolloutBatch(Samples.of(whole), [None]), algorithm, config, seed=0)
+    chosen = select_batch(RolloutBatch(SampleTable.of(whole), [None]), algorithm, config, seed=0)
     (mini,) = plan_step(chosen, config, ranks).minibatches
     counts = Denominators(mini.tokens, mini.sequences, mini.max_length, mini.groups)
     total = sum(
@@ -165,11 +165,11 @@ def test_the_reward_of_a_response_cut_off_is_zero_where_that_is_asked() -> None:
     assert chosen.columns.right.tolist() == [False, True, False]
     assert chosen.columns.parts.tolist() == [[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]]
     assert chosen.columns.advantages.tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
-    assert reward_metrics(rewarded(Samples.of(samples), "zero_reward"))["reward/mean"] == pytest.approx(1 / 3)
+    assert reward_metrics(rewarded(SampleTable.of(samples), "zero_reward"))["reward/mean"] == pytest.approx(1 / 3)
 
 
 def test_a_group_whose_baseline_could_not_be_verified_is_left_out() -> None:
-    samples = Samples.of([sample(p, i, float(i), 3) for p in range(3) for i in range(2)])
+    samples = SampleTable.of([sample(p, i, float(i), 3) for p in range(3) for i in range(2)])
     baselines = {0: Verdict(0.0, Outcome.OK), 1: Verdict(0.0, Outcome.TIMEOUT), 2: Verdict(0.0, Outcome.CRASH)}
     config = RunConfig.model_validate({"algorithm": {"advantage": "remax"}})
     algorithm = build_algorithm(**config.algorithm.model_dump())
@@ -180,7 +180,7 @@ def test_a_group_whose_baseline_could_not_be_verified_is_left_out() -> None:
 
 def test_each_reason_is_counted_once() -> None:
     fates = [[COUNTS, CUT, TIMEOUT, CRASH], [COUNTS, COUNTS, CUT], [CRASH]]
-    samples = Samples.of([sample(p, i, 0.0, 3, fate) for p, row in enumerate(fates) for i, fate in enumerate(row)])
+    samples = SampleTable.of([sample(p, i, 0.0, 3, fate) for p, row in enumerate(fates) for i, fate in enumerate(row)])
     reasons = left_out(samples, "mask", {1: Verdict(0.0, Outcome.OK)}, compared=True)
     counts = [{"timeout": 1, "crash": 2, "truncated": 2, "alone": 1}.get(name, 0) for name in REASONS]
     assert left_out_metrics(reasons) == {
@@ -202,7 +202,7 @@ def test_a_step_in_which_nothing_counts_has_nothing_to_train(advantage: str) -> 
     config = RunConfig.model_validate({"algorithm": algorithm, "train": {"tokens_per_microbatch": 1 << 20}})
     assert (len(chosen.samples), plan_step(chosen, config, 2).minibatches, chosen.active or []) == (0, (), [])
     assert math.isnan(chosen.reward)
-    assert math.isnan(reward_metrics(Samples.of([]))["reward/mean"])
+    assert math.isnan(reward_metrics(SampleTable.of([]))["reward/mean"])
 
 
 def test_a_step_in_which_nothing_counts_is_reported(tmp_path: Path) -> None:

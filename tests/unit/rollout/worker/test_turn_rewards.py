@@ -15,7 +15,7 @@ from torch import Tensor
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
@@ -103,7 +103,7 @@ def collected(talks: Sequence[Talk] = TALKS) -> RolloutBatch:
                 turn_states=tuple(talk.states),
             )
         )
-    return RolloutBatch(Samples.of(samples), [builder.build()])
+    return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
 def configured(budget: int = 20, truncated: str = "keep", **algorithm: Any) -> RunConfig:

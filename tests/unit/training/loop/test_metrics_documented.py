@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from rlcli.cluster.process.peak_memory import PHASES
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.prompts.prompt_selection import SelectingCursor
 from rlcli.data.rollout_stats import RolloutStats
@@ -81,7 +81,9 @@ def written(advantage: str, folder: Path) -> set[str]:
         Verdict(0.0, Outcome.WRONG),
     ]
     more = {"context_tokens": 2, "turns": 2, "newer_by": 1, "ended": 1, "branches": 2}
-    samples = Samples.of(Sample(0, i, 0, i, 4, 4, "length", verdict, 1, **more) for i, verdict in enumerate(verdicts))
+    samples = SampleTable.of(
+        Sample(0, i, 0, i, 4, 4, "length", verdict, 1, **more) for i, verdict in enumerate(verdicts)
+    )
     trainer = trainer_of(
         folder,
         Workers(advantage),

@@ -14,7 +14,7 @@ import pytest
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.record_files import judged_of, timeline_of
@@ -46,7 +46,7 @@ def batch_of(scores: Sequence[Sequence[float | None]] = SCORES, saved_step: int 
         for group, of_group in enumerate(scores)
         for sample, score in enumerate(of_group)
     ]
-    return RolloutBatch(Samples.of(samples), [], prompt_ids=[f"row:{group}" for group in range(len(scores))])
+    return RolloutBatch(SampleTable.of(samples), [], prompt_ids=[f"row:{group}" for group in range(len(scores))])
 
 
 def chosen_of(batch: RolloutBatch, **sections: Any) -> tuple[SelectedSamples, RunConfig]:

@@ -14,7 +14,7 @@ import torch
 from rlcli.algorithms import selection
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.rollout_stats import RolloutStats
@@ -79,7 +79,7 @@ def planned(samples: Sequence[Sample], advantages: Sequence[float]) -> Plan:
 
 
 def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample]) -> None:
-    metrics = reward_metrics(Samples.of(samples)) | sample_metrics(Samples.of(samples))
+    metrics = reward_metrics(SampleTable.of(samples)) | sample_metrics(SampleTable.of(samples))
     assert metrics["reward/mean"] == 0.25
     assert metrics["reward/equal_groups"] == 0.5
     assert metrics["reward/part/form"] == 0.125
@@ -96,14 +96,14 @@ def test_staleness_is_that_of_the_oldest_token_and_age_that_of_each(samples: Seq
         replace(fresh, version=5, drawn_tokens=6, newer_by=2, version_tokens=(1, 0, 5)),
         replace(fresh, version=6, drawn_tokens=10),
     ]
-    assert staleness_metrics(Samples.of(parts), 7) == {
+    assert staleness_metrics(SampleTable.of(parts), 7) == {
         "rollout/staleness": 1.0,
         "rollout/staleness_max": 2.0,
         "rollout/age/0": 0.45,
         "rollout/age/1": 0.5,
         "rollout/age/2": 0.05,
     }
-    assert staleness_metrics(Samples.of(parts[:1]), 7) == {
+    assert staleness_metrics(SampleTable.of(parts[:1]), 7) == {
         "rollout/staleness": 0.0,
         "rollout/staleness_max": 0.0,
         "rollout/age/0": 1.0,
@@ -138,7 +138,7 @@ def test_the_clock_adds_up_phases_and_reports_them(samples: Sequence[Sample], mo
         pass
     metrics = time_metrics(
         clock,
-        RolloutBatch(Samples.of(samples)),
+        RolloutBatch(SampleTable.of(samples)),
         planned(samples, [0.5, -0.5, 0.0, 0.0]),
         concurrent_s=0.75,
     )
@@ -155,7 +155,7 @@ def chosen_of(
 ) -> tuple[SelectedSamples, RunConfig]:
     config = RunConfig.model_validate(sections)
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    batch = RolloutBatch(Samples.of(samples), ["first", "second"])
+    batch = RolloutBatch(SampleTable.of(samples), ["first", "second"])
     return select_batch(batch, algorithm, config, seed), config
 
 
@@ -227,7 +227,7 @@ def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
     algorithm = build_algorithm(**config.algorithm.model_dump())
 
     def advantages(weights: dict[str, float]) -> list[float]:
-        batch = RolloutBatch(Samples.of(judged), ["first", "second"], part_weights=weights)
+        batch = RolloutBatch(SampleTable.of(judged), ["first", "second"], part_weights=weights)
         chosen = select_batch(batch, algorithm, config, seed=0)
         assert chosen.columns.parts.tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
         values: list[float] = chosen.columns.advantages.tolist()
@@ -293,7 +293,7 @@ class OneWorkerAPrompt(CalledByName):
         for rank, own in reversed(list(enumerate(tasks))):
             made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
             yield from (Progress(len(made) - 1), Progress(1))
-            yield RolloutBatch(Samples.of(made[::-1]), stats=RolloutStats(generate_s=1.0 + rank))
+            yield RolloutBatch(SampleTable.of(made[::-1]), stats=RolloutStats(generate_s=1.0 + rank))
 
     def take_shard(self) -> list[list[str]]:
         return [["shard 0"], ["shard 1"]]
@@ -358,7 +358,7 @@ def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence
         trainer = trainer_of(tmp_path / str(behind), MagicMock())
         trainer.warnings = Warnings(0.2, 1.0, heard.append, MagicMock(), prompts=1, samples=4, lr=1e-6)
         trainer.version = 2 + behind  # the samples are of version 1, and the sync after the step has counted on
-        batch = RolloutBatch(Samples.of(samples), [])
+        batch = RolloutBatch(SampleTable.of(samples), [])
         for _ in range(2):
             metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
             assert metrics["mismatch/kl"] == 0.3

@@ -12,7 +12,7 @@ import torch
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.dataset_mixture import MixedCursor
@@ -57,7 +57,7 @@ def collected() -> RolloutBatch:
         samples.append(
             Sample(group, index % GROUP, 0, row, 3, length, "stop", verdict, 1, seed=index + 1, signature=signed)
         )
-    return RolloutBatch(Samples.of(samples), [builder.build()])
+    return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
 def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import rlcli.model.io.loading as loading
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
@@ -98,7 +98,7 @@ def collected() -> RolloutBatch:
         samples.append(
             Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1, signature=signed)
         )
-    return RolloutBatch(Samples.of(samples), [builder.build()])
+    return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
 def role_of(config: RunConfig, device: torch.device) -> PolicyRole:

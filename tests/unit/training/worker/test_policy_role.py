@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
@@ -55,7 +55,7 @@ def collected() -> RolloutBatch:
         right = prompt == 0 or index % 2 == 0
         verdict = Verdict(float(right), Outcome.OK if right else Outcome.WRONG)
         samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))
-    return RolloutBatch(Samples.of(samples), [builder.build()])
+    return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
 def role_of(config: RunConfig, mesh: Any, dtype: torch.dtype = torch.float32) -> PolicyRole:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.step_files import RecordedSample, Recording
@@ -57,7 +57,7 @@ def collected() -> RolloutBatch:
         row = builder.add(Trajectory.single(np.array([1, 2], np.int32), drawn, np.full(length, -0.5, np.float32)))
         verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
         samples.append(Sample(index // 2, index % 2, 0, row, 2, length, "stop", verdict, 1))
-    return RolloutBatch(Samples.of(samples), [builder.build()])
+    return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
 class Step:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
@@ -72,7 +72,7 @@ def collected() -> RolloutBatch:
         row = builder.add(Trajectory.single(asked, tokens, np.full(length, -4.6, np.float32)))
         verdict = Verdict(0.0, Outcome.WRONG)
         samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))
-    return RolloutBatch(Samples.of(samples), [builder.build()], data_sources=SOURCES)
+    return RolloutBatch(SampleTable.of(samples), [builder.build()], data_sources=SOURCES)
 
 
 def taught(config: RunConfig, mesh: Any, ranks: int = 1) -> tuple[PolicyRole, TrainBatch]:

@@ -17,7 +17,7 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.ranks import ALONE
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
@@ -79,7 +79,7 @@ def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
         context = len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens
         counts = (whole.prompt_tokens, whole.drawn_tokens, "stop", verdict, 1, index, signed, context, whole.turns)
         samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), *counts))  # type: ignore[arg-type]
-    chosen = select_batch(RolloutBatch(Samples.of(samples), [builder.build()]), algorithm, config, seed=0)
+    chosen = select_batch(RolloutBatch(SampleTable.of(samples), [builder.build()]), algorithm, config, seed=0)
     plan = plan_step(chosen, config, 1)
     return TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import Samples
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.train_rows import SampleColumns, TrainRows
@@ -55,7 +55,7 @@ def collected(context: int = 0) -> RolloutBatch:
         verdict, turns = Verdict(score, Outcome.OK if score else Outcome.WRONG), 2 if context else 1
         more = {"context_tokens": 2 * context, "turns": turns}
         samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), 2, length, "stop", verdict, 1, **more))
-    return RolloutBatch(Samples.of(samples), [builder.build()])
+    return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
 class Together:
@@ -189,7 +189,7 @@ def test_samples_left_out_count_nowhere_on_any_rank(name: str, changes: dict[str
     rule = {"truncated": "mask"} if cut else {}
     for world in (1, 3):
         without = worked_out(world, name, kept, **changes)
-        found = worked_out(world, name, replace(whole, samples=Samples.of(failed)), **changes, **rule)
+        found = worked_out(world, name, replace(whole, samples=SampleTable.of(failed)), **changes, **rule)
         assert found.keys() == without.keys()
         assert gone.isdisjoint(found)
         for sample, values in without.items():
