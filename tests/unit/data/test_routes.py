@@ -14,7 +14,7 @@ from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.model.packed_batch import pack
-from rlcli.rollout.in_flight import PolicyResponse, ResponsePart
+from rlcli.rollout.in_flight import RequestOutput, VersionedTokens
 
 IDS = np.arange(30, dtype=np.int32)
 UNKNOWN = 255
@@ -30,8 +30,8 @@ def experts(found: np.ndarray | None) -> list[int]:
     return found.ravel().tolist()
 
 
-def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> PolicyResponse:
-    return PolicyResponse(0, [ResponsePart(IDS[:tokens], np.zeros(tokens, np.float32), version)], "stop", of_all)
+def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> RequestOutput:
+    return RequestOutput(0, [VersionedTokens(IDS[:tokens], np.zeros(tokens, np.float32), version)], "stop", of_all)
 
 
 @pytest.mark.parametrize(

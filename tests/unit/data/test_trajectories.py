@@ -27,9 +27,8 @@ from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.model.packed_batch import pack
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
-from rlcli.rollout.worker.conversations import FinishedConversation
-from rlcli.rollout.worker.pending_samples import Saver, pending
-from rlcli.rollout.worker.sample_request import started
+from rlcli.rollout.worker.pending_samples import Saver, pending_sample
+from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.training.loop.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict, image_digest
 
@@ -219,8 +218,10 @@ def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: P
     ):
         saver = Saver(str(tmp_path / f"{name}.parquet"), 3, 1)
         shown = {**copies, image_digest(b"own"): b"3"}
-        held = FinishedConversation(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
-        item = pending(task, 0, whole, scored, shard=0, seed=0, held=held, keep_copies=saver.keeps_copies)
+        finished = FinishedConversation(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
+        item = pending_sample(
+            task, 0, whole, scored, shard=0, seed=0, conversation=finished, keep_copies=saver.keeps_copies
+        )
         assert item.copies == copies
         saver.add([item])
         saver.save_rest()
@@ -239,7 +240,7 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     for index, whole in enumerate((conversation(), single)):
         scored: Future[Scored] = Future()
         scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
-        held = (
+        finished = (
             FinishedConversation(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
             if index == 0
             else None
