@@ -42,7 +42,7 @@ from rlcli.data.packer import plan_batches
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
-from rlcli.model.decoder import whole
+from rlcli.model.decoder import gathered as gathered_weights
 from rlcli.model.io.model_state import save_state
 from rlcli.model.lora import is_adapter
 from rlcli.model.parallel import fsdp_sharding
@@ -235,7 +235,7 @@ def exactly(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 
 def gathered(named: Any) -> dict[str, Tensor]:
-    return {name: one.clone() for name, one in whole(named, torch.float64)}
+    return {name: one.clone() for name, one in gathered_weights(named, torch.float64)}
 
 
 def apart(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:

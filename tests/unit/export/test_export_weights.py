@@ -502,10 +502,10 @@ def test_paths_are_from_where_the_run_was_started(run_of: Any, saved_runs: Path,
 
 
 def test_a_run_that_trains_an_adapter_is_merged_to_talk_to_it(run_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from rlcli.cli.chat import model_place
+    from rlcli.cli.chat import model_source
 
     run = run_of("lora")
-    merged = Path(model_place(str(run)))
+    merged = Path(model_source(str(run)))
     assert "merging the adapter of step 3 of lora into its base for this command" in capsys.readouterr().err
     assert log_probs(merged) == pytest.approx(stored_log_probs(run), abs=1e-5)
     assert run not in merged.parents

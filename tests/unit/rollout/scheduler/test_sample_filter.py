@@ -209,10 +209,12 @@ def test_a_step_in_which_nothing_counts_is_reported(tmp_path: Path) -> None:
     notes: list[str] = []
     folder = RunFolder.create(tmp_path / "run")
     health = UpdateGuard("skip", None, folder, notes.append)
-    health.counted(1, np.array([0, 1], np.int8))
-    health.counted(2, np.zeros(0, np.int8))
+    health.check_counted(1, np.array([0, 1], np.int8))
+    health.check_counted(2, np.zeros(0, np.int8))
     assert notes == []
-    health.counted(3, np.array([1 + REASONS.index(name) for name in ("timeout", "truncated", "truncated", "alone")]))
+    health.check_counted(
+        3, np.array([1 + REASONS.index(name) for name in ("timeout", "truncated", "truncated", "alone")])
+    )
     assert notes == [
         "step 3 is skipped: all 4 samples are left out (1 timeout, 2 truncated, 1 alone); the weights are unchanged; "
         "responses were cut off: raise rollout.max_response_tokens, or set train.truncated = keep"
