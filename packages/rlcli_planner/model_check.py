@@ -25,7 +25,7 @@ from rlcli.model.io.model_config import (
     stored_config,
 )
 from rlcli.rewards.harmony import MARKERS, speaks
-from rlcli.support.reading import read_json
+from rlcli.support.reading import check_regular, read_json
 from rlcli_planner.activations import FLOAT
 from rlcli_planner.model_shape import ModelShape, shape_of
 
@@ -235,6 +235,7 @@ def weight_names(path: str) -> set[str] | None:
         return None
     from safetensors import SafetensorError, safe_open
 
+    check_regular(folder / "model.safetensors", links=True)
     try:
         with safe_open(folder / "model.safetensors", framework="np") as opened:
             return set(opened.keys())

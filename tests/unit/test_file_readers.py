@@ -23,6 +23,7 @@ KNOWN = {
     "rlcli/api/command.py": WRITTEN,
     "rlcli/api/function_verifier.py": WRITTEN,
     "packages/rlcli_audit/audit_page.py": PACKAGE,
+    "packages/rlcli_planner/model_check.py": CHECKED,
     "rlcli/cli/prep/show_data.py": CHECKED,
     "rlcli/cluster/worker_errors.py": KERNEL,
     "rlcli/cluster/process/peak_memory.py": KERNEL,
