@@ -64,19 +64,24 @@ _SENTENCE_END = re.compile(
     r"|\n(?=[ \t]*(?:[-*#>]|\d+[.)])\s)"
     r"|(?<=\0)\.(?=[A-Z])"
 )
+_AGREES = r"(?:match|agree|check|confirm|verif|satisf|makes\s+sense|is\s+(?:consistent|reasonable|as\s+expected))\w*(?![^.!?]*(?:\b(?:not|no|if|unless|only)\b|n[’']t))"
+"""Words of a sentence that confirms an answer."""
+
 _CLOSING_WORDS = re.compile(
-    r"[\s*_>#-]*(?:I\s+)?(?:hope|trust|let\s+me\s+know|feel\s+free|thank|thanks|good\s+luck|if\s+you\s+(?:have|need)"
-    r"|q\.?e\.?d|this\s+(?:completes|concludes)|done|as\s+(?:required|desired)|we\s+(?:can\s+)?(?:check|verify)|∎|\$?\\(?:blacksquare|square|qed))[^\d$\\]*",
+    rf"[\s*_>#-]*(?:I\s+)?(?:hope|trust|let\s+me\s+know|feel\s+free|thank|thanks|good\s+luck|if\s+you\s+(?:have|need)"
+    rf"|q\.?e\.?d|this\s+(?:completes|concludes)|done|(?:this|that|which|it)\s+(?:also\s+)?{_AGREES}|the\s+(?:result|answer|value|solution)\s+{_AGREES}|as\s+(?:required|desired)|we\s+(?:can\s+)?(?:check|verify)|∎|\$?\\(?:blacksquare|square|qed))[^\d$\\]*",
     re.IGNORECASE,
 )
 """A closing sentence after the answer."""
 
 _UNSURE = re.compile(
-    r"^\W*(?:or|note|notice|recall|observe|remember)\b|\b(?:maybe|perhaps|possibly|probably|guess|unsure|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
+    r"\b(?:maybe|perhaps|possibly|probably|guess|unsure|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
     r"|contradict\w*|mistake|either|neither|(?:could|might|may)\s+(?:also\s+)?be|should\s+we|next|first\s+(?:find|compute|we))\b|\?",
     re.IGNORECASE,
 )
 """A sentence with such a word states no answer."""
+
+_STARTS_UNSURE = re.compile(r"[^\w$\\]*(?:or|note|notice|recall|observe|remember)\b", re.IGNORECASE)
 
 _NEGATED_BEFORE = re.compile(r"(?:\b(?:not|never|no|nor|cannot)\b|n[’']t\b)(?:\W+\w+){0,2}\W*$", re.IGNORECASE)
 _NEGATED_AFTER = re.compile(
@@ -87,6 +92,13 @@ _NEGATED_AFTER = re.compile(
 """A sentence that denies its value so states no answer."""
 
 _CONTRAST = re.compile(r"\b(?:but|while|whereas|although)\b", re.IGNORECASE)
+_ARTICLE = re.compile(r"[aA]\s+[*_]*[A-Za-z]{3}")
+_EXTENT = re.compile(r"\s+(?:long|wide|tall|high|deep|thick|away|apart|heavy)\s*$", re.IGNORECASE)
+_WHILE = re.compile(r"\b(?:while|whereas)\b", re.IGNORECASE)
+_YES = re.compile(r"\W*(yes|no|true|false)\b(?!\s+\w)", re.IGNORECASE)
+_WORD_AT_END = re.compile(
+    r"\b(?:is|are|was|be)\s+(?:an?\s+|the\s+)?[*_\"']*(?P<word>no\s+(?:real\s+)?solutions?|[A-Za-z]{3,}(?:\s+triangle)?)[*_\"']*[.!]?[*_\"']*$"
+)
 _OPERATOR_BEFORE = re.compile(r"[-+*/×÷·x(]\s*$")
 _LETTER = re.compile(r"[A-Za-z](?:_\{?\w\}?)?")
 _AND = re.compile(r",?\s*(?:and|or)?\s*", re.IGNORECASE)
@@ -199,11 +211,21 @@ def of_last_sentence(text: str) -> list[str]:
     """
     sentence = last_sentence(text)
     prose = masked(sentence)
-    if not sentence or len(sentence) > MAX_SENTENCE_CHARS or _UNSURE.search(prose) or _LABELLED.match(sentence):
+    if not sentence or len(sentence) > MAX_SENTENCE_CHARS or _LABELLED.match(sentence):
         return []
-    stated = [value for value in values(sentence) if not _NUMBERED.search(prose[: value.start])]
+    if _UNSURE.search(prose) or _STARTS_UNSURE.match(sentence):
+        return []
+    stated = [
+        value
+        for value in values(sentence)
+        if not _NUMBERED.search(prose[: value.start]) and not _ARTICLE.match(prose, value.start)
+    ]
     end = _condition_start(prose, stated)
     stated = [value for value in stated if value.start < end]
+    if not stated:
+        return _stated_word(prose)
+    if _compares(prose[:end], stated):
+        return []
     value = _only(stated) or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
     if value is None or not _is_asserted(sentence, prose, value):
         return []
@@ -211,6 +233,24 @@ def of_last_sentence(text: str) -> list[str]:
     if _OPERATOR_BEFORE.search(prose[: value.start]):  # "5 apples x 2 = 10"
         answer = split(answer, _EQUALS)[-1]
     return [last_side(answer), *others] if answer else []
+
+
+def _stated_word(prose: str) -> list[str]:
+    """The word that a sentence without values ends with, "the winner is Alice"; "there is no solution"; "Yes, …".
+
+    >>> [_stated_word(text) for text in ("The ball is **red**.", "It is not even.", "Yes, it converges.")]
+    [['red'], [], ['Yes']]
+    """
+    if match := _YES.match(prose):
+        return [match[1]]
+    match = _WORD_AT_END.search(prose)
+    return [match["word"]] if match and not _NEGATED_BEFORE.search(prose[: match.start("word")]) else []
+
+
+def _compares(prose: str, stated: list[Value]) -> bool:
+    """True if a sentence states two things: "Tom is $12$, while his sister is $18$"."""
+    contrast = _WHILE.search(prose)
+    return contrast is not None and stated[0].end <= contrast.start() and stated[-1].start >= contrast.end()
 
 
 def _condition_start(prose: str, stated: list[Value]) -> int:
@@ -333,10 +373,14 @@ def _with_unit(answer: str, rest: str, end: int) -> tuple[str, int]:
         return rest.strip(' .*`"'), len(rest)
     if not word:
         return answer, end
+    words = _EXTENT.sub("", words)  # "2.5 centimeters long"
     extended = rf"{answer}\text{{{words}}}"
     if word[1].lower().removesuffix("s") in ARITHMETIC or word[1].lower() in ARITHMETIC:
         return extended, end + len(words)
-    quantity = measured(clean(extended)) if len(extended) <= MAX_CHARS else None
-    if quantity and quantity.unit and not quantity.unit.startswith("#"):
-        return extended, end + len(words)
-    return answer, end
+    return (extended, end + len(words)) if _unit_of(extended) else (answer, end)
+
+
+def _unit_of(answer: str) -> str:
+    """The known unit of an answer; empty if it has none."""
+    unit = measured(clean(answer)).unit if len(answer) <= MAX_CHARS else ""
+    return "" if unit.startswith("#") else unit

@@ -307,3 +307,27 @@ def test_math_test_solutions_agree_with_themselves() -> None:
     with gzip.open(shared_data("math/math_test_5000.jsonl.gz"), "rt") as lines:
         rows = [json.loads(line) for line in lines][::10]
     assert [row["problem"] for row in rows if outcome(row["solution"], row["solution"]) is not Outcome.OK] == []
+
+
+@pytest.mark.parametrize(
+    ("truth", "response", "right"),
+    [
+        ("-7", "Therefore $x = -7$.\n\nThis matches the check by substitution.", True),
+        ("-7", "Therefore $x = 7$.\n\nThis matches the check by substitution.", False),
+        ("-7", "Therefore $x = -7$.\n\nThis does not match the check.", False),
+        (r"2.5 \text{ m}", "The plank is 2.5 meters long.\n\nThis agrees with the picture.", True),
+        (r"2.5 \text{ m}", "The plank is 2.5 centimeters long.\n\nThis agrees with the picture.", False),
+        (r"\text{red}", "The last ball is **red**.", True),
+        (r"\text{red}", "The last ball is not red.", False),
+        (r"\text{red}", "The last ball is red or blue.", False),
+        (r"\text{Tuesday}", "So that day is a **Tuesday**.\n\nHope this helps!", True),
+        (r"\text{Yes}", "**Yes**, it converges.", True),
+        (r"\text{Yes}", "No, it diverges.", False),
+        (r"\text{no solution}", "There is **no solution**.", True),
+        ("18", "Tom is 12 years old, while his sister is 18.", False),
+        (r"\pm 3", "$x = 3$ or $x = -3$", True),
+        ("3", "$x = 3$ or $x = -3$", False),
+    ],
+)
+def test_last_sentences_are_read_as_a_careful_reader_does(truth: str, response: str, right: bool) -> None:
+    assert (verify(VerifyRequest(response, truth)).score == 1.0) == right
