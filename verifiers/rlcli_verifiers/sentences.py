@@ -64,7 +64,10 @@ _SENTENCE_END = re.compile(
     r"|\n(?=[ \t]*(?:[-*#>]|\d+[.)])\s)"
     r"|(?<=\0)\.(?=[A-Z])"
 )
-_AGREES = r"(?:match|agree|check|confirm|verif|satisf|makes\s+sense|is\s+(?:consistent|reasonable|as\s+expected))\w*(?![^.!?]*(?:\b(?:not|no|if|unless|only)\b|n[’']t))"
+_AGREES = (
+    r"(?:match|agree|check|confirm|verif|satisf|makes\s+sense|is\s+(?:consistent|reasonable|as\s+expected))\w*"
+    r"(?![^.!?]*(?:\b(?:not|no|if|unless|only)\b|n[’']t))"
+)
 """Words of a sentence that confirms an answer."""
 
 _CLOSING_WORDS = re.compile(
