@@ -129,6 +129,7 @@ class Group:
     first_sample: int = 0
     """Offset of its samples' indexes in their seeds: not 0 if the step drew the prompt before."""
     state: GroupState = GroupState.QUEUED
+    """Its state in the buffer."""
     samples: Samples = NONE
     """Its verified samples so far, ordered by `Sample.sample`."""
     shards: Sequence[ShardRef] = ()

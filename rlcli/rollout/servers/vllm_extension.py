@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 CONFIGURED = (
@@ -24,10 +25,14 @@ CONFIGURED = (
 class Extension:
     """Methods of a vLLM worker."""
 
-    device: Any
+    device: torch.device
+    """The worker's device."""
     model_config: Any
+    """vLLM's config of the model."""
     model_runner: Any
+    """vLLM's model runner."""
     reload_weights: Any
+    """vLLM's method that reloads weights from an iterator."""
 
     def rlcli_attach(self) -> dict[str, Any]:
         """Draw by counter from now on, if this worker can. Returns what the server has: `configured`, its model;

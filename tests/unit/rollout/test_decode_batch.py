@@ -22,8 +22,8 @@ def test_a_gpu_draws_for_more_responses_at_once(device: str, draws: list[int], m
         counted.append(len(logits))
         return torch.arange(len(logits)) + 100 * len(counted), torch.zeros(len(logits))
 
-    monkeypatch.setattr(decode_batch, "_drawn", drawn)
+    monkeypatch.setattr(decode_batch, "_sampled_tokens", drawn)
     rows = [Row(key, [1], seed=0, temperature=1.0, top_p=1.0, max_tokens=1) for key in range(10)]
-    DecodeBatch(None, torch.device(device))._draw(torch.zeros(1, 1).expand(10, VOCABULARY), rows)
+    DecodeBatch(None, torch.device(device))._sample(torch.zeros(1, 1).expand(10, VOCABULARY), rows)
     assert counted == draws
     assert [row.tokens for row in rows] == [[100 * (part + 1) + i] for part, n in enumerate(draws) for i in range(n)]
