@@ -29,11 +29,11 @@ class Objective:
     sums: dict[str, Tensor]
     """Detached float64 scalars, each a sum over this micro-batch's response tokens. Add them up over micro-batches and
     ranks, then divide by `tokens` for means. The keys depend on the algorithm and on the inputs, never on the data:
-        tokens           number of forwarded response tokens
+        tokens           response tokens in the loss, without rejected ones
         policy_loss      the policy loss, corrected, without the other terms
         clip_low_tokens  tokens whose gradient the lower clip zeroed
         clip_high_tokens tokens whose gradient the upper clip or the dual clip zeroed
-        ratio_abs_dev    |ρ − 1|: how far the policy has moved since generation
+        ratio_abs_dev    |ρ − 1|: distance of the policy from π_old
         kl               the KL estimate, not multiplied by its coefficient (only with a reference)
         entropy          the policy's entropy (only if given)
         teacher_kl       log π − log ν of the response tokens: its mean estimates KL(π ‖ teacher) (only with a teacher)

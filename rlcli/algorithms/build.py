@@ -103,8 +103,8 @@ def check(
 ) -> None:
     """Raise `ConfigError` for values that would fail, or be ignored, in the run.
 
-    chosen: the name of each part, by its key. options, named: the given numbers, in the table `options` and as separate
-    keys. tried: whether functions of this package are called, too.
+    part_names: the name of each part, by its key. options: the table `options`. separate_keys: values of the keys that
+    are not in that table. tried: also call functions of this package.
     """
     _check_correction(algorithm, part_names["correction"], part_names["loss"])
     _check_fit(algorithm, part_names["advantage"], part_names["loss"], part_names["select"])
@@ -186,7 +186,7 @@ def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
 
 
 def _check_options(algorithm: Algorithm, options: Mapping[str, float], separate_keys: Mapping[str, object]) -> None:
-    """Refuse numbers that no part takes, and parts that lack one. named: those that are separate keys."""
+    """Refuse numbers that no part takes, and parts that lack one. separate_keys: options that are keys of their own."""
     accepted = [option for part in algorithm.parts for option in options_of(part).items()]
     names = {name for name, _ in accepted}
     for name, value in separate_keys.items():

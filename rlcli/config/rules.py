@@ -58,7 +58,7 @@ def without_effect(config: RunConfig) -> list[str]:
         ("rollout", "sleep", config.rollout.workers > 0, "engines with workers of their own share no GPU"),
         ("rollout", "servers servers_folder", config.rollout.engine != "server", "rollout.engine is not server"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
-        ("model", "freeze", bool(config.lora.rank), "an adapter leaves what sees pictures as it is"),
+        ("model", "freeze", bool(config.lora.rank), "an adapter does not train the vision encoder"),
         ("dynamic_sampling", "low high", config.dynamic_sampling.keep != "accuracy", "keep is not accuracy"),
         ("dynamic_sampling", "max_batches oversample", config.dynamic_sampling.keep == "all", "keep = all"),
         ("tracking", "token_samples", not config.tracking.save_samples, "tracking.save_samples = false"),

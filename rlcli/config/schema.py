@@ -304,13 +304,13 @@ class Async(Section):
     )
     on_update: Literal["recompute", "keep"] = Field(
         default="recompute",
-        description="What new weights find of a response that is being generated: recompute its keys and values, or "
-        "keep those of the old weights, which is faster.",
+        description="KV cache of in-flight requests after a weight update: recompute it, or keep that of the old "
+        "weights, which is faster.",
     )
     engine_steps: NonNegativeInt | None = Field(
         default=None,
-        description="Steps of the engines beside the training of one step, counted so that a run is reproducible; 0: "
-        "until all responses that were begun are complete. Unset: as many as there is time for; with "
+        description="Steps of the engines during the training of one step, counted so that a run is reproducible; 0: "
+        "until all started responses are complete. Unset: as many as there is time for; with "
         "train.deterministic 0.",
     )
     too_old: Literal["drop", "keep"] | None = Field(

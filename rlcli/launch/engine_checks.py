@@ -183,14 +183,14 @@ def check_images(
     if rule is None:
         if max_pictures:
             raise ModelError(
-                f"the data has pictures, and {config.model.path} reads text alone",
-                f"give a model that sees them ({', '.join(KINDS)}), or data without pictures",
+                f"the data has images, and {config.model.path} is a model for text alone",
+                f"give a vision-language model ({', '.join(KINDS)}), or data without images",
             )
         return 0
     engine = config.rollout.engine
     if "images" not in engine_named(engine).settings:
         raise ConfigError(
-            f"rollout.engine = {engine} shows no pictures to {config.model.path}", "give rollout.engine = vllm"
+            f"rollout.engine = {engine} does not support images for {config.model.path}", "give rollout.engine = vllm"
         )
     if kind in NOT_ADAPTED and config.lora.rank and dtype != "float32":
         raise ConfigError(
@@ -204,7 +204,8 @@ def check_images(
     for key, value, plain in _unsupported(config):
         if value != plain:
             raise ConfigError(
-                f"{key} = {value}, but a model that sees pictures cannot be trained so yet", f"give {key} = {plain}"
+                f"{key} = {value}, but training of vision-language models does not support this yet",
+                f"give {key} = {plain}",
             )
     return max_pictures
 
@@ -216,7 +217,7 @@ def check_frozen(config: RunConfig, *, sees: bool) -> None:
         parts = ", ".join(config.model.freeze)
         raise ConfigError(
             f"model.freeze = {parts}: {config.model.path} reads text alone, and has no such part",
-            f"leave it out, or give a model that sees pictures ({', '.join(KINDS)})",
+            f"leave it out, or give a vision-language model ({', '.join(KINDS)})",
         )
 
 

@@ -499,7 +499,7 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
         algorithm.needs_critic or algorithm.needs_process_rewards or algorithm.needs_teacher
     ):
         raise ConfigError(
-            "critics, process rewards and teachers see no pictures yet, and the policy does",
+            "critics, process reward models and teachers do not support images, which the policy reads",
             "give a recipe without them, such as grpo",
         )
     roles: set[Role] = {"policy"}

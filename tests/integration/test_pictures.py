@@ -180,8 +180,10 @@ def test_what_cannot_be_done_with_pictures_is_said_first(
         assert main(["train", "grpo", "--dry-run", "--model", str(model), "--data", str(pictures), *words]) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "the data has pictures" in refused(tiny)
-    assert "rollout.engine = transformers shows no pictures" in refused(seeing, "--set", "rollout.engine=transformers")
+    assert "the data has images" in refused(tiny)
+    assert "rollout.engine = transformers does not support images" in refused(
+        seeing, "--set", "rollout.engine=transformers"
+    )
     assert "parallel.context = 2" in refused(seeing, "--workers", "2", "--set", "parallel.context=2")
     assert "model.freeze = vision" in refused(tiny, "--set", "model.freeze=vision")
     assert "lora.rank = 2 in bfloat16" in refused(seeing, "--set", "lora.rank=2", "--set", "model.dtype=bfloat16")

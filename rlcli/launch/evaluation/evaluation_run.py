@@ -170,7 +170,7 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
     if any(pictures_of(prompts).any() for prompts in rows.values()):
         raise ConfigError(
             "the data has pictures, and --endpoint sends text alone",
-            "evaluate a model's folder, or data without pictures",
+            "evaluate a model's folder, or data without images",
         )
     for path, prompts in zip(request.paths, rows.values(), strict=True):
         check_rows(prompts, path)

@@ -93,7 +93,7 @@ def _image_rule(path: str, config: PreTrainedConfig) -> ImageRule | None:
         return rule_of(path, config)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{path}: how it sees pictures is not known: {first_line(error)}",
+            f"{path}: its image preprocessing cannot be read: {first_line(error)}",
             "add the preprocessor_config.json and the tokenizer that these weights came with",
         ) from error
 

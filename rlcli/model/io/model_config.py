@@ -183,7 +183,7 @@ def _check_config(path: str, config: PreTrainedConfig) -> None:
 
 def _refuse_kind(path: str, kind: str, *, sees: bool = False) -> None:
     why = f": {REFUSED[kind]}" if kind in REFUSED else ""
-    hint = f"of models that see pictures there are {', '.join(SEEING)}" if sees else near(kind, (*SUPPORTED, *SEEING))
+    hint = f"supported vision-language models: {', '.join(SEEING)}" if sees else near(kind, (*SUPPORTED, *SEEING))
     raise ModelError(f"{path}: the architecture '{kind}' is not supported{why}", hint)
 
 

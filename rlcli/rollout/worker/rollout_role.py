@@ -154,8 +154,10 @@ class RolloutRole:
             self.save(self._streaming.assembler.saver, wait=False)
 
     def interrupted(self, *, end: bool, keep: bool = False) -> RolloutBatch:
-        """Interrupt streaming generation, and report complete samples and the tokens so far of the others
-        (`take_shard`). end: discard the requests; later tasks resume from these tokens. keep: as in `pause`."""
+        """Report complete samples of streaming generation and the tokens so far of the others (`take_shard`).
+
+        end: discard the requests; later tasks resume from these tokens. keep: as in `pause`.
+        """
         round = self._streaming
         if round is None:
             return RolloutBatch(SampleTable.of([]), stats=RolloutStats(version=self.version))

@@ -95,4 +95,4 @@ def counters() -> Store:
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return HashStore()
-    return PrefixStore("rlcli/board", dist.distributed_c10d._get_default_store())
+    return PrefixStore("rlcli/work_queue", dist.distributed_c10d._get_default_store())

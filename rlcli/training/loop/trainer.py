@@ -78,7 +78,7 @@ class StopRequest(Protocol):
 
 
 class Trainer:
-    """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
+    """One run on `groups` of workers, which are built and idle. The loop is `run`; the algorithm's step is `step`.
 
     The state between steps is here, in `source`, in the algorithm's controllers and in the workers; `state_dict` lists
     all of it. listeners: constructors of the published listeners, by name. plan: the planner's input, for listeners.
@@ -382,7 +382,7 @@ class Trainer:
         synced = self.engines.sync(self.probe, self.version)
         if not math.isfinite(synced.difference):
             raise RunFailed(
-                "after the weight sync the log-probs of engine or trainer are no numbers",
+                "after the weight sync the log-probs of the engine or the trainer are not finite",
                 "check update/grad_norm in the last steps; with model.dtype = float16 values may have overflowed",
             )
         return sync_metrics(synced)

@@ -179,8 +179,8 @@ class PolicyRole:
         return {name: value.detach() for name, value in sums.items()}, watch
 
     def _checks(self, batch: TrainBatch, index: int) -> dict[str, float]:
-        """The same for an update: this rank's part of the denominator. Rejected tokens leave it, which the plan cannot
-        predict."""
+        """`check_denominator`: this rank's share of the policy's denominator. Empty if a correction rejects tokens,
+        which the plan cannot predict."""
         if self.algorithm.rejects:
             return {}
         return {"check_denominator": batch.policy_works[index].tokens / self.policy.data_ranks}

@@ -28,7 +28,7 @@ def fill_advantages(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_co
     if algorithm.is_token_level:
         _token_level(algorithm, batch, ranks, kl_coef)
     else:
-        batch.spread("advantages", _penalised_rewards(algorithm, batch, ranks, kl_coef))
+        batch.spread("advantages", _kl_penalised_advantages(algorithm, batch, ranks, kl_coef))
 
 
 def fill_kept(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
@@ -132,7 +132,9 @@ def _rewards(batch: TrainBatch, joined: Joined) -> Float64[Tensor, " R"]:
     return earned.index_add_(0, ends[present].flatten(), by_turn[present].double().flatten())
 
 
-def _penalised_rewards(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> Float[Tensor, " S"]:
+def _kl_penalised_advantages(
+    algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float
+) -> Float[Tensor, " S"]:
     """Advantages of rewards minus each response's KL, for all samples of the step on every rank."""
     joined = batch.joined()
     penalties = batch.columns.rewards.new_zeros(len(batch.columns.rewards))

@@ -192,7 +192,7 @@ def test_parts_are_frozen_only_of_a_model_that_has_them() -> None:
 
 def test_freezing_has_no_effect_beside_an_adapter() -> None:
     notes = without_effect(resolve("grpo", {}, ["model.freeze=vision", "lora.rank=4"]).config)
-    assert notes == ["model.freeze = ('vision',) has no effect: an adapter leaves what sees pictures as it is"]
+    assert notes == ["model.freeze = ('vision',) has no effect: an adapter does not train the vision encoder"]
     assert not without_effect(resolve("grpo", {}, ["model.freeze=vision"]).config)
 
 

@@ -120,7 +120,7 @@ def test_other_models_that_see_pictures_are_refused_by_name(tmp_path: Path, kind
     with pytest.raises(ModelError) as refused:
         read_config(str(tmp_path))
     assert f"the architecture '{kind}' is not supported" in refused.value.message
-    assert refused.value.hint == f"of models that see pictures there are {', '.join(SEEING)}"
+    assert refused.value.hint == f"supported vision-language models: {', '.join(SEEING)}"
 
 
 @pytest.mark.parametrize(
