@@ -36,6 +36,9 @@ MORE = {
 """Two models that are trained, and one more that is not."""
 OTHERS = {"grpo with muon": "grpo,train.optimizer=muon"}
 """Of a model with layers that carry a state."""
+MORE_AHEAD = {
+    "grpo ahead": "grpo,rollout.workers=1,async.staleness=1,async.engine_steps=0,train.minibatches=1",
+}
 AHEAD = {
     "dapo ahead with a surplus, of two sets": "dapo,rollout.workers=1,async.staleness=1,async.engine_steps=0,"
     "dynamic_sampling.oversample=2,data.mix=tokens,data.sampling=difficulty",
@@ -84,7 +87,7 @@ def more_on_one_rank(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def more_on_two_ranks(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    cases = {"dapo with a surplus": CASES["dapo with a surplus"], "opd": MORE["opd"]}
+    cases = {"grpo": CASES["grpo"], "dapo with a surplus": CASES["dapo with a surplus"], "opd": MORE["opd"]}
     return train_cases(tiny, sums, tmp_path_factory.mktemp("more") / "runs", 2, cases=cases)
 
 
@@ -100,6 +103,11 @@ def hybrid_on_two_ranks(sums: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def ahead(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return train_cases(tiny, sums, tmp_path_factory.mktemp("ahead") / "runs", 1, cases=AHEAD)
+
+
+@pytest.fixture(scope="module")
+def more_ahead(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return train_cases(tiny, sums, tmp_path_factory.mktemp("more_ahead") / "runs", 1, cases=MORE_AHEAD)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +174,8 @@ def assert_equal(left: Path, right: Path) -> None:
         *(("two_ranks", case, how) for case, how in (("ppo", "killed"), ("ppo", "stopped"))),
         *(AGAIN("more_on_one_rank", case, "stopped") for case in MORE),
         *(AGAIN("hybrid_on_two_ranks", case, how) for case in OTHERS for how in ("stopped", "killed")),
-        *(AGAIN("more_on_two_ranks", case, "stopped") for case in ("dapo with a surplus", "opd")),
+        *(AGAIN("more_on_two_ranks", case, "stopped") for case in ("grpo", "dapo with a surplus", "opd")),
+        AGAIN("more_on_two_ranks", "grpo", "killed"),
     ],
 )
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
@@ -177,10 +186,16 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-@pytest.mark.parametrize("case", AHEAD)
-def test_what_was_generated_ahead_is_neither_lost_nor_used_twice(ahead: Runs, case: str, how: str) -> None:
-    whole = ahead[case]["whole"]
-    assert_equal(whole, ahead[case][how])
+@pytest.mark.parametrize(
+    ("fixture", "case"),
+    [*(("ahead", case) for case in AHEAD), *(AGAIN("more_ahead", case) for case in MORE_AHEAD)],
+)
+def test_what_was_generated_ahead_is_neither_lost_nor_used_twice(
+    fixture: str, case: str, how: str, request: pytest.FixtureRequest
+) -> None:
+    runs: Runs = request.getfixturevalue(fixture)
+    whole = runs[case]["whole"]
+    assert_equal(whole, runs[case][how])
     steps = metrics_of(whole)[1:]
     assert steps[0]["rollout/staleness"] == 0.0
     assert [line["rollout/staleness"] >= 1.0 for line in steps[1:]] == [True] * 3

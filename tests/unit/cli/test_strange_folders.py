@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ NO_FILE: dict[str, Callable[[Path], object]] = {
 SECRET = '{"step": 1, "event": "started", "reward/mean": 0.123456}\n'
 
 
-def first(number: int, values: Iterable[str]) -> list[Any]:
+def first(number: int, values: Iterable[Any]) -> list[Any]:
     """The first `number` of `values` as parameters, and the others marked `exhaustive`: the same code refuses them."""
     return [
         value if index < number else pytest.param(value, marks=pytest.mark.exhaustive)
@@ -92,9 +92,19 @@ def refused(result: Result, name: str) -> None:
     assert "0.123" not in result.out + result.err
 
 
-@pytest.mark.parametrize("kind", first(2, ["pipe", "secret", "zero", "socket", "folder", "random", "nowhere"]))
-def test_a_record_that_is_no_file_is_refused_by_every_reader(kind: str, folder: Path) -> None:
-    names = ("config.toml", "metrics.jsonl") if kind == "pipe" else ("metrics.jsonl",)  # the same code refuses all
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("pipe", ("config.toml", "metrics.jsonl")),
+        ("secret", ("metrics.jsonl",)),
+        pytest.param("pipe", TOP, marks=pytest.mark.exhaustive),  # the same code refuses all
+        *(
+            pytest.param(kind, ("config.toml", "metrics.jsonl"), marks=pytest.mark.exhaustive)
+            for kind in ("secret", "zero", "socket", "folder", "random", "nowhere")
+        ),
+    ],
+)
+def test_a_record_that_is_no_file_is_refused_by_every_reader(kind: str, names: Sequence[str], folder: Path) -> None:
     for name in names:
         before = (folder / "runs" / "odd" / name).read_bytes()
         replaced(folder / "runs" / "odd", name, NO_FILE[kind])
@@ -233,14 +243,15 @@ def test_a_checkpoint_with_a_file_that_is_none_is_not_loaded(kind: str, folder: 
             assert f"{name} " in result.err, result.err
 
 
-def test_a_model_folder_with_a_pipe_is_refused_before_it_is_loaded(folder: Path) -> None:
+@pytest.mark.parametrize("names", first(1, [("tokenizer.json", "chat_template.jinja"), ("generation_config.json",)]))
+def test_a_model_folder_with_a_pipe_is_refused_before_it_is_loaded(names: Sequence[str], folder: Path) -> None:
     make_tiny_model(folder / "tiny")
     asked = [{"role": "user", "content": "1+1"}]
     (folder / "data").mkdir()
     rows = [row(data_source="sums", messages=asked, verifier="exact", ground_truth="2")] * 4
     write_rows(folder / "data" / "train.parquet", rows)
     trains = ["train", "grpo", "--model", "tiny", "--data", "data", "--dry-run"]
-    for name in ("tokenizer.json", "chat_template.jinja"):
+    for name in names:
         (folder / "tiny" / name).unlink(missing_ok=True)
         os.mkfifo(folder / "tiny" / name)
         for result in results_of([["chat", "tiny", "--prompt", "1+1"], trains], folder):
