@@ -77,6 +77,21 @@ class FinishedConversation:
     copies: Mapping[str, bytes] = field(default_factory=dict)
     """Digest → small copy, of the images in its messages."""
 
+    @classmethod
+    def failed(cls, key: int, prompt: Trajectory, version: int, failure: Verdict) -> FinishedConversation:
+        """A sample whose environment or agent failed. Its tokens are excluded everywhere: only `prompt` is kept."""
+        import numpy as np
+
+        no_tokens, no_log_probs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return cls(
+            key=key,
+            trajectory=prompt.extended("policy", no_tokens, no_log_probs, version, "stop"),
+            fields={"environment": {"ended": "failed"}},
+            tool_calls=0,
+            failed_calls=0,
+            failure=failure,
+        )
+
     @property
     def ended(self) -> int:
         """Why it ended, as an index into `ENDED`."""

@@ -139,19 +139,12 @@ class AgentRound:
         return [finished]
 
     def _lost(self, key: int, task: PromptTask, error: EnvironmentFailed) -> FinishedConversation:
-        """The sample of a failed agent. Its tokens are excluded everywhere: only the prompt is kept."""
+        """The sample of a failed agent."""
         import numpy as np
 
         prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32), task.pictures)
-        no_tokens, no_log_probs = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return FinishedConversation(
-            key=key,
-            trajectory=prompt.extended("policy", no_tokens, no_log_probs, self.version, "stop"),
-            fields={"environment": {"ended": "failed"}},
-            tool_calls=0,
-            failed_calls=0,
-            failure=Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error)),
-        )
+        failure = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
+        return FinishedConversation.failed(key, prompt, self.version, failure)
 
 
 def _finished_of(key: int, run: AgentRun) -> FinishedConversation:

@@ -264,17 +264,9 @@ class Conversations:
                 turn_states=tuple(conversation.states),
                 copies=conversation.copies,
             )
-        # The tokens of a failed conversation are excluded everywhere: only its prompt is kept.
+        assert failure is not None, "a conversation ends, or fails with a verdict"
         prompt = group.prompt or Trajectory.of_prompt(np.asarray(state.task.tokens, np.int32), state.task.pictures)
-        no_tokens, no_log_probs = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return FinishedConversation(
-            key=key,
-            trajectory=prompt.extended("policy", no_tokens, no_log_probs, self.version, "stop"),
-            fields={"environment": {"ended": "failed"}},
-            tool_calls=0,
-            failed_calls=0,
-            failure=failure,
-        )
+        return FinishedConversation.failed(key, prompt, self.version, failure)
 
 
 def _same_pictures(pictures: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
