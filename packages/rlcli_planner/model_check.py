@@ -1,4 +1,4 @@
-"""What a model's files say of training it: layers, kernels, chat template, stop tokens, memory.
+"""Report on training a model, from its files: layers, kernels, chat template, stop tokens, memory.
 
 Only config.json, the tokenizer's files and the names of the weights are read.
 """
@@ -49,19 +49,21 @@ class Kernel:
     """Compiled code that a model's layers are computed with on GPUs."""
 
     package: str
-    """As pip names it."""
+    """Its name for pip."""
     version: str
     """Empty: not installed."""
     purpose: str
+    """The computation that it serves."""
     without: str
-    """What happens if it is not installed."""
+    """Consequence if it is not installed."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """What the chat template does, tried on conversations."""
+    """Behaviour of the chat template, tried on conversations."""
 
     thinking: str
+    """Form in which responses think."""
     conversations: str
     """The verdict of `rlcli doctor --template`, which also covers tools."""
     variables: tuple[str, ...]
@@ -77,13 +79,13 @@ class Memory:
     adamw: int
     """Weights, gradients and two moments in float32."""
     muon: int
-    """The same with `train.optimizer = muon`, which keeps one moment of hidden matrices."""
+    """As `adamw`, with `train.optimizer = muon`, which keeps one moment of hidden matrices."""
     adapter: int
     """Weights in 16 bits and an adapter of rank 32 with its gradients and moments."""
     cache_per_token: int
-    """Of an engine's cache, in 16 bits."""
+    """Bytes of an engine's KV cache, in 16 bits."""
     state_per_request: int
-    """What an engine holds of a request besides: states of layers of linear attention."""
+    """States of layers of linear attention that an engine holds for a request."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +93,29 @@ class ModelReport:
     """What `rlcli model check` prints of a model that can be trained."""
 
     path: str
+    """The folder or hub id, as given."""
     kind: str
     """Its `model_type`."""
     parameters: int
+    """Number of all parameters."""
     active: int
-    """Of them, those that a token passes through."""
+    """Number of parameters that a token passes through."""
     positions: int
+    """Maximum length of a sequence in tokens."""
     layers: Mapping[str, int]
-    """Kind of layer, or of its feed-forward part → how many there are."""
+    """Kind of layer, or of its feed-forward part → number of layers."""
     kernels: tuple[Kernel, ...]
+    """Compiled code that its layers and the engine need."""
     template: Template | None
-    """None: there is no tokenizer."""
+    """None: there is no tokenizer, or it has no chat template."""
     stop_tokens: Mapping[int, str]
+    """Token id → text of the tokens that end a response."""
     memory: Memory
+    """Memory of weights, training and the engine."""
     notes: tuple[str, ...]
+    """What could not be checked, and what happens to the weights."""
     supported: bool = True
+    """In `--json`: a model that is refused has false."""
 
 
 def check_model_files(path: str) -> ModelReport:
@@ -171,28 +181,28 @@ def layer_types(config: Any) -> list[str]:
 def layers_by_kind(shape: ModelShape, types: Sequence[str]) -> dict[str, int]:
     """Those that mix tokens first, then feed-forward parts. types: of the layers; empty: all attend to all tokens."""
     mixing = ["latent attention"] * shape.layers if shape.latent is not None else [LAYER_NAMES[kind] for kind in types]
-    found = dict(Counter(mixing or [LAYER_NAMES["full_attention"]] * shape.layers))
+    counts = dict(Counter(mixing or [LAYER_NAMES["full_attention"]] * shape.layers))
     if shape.dense_layers or not shape.experts:
-        found["feed-forward"] = shape.dense_layers or shape.layers
+        counts["feed-forward"] = shape.dense_layers or shape.layers
     if shape.experts:
         shared = " and shared ones" * bool(shape.shared)
-        found[f"{shape.experts} experts, {shape.experts_per_token} of them chosen{shared}"] = shape.expert_layers
+        counts[f"{shape.experts} experts, {shape.experts_per_token} of them chosen{shared}"] = shape.expert_layers
     if shape.tower is not None:
-        found["layers of the tower that sees pictures"] = shape.tower.encoding.layers
-    return found
+        counts["layers of the vision encoder"] = shape.tower.encoding.layers
+    return counts
 
 
 def kernels_of(shape: ModelShape) -> tuple[Kernel, ...]:
     """On CPUs torch computes all of them."""
-    found = [Kernel("torch", version_of("torch"), "attention over packs", "nothing trains")]
+    kernels = [Kernel("torch", version_of("torch"), "attention over packs", "nothing trains")]
     if shape.delta is not None:
         purpose, without = "gated DeltaNet in 16 bits", "torch computes them on GPUs too, slowly"
-        found += [
+        kernels += [
             Kernel(package, version_of(package) if find_spec(module) else "", purpose, without)
             for package, module in (("flash-linear-attention", "fla"), ("causal-conv1d", "causal_conv1d"))
         ]
-    found.append(Kernel("vllm", version_of("vllm"), "generation", "rollout.engine = transformers generates, slowly"))
-    return tuple(found)
+    kernels.append(Kernel("vllm", version_of("vllm"), "generation", "rollout.engine = transformers generates, slowly"))
+    return tuple(kernels)
 
 
 def version_of(package: str) -> str:
@@ -324,12 +334,12 @@ def check_markers(path: str, tokenizer: Any, kind: str) -> None:
     """Raise `ModelError` if the template writes a marker that its tokenizer does not know as one token."""
     from rlcli.data.prompts import chat_template
 
-    talk = [
+    conversation = [
         {"role": "user", "content": "1+1?"},
         {"role": "assistant", "content": "2"},
         {"role": "user", "content": "Sure?"},
     ]
-    text = chat_template.render(tokenizer, talk)
+    text = chat_template.render(tokenizer, conversation)
     vocabulary = tokenizer.get_vocab()
     for marker in dict.fromkeys(TEMPLATE_MARKER.findall(text)):
         if marker not in vocabulary:

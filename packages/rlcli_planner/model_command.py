@@ -66,27 +66,27 @@ def rows(report: ModelReport) -> list[tuple[str, str]]:
     size, memory = f"{report.parameters / 1e9:.2f}B parameters", report.memory
     if report.active != report.parameters:
         size += f", {report.active / 1e9:.2f}B of them active"
-    found = [("supported", f"{report.kind}, {size}, {report.positions} positions")]
-    found += [("layers", f"{count} × {kind}") for kind, count in report.layers.items()]
+    lines = [("supported", f"{report.kind}, {size}, {report.positions} positions")]
+    lines += [("layers", f"{count} × {kind}") for kind, count in report.layers.items()]
     for kernel in report.kernels:
         state = kernel.version or f"not installed: {kernel.without}"
-        found.append(("kernels", f"{kernel.package} for {kernel.purpose}: {state}"))
+        lines.append(("kernels", f"{kernel.package} for {kernel.purpose}: {state}"))
     if report.template is not None:
-        found.append(("template", report.template.conversations))
-        found.append(("thinking", report.template.thinking))
+        lines.append(("template", report.template.conversations))
+        lines.append(("thinking", report.template.thinking))
         if report.template.variables:
-            found.append(("variables", f"chat_template_kwargs: {', '.join(report.template.variables)}"))
+            lines.append(("variables", f"chat_template_kwargs: {', '.join(report.template.variables)}"))
     if report.stop_tokens:
-        found.append(("stop tokens", ", ".join(f"{token} {text}" for token, text in report.stop_tokens.items())))
-    found += [
+        lines.append(("stop tokens", ", ".join(f"{token} {text}" for token, text in report.stop_tokens.items())))
+    lines += [
         ("memory", f"{gib(memory.weights)} weights in 16 bits"),
         ("", f"{gib(memory.adamw)} to train all weights with AdamW, {gib(memory.muon)} with Muon"),
         ("", f"{gib(memory.adapter)} to train an adapter of rank 32"),
         ("", f"{memory.cache_per_token / 1024:.1f} KiB of an engine's cache for each token"),
     ]
     if memory.state_per_request:
-        found.append(("", f"{memory.state_per_request / (1 << 20):.1f} MiB of states for each request"))
-    return [*found, *(("note", note) for note in report.notes)]
+        lines.append(("", f"{memory.state_per_request / (1 << 20):.1f} MiB of states for each request"))
+    return [*lines, *(("note", note) for note in report.notes)]
 
 
 def gib(size: int) -> str:

@@ -47,26 +47,26 @@ class Hidden:
     parameter: nn.Parameter
     """[outputs, inputs], or [experts, outputs, inputs]."""
     stacked: int = 1
-    """How many matrices follow each other in its outputs: of an expert, the gate's and the up projection's."""
+    """Number of matrices stacked along its outputs: 2 for the gate and up projection of an expert."""
     inputs_first: bool = False
-    """Whether the parameter is [experts, inputs, outputs]."""
+    """True if the parameter is [experts, inputs, outputs]."""
 
 
 def hidden_matrices(lm: nn.Module) -> list[Hidden]:
     """The trained matrices of the layers' linear maps, as the model's files have them: without embeddings, head,
     routers, convolutions and biases."""
-    kept = getattr(lm, "config", None)
-    fused = getattr(kept, "model_type", "") in FUSED
+    config = getattr(lm, "config", None)
+    fused = getattr(config, "model_type", "") in FUSED
     modules = ((name, module) for layer in blocks(lm) for name, module in layer.named_modules())
     matrices: dict[int, Hidden] = {}
     for name, module in modules:
-        for own, parameter in module.named_parameters(recurse=False):
+        for parameter_name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
-            if isinstance(module, nn.Linear) and own == "weight" and name.rpartition(".")[2] not in ROUTERS:
+            if isinstance(module, nn.Linear) and parameter_name == "weight" and name.rpartition(".")[2] not in ROUTERS:
                 matrices[id(parameter)] = Hidden(parameter)
-            elif parameter.ndim == 3 and own in (_last(UP), _last(DOWN)):
-                stacked = 2 if own == _last(UP) and not fused else 1
+            elif parameter.ndim == 3 and parameter_name in (_last(UP), _last(DOWN)):
+                stacked = 2 if parameter_name == _last(UP) and not fused else 1
                 matrices[id(parameter)] = Hidden(parameter, stacked, inputs_first=fused)
     return list(matrices.values())
 
@@ -88,7 +88,7 @@ def orthogonal(matrices: Float[Tensor, "N A B"]) -> Float[Tensor, "N A B"]:
 
 
 def step_factor(outputs: int, inputs: int, size: StepSize) -> float:
-    """By how much the step of a matrix is larger than the learning rate."""
+    """Factor s of the step: see the module's docstring."""
     if size == "match_rms_adamw":
         return 0.2 * sqrt(max(outputs, inputs))
     return sqrt(max(1.0, outputs / inputs))
@@ -111,7 +111,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
         size: StepSize,
     ) -> None:
-        groups = [{"params": [one.parameter for one in hidden], "weight_decay": weight_decay}]
+        groups = [{"params": [matrix.parameter for matrix in hidden], "weight_decay": weight_decay}]
         self.adamw = torch.optim.AdamW(others, lr=lr, betas=betas, fused=True) if others else None
         super().__init__(groups if hidden else others, {"lr": lr})
         self.momentum, self.size, self.hidden = momentum, size, hidden
@@ -124,49 +124,49 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None, "gradients are computed before"
-        for rows, together in self._exchanges:
+        for rows, matrices in self._exchanges:
             if rows is None:
-                self._step_whole(together[0])
+                self._step_whole(matrices[0])
             else:
-                self._step_divided(rows, together)
+                self._step_divided(rows, matrices)
         if self.adamw is not None:
             self.adamw.step()
 
     def _step_whole(self, hidden: Hidden) -> None:
-        """Of matrices that this rank has whole, each alone or as one of several experts'."""
+        """Step matrices that this rank has whole: one, or one of each expert."""
         direction = self._direction(hidden)
         if direction is None or not direction.numel():
             return
         matrices = direction if direction.ndim == 3 else direction[None]
         matrices = matrices.unflatten(1, (hidden.stacked, -1)).flatten(0, 1)
         at_once = max(1, EXPERTS_AT_ONCE // matrices[0].numel())
-        steps = torch.cat([orthogonal(some) for some in matrices.split(at_once)])
+        steps = torch.cat([orthogonal(chunk) for chunk in matrices.split(at_once)])
         self._move(hidden, steps.view(direction.shape), (steps.shape[-2], steps.shape[-1]))
 
-    def _step_divided(self, rows: Rows, together: list[Hidden]) -> None:
-        """Of at most as many matrices of one shape as ranks divide their rows: the first rank gets the first whole."""
-        directions = [self._direction(hidden) for hidden in together]
+    def _step_divided(self, rows: Rows, matrices: list[Hidden]) -> None:
+        """Step at most as many matrices of one shape as ranks divide their rows: rank i gets matrix i whole."""
+        directions = [self._direction(hidden) for hidden in matrices]
         if all(direction is None for direction in directions):
             return  # on all ranks: none has a gradient
-        parameter, ranks = together[0].parameter, len(rows.counts)
-        count, width = len(together), parameter.shape[1]
+        parameter, ranks = matrices[0].parameter, len(rows.counts)
+        count, width = len(matrices), parameter.shape[1]
         local = _local(parameter)
         sent = local.new_zeros((count, rows.most, width), dtype=_precision(local))
-        for place, direction in zip(sent, directions, strict=True):
+        for slot, direction in zip(sent, directions, strict=True):
             if direction is not None:
-                place[: len(direction)].copy_(direction)
+                slot[: len(direction)].copy_(direction)
         owns = rows.rank < count
         parts = sent.new_empty((ranks if owns else 0, rows.most, width))
-        one = [1] * count + [0] * (ranks - count)
-        received = [1 if owns else 0] * ranks
-        dist.all_to_all_single(parts, sent, received, one, group=rows.group)
+        send_counts = [1] * count + [0] * (ranks - count)
+        receive_counts = [1 if owns else 0] * ranks
+        dist.all_to_all_single(parts, sent, receive_counts, send_counts, group=rows.group)
         if owns:
-            whole = orthogonal(rows.joined(parts)[None])[0]
+            matrix = orthogonal(rows.joined(parts)[None])[0]
             parts = parts.zero_()
             for part, begin, length in zip(parts, rows.begins, rows.counts, strict=True):
-                part[:length].copy_(whole[begin : begin + length])
-        dist.all_to_all_single(sent, parts.contiguous(), one, received, group=rows.group)
-        for hidden, direction, step in zip(together, directions, sent, strict=True):
+                part[:length].copy_(matrix[begin : begin + length])
+        dist.all_to_all_single(sent, parts.contiguous(), send_counts, receive_counts, group=rows.group)
+        for hidden, direction, step in zip(matrices, directions, sent, strict=True):
             if direction is not None:
                 self._move(hidden, step[: len(direction)], tuple(parameter.shape))
 
@@ -183,7 +183,7 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(momentum, self.momentum).to(_precision(momentum))
 
     def _move(self, hidden: Hidden, step: Tensor, shape: tuple[int, ...]) -> None:
-        """shape: of one matrix as it is stored."""
+        """Apply weight decay and `step`. shape: of one matrix as it is stored."""
         outputs, inputs = reversed(shape) if hidden.inputs_first else shape
         lr, decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
         weight = _local(hidden.parameter.detach())
@@ -192,25 +192,25 @@ class Muon(torch.optim.Optimizer):
 
 
 def _exchanges(hidden: Iterable[Hidden]) -> Iterator[tuple[Rows | None, list[Hidden]]]:
-    """What is made orthogonal together: a parameter that each rank has whole matrices of; or of matrices whose rows are
-    divided alike, as many as there are ranks."""
+    """Batches that step together: a parameter of which each rank has whole matrices; or up to as many matrices as there
+    are ranks, of one shape and with their rows divided in the same way."""
     divided: dict[object, tuple[Rows, list[Hidden]]] = {}
-    for one in hidden:
-        rows = rows_of(one.parameter) if one.parameter.ndim == 2 else None
+    for matrix in hidden:
+        rows = rows_of(matrix.parameter) if matrix.parameter.ndim == 2 else None
         if rows is None:
-            yield None, [one]
+            yield None, [matrix]
             continue
-        alike, some = divided.setdefault((rows.ranks, one.parameter.shape, one.parameter.dtype), (rows, []))
-        some.append(one)
-        if len(some) == len(alike.counts):
-            yield alike, list(some)
-            some.clear()
-    yield from ((rows, some) for rows, some in divided.values() if some)
+        first_rows, batch = divided.setdefault((rows.ranks, matrix.parameter.shape, matrix.parameter.dtype), (rows, []))
+        batch.append(matrix)
+        if len(batch) == len(first_rows.counts):
+            yield first_rows, list(batch)
+            batch.clear()
+    yield from ((rows, batch) for rows, batch in divided.values() if batch)
 
 
 def _precision(tensor: Tensor) -> torch.dtype:
-    """In which matrices are exchanged and multiplied: on GPUs bfloat16, as in `torch.optim.Muon`; on CPUs, where that
-    is no faster, their own."""
+    """Dtype in which matrices are exchanged and multiplied: on GPUs bfloat16, as in `torch.optim.Muon`; on CPUs, where
+    that is no faster, their own."""
     return torch.bfloat16 if tensor.device.type == "cuda" else tensor.dtype
 
 

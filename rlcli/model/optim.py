@@ -44,10 +44,12 @@ def build_optimizer(
 
 @dataclass(frozen=True)
 class MuonSettings:
-    """momentum: μ. step_size: how steps of matrices of different shapes compare."""
+    """Settings of `rlcli.model.muon.Muon`."""
 
     momentum: float
+    """μ."""
     step_size: StepSize
+    """Rule by which steps of matrices of different shapes compare."""
 
 
 class GradientScale:
