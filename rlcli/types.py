@@ -18,7 +18,7 @@ Message = Mapping[str, str]
 IMAGE = "<image>"
 """Marks the place of an image in a message's text; markers and the prompt's images have the same order."""
 FinishReason = Literal["stop", "length"]
-Ended = Literal["done", "turns", "turn_tokens", "drawn_tokens", "tokens", "tool_calls", "seconds", "failed"]
+Ended = Literal["done", "turns", "turn_tokens", "response_tokens", "tokens", "tool_calls", "seconds", "failed"]
 """Why a conversation ended: its environment was done, a limit was reached, or the environment failed twice.
 turn_tokens: a turn was cut off, and is not continued. tokens: what the environment wrote, or another turn, has no
 room."""
@@ -278,7 +278,7 @@ class Verifier(Protocol):
 class Sample:
     """One trajectory, without its tokens, which are row `row` of shard `shard`.
 
-    >>> Sample(0, 1, 0, 5, prompt_tokens=9, drawn_tokens=4, stop_reason="stop",
+    >>> Sample(0, 1, 0, 5, prompt_tokens=9, response_tokens=4, stop_reason="stop",
     ...        verdict=Verdict(1.0, Outcome.OK), version=3).tokens
     13
     """
@@ -293,7 +293,7 @@ class Sample:
     """Row of that shard."""
     prompt_tokens: int
     """Tokens before the first response token."""
-    drawn_tokens: int
+    response_tokens: int
     """Response tokens, the end-of-text token included."""
     stop_reason: FinishReason
     """Why the response ended."""
@@ -333,7 +333,7 @@ class Sample:
     @property
     def tokens(self) -> int:
         """All tokens of the trajectory."""
-        return self.prompt_tokens + self.drawn_tokens + self.context_tokens
+        return self.prompt_tokens + self.response_tokens + self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.messages import Coefficients, Progress, PromptTask, RolloutBatch
 from rlcli.data.train_rows import TrainRows
 from rlcli.rollout.model_servers.server_actors import ServerActor
-from rlcli.rollout.rollout_call import RolloutCall
-from rlcli.rollout.worker.work_queue import Queue
+from rlcli.rollout.rollout_arguments import RolloutArguments
+from rlcli.rollout.worker.work_queue import RoundTasks
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.worker import Worker
@@ -25,8 +25,8 @@ def accepted(
     servers: WorkerGroup[ServerActor],
     coefficients: Coefficients,
     tasks: list[list[PromptTask]],
-    call: RolloutCall,
-    queue: Queue | None,
+    call: RolloutArguments,
+    queue: RoundTasks | None,
     work: TrainRows,
 ) -> None:
     assert_type(workers.call(WorkerCalls.step_report), list[StepReport])
@@ -51,7 +51,9 @@ def the_methods_of_one_worker(
     del declared, the_same
 
 
-def refused(workers: Workers, worker: Worker, coefficients: Coefficients, call: RolloutCall, work: TrainRows) -> None:
+def refused(
+    workers: Workers, worker: Worker, coefficients: Coefficients, call: RolloutArguments, work: TrainRows
+) -> None:
     workers.call(WorkerCalls.updates, 0, coefficients)  # type: ignore[attr-defined]
     workers.call(WorkerCalls.update, "0", coefficients)  # type: ignore[arg-type]
     workers.call(WorkerCalls.update, 0)  # type: ignore[call-arg]

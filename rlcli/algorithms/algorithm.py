@@ -213,11 +213,11 @@ class Algorithm:
             LossInputs(log_probs=log_probs, reference_log_probs=reference_log_probs, old_log_probs=old_log_probs)
         )
 
-    def pull(self, inputs: LossInputs, denominators: Denominators) -> Tensor:
+    def grad_dot_advantage(self, inputs: LossInputs, denominators: Denominators) -> Tensor:
         """−Σ A · ∂loss/∂log π of a first update, whose policy is still π_old: aggregate(A² · correction), float scalar.
 
-        Holds for losses whose gradient at ρ = 1 is −A, as for most (`build.pulls_by_advantage`), without their KL and
-        entropy terms. inputs: as for `objective`.
+        Holds for losses whose gradient at ρ = 1 is −A, as for most (`build.is_weighted_by_advantage`), without their
+        KL and entropy terms. inputs: as for `objective`.
         """
         corrected, _ = self._corrected(inputs)
         values = corrected.advantages.double().square()

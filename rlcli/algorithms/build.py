@@ -118,7 +118,7 @@ def check(
             _try_on_tokens(part, takes_values=part is algorithm.aggregation)
 
 
-def pulls_by_advantage(algorithm: Algorithm) -> bool:
+def is_weighted_by_advantage(algorithm: Algorithm) -> bool:
     """Whether the loss of a policy that has not moved has the gradient −A at each token, tested on a few tokens.
 
     False if the loss applies the correction itself, or if π_old is the engine's, from which π may have moved.

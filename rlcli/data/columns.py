@@ -23,7 +23,7 @@ OUTCOMES = tuple(Outcome)
 TruncatedRule = Literal["keep", "mask", "zero_reward"]
 """`train.truncated`."""
 
-RENAMED = {"response_tokens": "drawn_tokens", "finish_reason": "stop_reason"}
+RENAMED = {"drawn_tokens": "response_tokens", "finish_reason": "stop_reason"}
 """Fields of samples in older checkpoints → their names since."""
 RAGGED: dict[str, tuple[float, str]] = {
     "turn_rewards": (float("nan"), "float64"),
@@ -70,7 +70,7 @@ class SampleTable(Sequence[Sample]):
     """Row of that shard."""
     prompt_tokens: Int64[np.ndarray, " S"]
     """Tokens before the first response token."""
-    drawn_tokens: Int64[np.ndarray, " S"]
+    response_tokens: Int64[np.ndarray, " S"]
     """Response tokens, the end-of-text token included."""
     version: Int64[np.ndarray, " S"]
     """Policy version (number of weight syncs) that generated the first response token."""
@@ -194,7 +194,7 @@ class SampleTable(Sequence[Sample]):
     @property
     def tokens(self) -> Int64[np.ndarray, " S"]:
         """All tokens of each trajectory."""
-        total: np.ndarray = self.prompt_tokens + self.drawn_tokens + self.context_tokens
+        total: np.ndarray = self.prompt_tokens + self.response_tokens + self.context_tokens
         return total
 
     def is_(self, *outcomes: Outcome) -> Bool[np.ndarray, " S"]:

@@ -55,11 +55,11 @@ class PromptTask:
     (2, 203)
     """
 
-    prompt: int
+    group: int
     """Number of the group in the round; of a streaming run, in the run."""
     tokens: Int32[np.ndarray, " n"]
     """Token ids of the prompt, with the chat template applied."""
-    source: Prompt
+    prompt: Prompt
     """Row of the dataset."""
     samples: int
     """G, samples of a complete group."""
@@ -72,12 +72,12 @@ class PromptTask:
     """Samples to generate, if others of the group exist already; None: all."""
     step: int | None = None
     """Step in which the group was queued, for its seeds; None: the step of the call."""
-    begun: Mapping[int, PartialRollout] = field(default_factory=dict)
+    partial: Mapping[int, PartialRollout] = field(default_factory=dict)
     """Sample → its partial rollout, to be resumed."""
     shards: Sequence[ShardRef] = ()
     """Shards that `PartialRollout.shard` indexes."""
     pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
-    """Images of `source`, resized for the model, on the worker that generates."""
+    """Images of `prompt`, resized for the model, on the worker that generates."""
 
     @property
     def indexes(self) -> Sequence[int]:
@@ -91,10 +91,10 @@ class PromptTask:
 
     def load(self, limit: int) -> int:
         """Its maximum size in tokens, with responses of `limit` tokens."""
-        return len(self.tokens) + self.responses * limit - sum(partial.tokens for partial in self.begun.values())
+        return len(self.tokens) + self.responses * limit - sum(rollout.tokens for rollout in self.partial.values())
 
 
-class JudgedGroup(NamedTuple):
+class ScoredGroup(NamedTuple):
     """Scores of a complete group, for the record of its prompt (`prompts.jsonl`)."""
 
     prompt_id: str
@@ -141,7 +141,7 @@ class RolloutBatch:
     """Of a step: `data_source` of each group's row."""
     part_weights: Mapping[str, float] = field(default_factory=dict)
     """Part of the reward → its weight, if the advantage reads weights."""
-    judged: Sequence[JudgedGroup] = ()
+    scored_groups: Sequence[ScoredGroup] = ()
     """Of a step: each group completed since the last step, dropped and waiting ones too."""
     selection: Mapping[str, float] = field(default_factory=dict)
     """Of a step: metrics of the data cursor."""

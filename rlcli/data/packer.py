@@ -47,7 +47,7 @@ Bin = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class MiniBatch:
+class MinibatchPlan:
     """The samples of one optimizer update.
 
     `tokens`, `sequences`, `groups` and `max_length` are the denominators of the loss. They count all samples of the
@@ -95,7 +95,7 @@ class Plan:
     (1.0, 1, 0)
     """
 
-    minibatches: tuple[MiniBatch, ...]
+    minibatches: tuple[MinibatchPlan, ...]
 
     def of_rank(self, rank: int) -> list[tuple[Bin, ...]]:
         """[minibatch][micro-batch] → sample indexes."""
@@ -121,7 +121,7 @@ class Plan:
 
 def plan_batches(
     prompt_tokens: Sequence[int],
-    drawn_tokens: Sequence[int],
+    response_tokens: Sequence[int],
     groups: Sequence[int],
     *,
     minibatches: int,
@@ -140,11 +140,11 @@ def plan_batches(
     the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: no pairs).
     No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the same prompt,
     from 0 on (None: no two do). `context_tokens` counts the tokens after the prompt that are no response tokens (None:
-    none): they are forwarded, and count in no denominator. `drawn_tokens` counts the response tokens.
+    none): they are forwarded, and count in no denominator. `response_tokens` counts the response tokens.
     """
-    lengths = zip(prompt_tokens, drawn_tokens, context_tokens or [0] * len(groups), strict=True)
+    lengths = zip(prompt_tokens, response_tokens, context_tokens or [0] * len(groups), strict=True)
     size = _Sizes(prompt_tokens, list(map(sum, lengths)), prompts)
-    assert len(groups) == len(prompt_tokens) == len(drawn_tokens), "one prompt, response and group per sample"
+    assert len(groups) == len(prompt_tokens) == len(response_tokens), "one prompt, response and group per sample"
     assert active is None or len(active) == len(groups), "one flag per sample"
     batches = list(_members(groups).values())
     share, longer = divmod(len(batches), minibatches)
@@ -157,12 +157,12 @@ def plan_batches(
             (_assigned(units, size, tokens_per_microbatch, ranks) for units in alternatives), key=_Assignment.pace
         )
         planned.append(
-            MiniBatch(
+            MinibatchPlan(
                 ranks=tuple(map(tuple, assigned.bins)),
                 rank_tokens=tuple(map(sum, assigned.tokens)),
                 slowest=assigned.slowest(),
                 work=sum(map(sum, assigned.work)),
-                tokens=sum(drawn_tokens[sample] for sample in samples),
+                tokens=sum(response_tokens[sample] for sample in samples),
                 sequences=len(samples),
                 groups=end - start,
                 max_length=max_response_tokens,

@@ -68,7 +68,7 @@ class RolloutStats:
     """Responses that the last round left unfinished."""
     resumed: Annotated[int, Counter("rollout/resumed", saved_as="carried")] = 0
     """Samples that an earlier step had aborted and that were finished."""
-    redrawn: Annotated[int, Counter("rollout/redrawn")] = 0
+    replay_diverged: Annotated[int, Counter("rollout/replay_diverged", saved_as="redrawn")] = 0
     """Resumed conversations that were generated anew: their environment answered the replay differently."""
     drafted: Annotated[int, Counter("rollout/drafted", if_zero=False)] = 0
     """Tokens that speculative decoding drafted."""

@@ -54,7 +54,7 @@ class Trajectory:
     [False, False, False, True, True, False, True]
     >>> whole.turn_of_drawn.tolist()
     [0, 0, 1]
-    >>> whole.prompt_tokens, whole.drawn_tokens, whole.turns, whole.versions, len(whole.log_probs)
+    >>> whole.prompt_tokens, whole.response_tokens, whole.turns, whole.versions, len(whole.log_probs)
     (3, 3, 2, [1, 2], 3)
     """
 
@@ -280,7 +280,7 @@ class Trajectory:
         return next((span.start for span in self._drawn_spans), len(self.tokens))
 
     @property
-    def drawn_tokens(self) -> int:
+    def response_tokens(self) -> int:
         """R, the number of response tokens."""
         return len(self.log_probs)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Past = Literal["keep", "per_cycle"]
 """Treatment of earlier turns. keep: the conversation is appended to. per_cycle: when a user's message follows, the chat
 template renders all earlier messages again, usually without the reasoning of earlier turns, which starts a branch."""
-OUT_OF_TOKENS = ("turn_tokens", "drawn_tokens", "tokens")
+OUT_OF_TOKENS = ("turn_tokens", "response_tokens", "tokens")
 """Values of `ended` of a truncated conversation."""
 
 
@@ -37,7 +37,7 @@ class Limits:
     """Turns of the policy."""
     turn_tokens: int
     """Tokens of one turn."""
-    drawn_tokens: int
+    response_tokens: int
     """Tokens of all turns of the policy."""
     tokens: int
     """Tokens of the conversation, as the policy sees it."""
@@ -105,7 +105,7 @@ class Conversation:
     def room(self) -> int:
         """Maximum number of tokens of the policy's next turn."""
         limits = self.limits
-        remaining = limits.drawn_tokens - self.trajectory.drawn_tokens
+        remaining = limits.response_tokens - self.trajectory.response_tokens
         return max(0, min(limits.turn_tokens, remaining, _remaining_tokens(self.trajectory, limits)))
 
     def add_turn(self, trajectory: Trajectory, text: str) -> Message:
@@ -120,7 +120,7 @@ class Conversation:
 
     def add_reply(self, reply: Reply) -> None:
         """Add the environment's reply: its reward, and its messages unless the conversation has ended."""
-        self.rewards.append((self.trajectory.drawn_tokens - 1, reply.reward))
+        self.rewards.append((self.trajectory.response_tokens - 1, reply.reward))
         self.info = reply.info
         self.failed_calls += int(reply.info.get("failed_calls", 0))
         messages = [self._shortened(message) for message in reply.messages]
@@ -161,7 +161,7 @@ class Conversation:
         limits, trajectory = self.limits, self.trajectory
         reached: dict[Ended, bool] = {
             "done": reply.done,
-            "drawn_tokens": trajectory.drawn_tokens >= limits.drawn_tokens,
+            "response_tokens": trajectory.response_tokens >= limits.response_tokens,
             "tokens": _remaining_tokens(trajectory, limits) <= 0 or not reply.fits,
             "turn_tokens": trajectory.stop_reason == "length",
             "turns": trajectory.turns >= limits.turns,

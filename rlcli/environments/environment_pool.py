@@ -51,7 +51,7 @@ def limits_of(config: RunConfig) -> Limits:
     return Limits(
         turns=section.turns,
         turn_tokens=section.turn_tokens or response_tokens,
-        drawn_tokens=response_tokens,
+        response_tokens=response_tokens,
         tokens=config.max_length,
         sample_tokens=config.train.tokens_per_microbatch // samples,
         tool_calls=section.tool_calls or Limits.tool_calls,

@@ -18,7 +18,7 @@ from rlcli.evaluation.equal_problems import Problems, repeats_note
 from rlcli.evaluation.responses import Responses
 from rlcli.evaluation.statistics import Estimate, interval, ks_of, majorities, pass_rates, shown_estimate
 from rlcli.rollout.engine import Sampling
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import OnProgress, gather
 from rlcli.rollout.worker_calls import RolloutWorkers
 from rlcli.types import UNVERIFIED, Outcome, Prompt
@@ -232,7 +232,7 @@ def generate(
     """
     rollout = config.rollout
     sampling = Sampling(config.evaluation.temperature, rollout.max_response_tokens, config.evaluation.top_p)
-    call = RolloutCall(sampling, config.train.seed, PURPOSE, step, save_as, keep_tokens=False)
+    call = RolloutArguments(sampling, config.train.seed, PURPOSE, step, save_as, keep_tokens=False)
     tasks = [
         PromptTask(index, prompts.tokens(index), prompts.prompts[index], len(samples), wanted=samples)
         for index, samples in enumerate(wanted)

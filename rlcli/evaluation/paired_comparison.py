@@ -17,7 +17,7 @@ from rlcli.evaluation.evaluation_report import score_bounds, values_of
 from rlcli.evaluation.responses import Responses, joined
 from rlcli.evaluation.statistics import Estimate, interval, sign_flip
 from rlcli.images.image_descriptions import descriptions, worded_last
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 
 if TYPE_CHECKING:
     import numpy as np

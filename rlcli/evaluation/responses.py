@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rlcli.data.columns import OUTCOMES, SampleTable
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.types import Outcome
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Responses:
             samples.score,
             np.asarray(OUTCOMES, dtype="U16")[samples.outcome],
             samples.answer,
-            samples.drawn_tokens.astype(np.float64),
+            samples.response_tokens.astype(np.float64),
             samples.truncated,
             crashes[0] if len(crashes) else "",
         )

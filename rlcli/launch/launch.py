@@ -58,7 +58,7 @@ from rlcli.training.loop.trainer import StopRequest, Trainer
 from rlcli.training.loop.warnings import FILE_EDITED
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.worker import Worker
-from rlcli.training.worker.worker_pools import CRITIC, ENGINES, POLICY, TEACHERS, Groups
+from rlcli.training.worker.worker_pools import CRITIC, ENGINES, POLICY, TEACHERS, WorkerPools
 from rlcli.training.worker.worker_spec import WorkerSpec
 
 
@@ -70,7 +70,7 @@ def running_workers(
     on_phase: Callable[[str], None],
     on_lost: OnLost = leave,
     early: EarlyStart | None = None,
-) -> Iterator[Groups]:
+) -> Iterator[WorkerPools]:
     """Start Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: a
     cluster with workers that has been started before."""
     config, early = prepared.config, early or EarlyStart()
@@ -100,7 +100,7 @@ def running_workers(
             if servers.addresses:
                 on_phase(f"wait for the server of {', '.join(servers.addresses)}")
                 servers.wait()
-            yield Groups(
+            yield WorkerPools(
                 policy=started[POLICY],
                 critic=started.get(CRITIC),
                 engines=started.get(ENGINES),
@@ -252,7 +252,7 @@ def train_in_folder(
 
 
 def trainer_of(
-    prepared: Prepared, groups: Groups, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
+    prepared: Prepared, groups: WorkerPools, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
 ) -> Trainer:
     """A trainer for running workers, with all published listeners."""
     return Trainer(
@@ -344,7 +344,7 @@ def _draw(target: Path, result: RunResult, view: View) -> bool:
     return True
 
 
-def _profile(trainer: Trainer, groups: Groups, checkpoint: Checkpoint | None) -> StepProfile:
+def _profile(trainer: Trainer, groups: WorkerPools, checkpoint: Checkpoint | None) -> StepProfile:
     step = profiled_step(checkpoint.step + 1 if checkpoint else 1, trainer.config.train.steps)
     profile = StepProfile(trainer.folder.path / "profile", groups.by_name, step, trainer.view.note)
     trainer.listeners.add(profile)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from rlcli.data.messages import Progress, PromptTask, RolloutBatch
     from rlcli.data.sample_shard import SampleShard
-    from rlcli.rollout.rollout_call import RolloutCall
-    from rlcli.rollout.worker.work_queue import Queue
+    from rlcli.rollout.rollout_arguments import RolloutArguments
+    from rlcli.rollout.worker.work_queue import RoundTasks
 
 
 class RolloutCalls(Protocol):
@@ -23,13 +23,13 @@ class RolloutCalls(Protocol):
 
     @dispatch(send="scatter", collect="stream", shared=["queue"])
     def rollout(
-        self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue | None = None
+        self, tasks: Sequence[PromptTask], call: RolloutArguments, queue: RoundTasks | None = None
     ) -> Iterator[Progress | RolloutBatch]:
         """Generate and verify; yields Progress regularly, and the report last. queue: further tasks, shared by all
         engines."""
 
     @dispatch()
-    def interrupted_rollout(self, end: bool) -> RolloutBatch:
+    def rollout_snapshot(self, end: bool) -> RolloutBatch:
         """Report the results so far of the calls of `rollout` with slices; `take_shard` has their tokens. end: discard
         the running requests."""
 

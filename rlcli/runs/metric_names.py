@@ -74,7 +74,7 @@ METRICS: dict[tuple[str, ...], str] = {
     ("branches/mean",): "sequences of one sample, if any has several (agents, `environment.past`)",
     ("ended/NAME",): (
         "share of conversations that ended because the environment was `done`, at a limit (`turns`, `turn_tokens`, "
-        "`drawn_tokens`, `tokens`, `tool_calls`, `seconds`), or `failed` with their environment"
+        "`response_tokens`, `tokens`, `tool_calls`, `seconds`), or `failed` with their environment"
     ),
     ("rollout/several_versions",): "share of samples with tokens of more than one policy version; if there are any",
     ("rollout/rounds", "rollout/generated"): (
@@ -92,7 +92,7 @@ METRICS: dict[tuple[str, ...], str] = {
     ("rollout/stale",): "samples of this step that an earlier policy generated or started",
     ("rollout/aborted",): "responses that the step interrupted (`rollout.oversample`); they continue in the next step",
     ("rollout/resumed",): "samples of this step that an earlier step had interrupted",
-    ("rollout/redrawn",): (
+    ("rollout/replay_diverged",): (
         "interrupted conversations that were restarted, because their environment answered something else in the replay"
     ),
     ("rollout/drafted", "rollout/drafts_accepted"): (

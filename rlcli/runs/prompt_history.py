@@ -45,7 +45,7 @@ class PromptHistory:
         return self.right / self.samples if self.samples else None
 
     def add(self, step: int, counted: int, right: int, tokens: int, was_kept: bool) -> None:
-        """Add a group, as in `RolloutBatch.judged`."""
+        """Add a group, as in `RolloutBatch.scored_groups`."""
         self.groups += 1
         self.samples += counted
         self.right += right

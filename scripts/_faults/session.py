@@ -102,7 +102,7 @@ def resolved(work: Path, fault: Fault, recipe: str, steps: int) -> Resolved:
 
 
 @contextmanager
-def planted(fault: Fault, groups: launch.Groups) -> Iterator[None]:
+def planted(fault: Fault, groups: launch.WorkerPools) -> Iterator[None]:
     """Plant the fault, in all workers or in the last one, and in each trainer that is built meanwhile."""
     import ray
     from ray import cloudpickle

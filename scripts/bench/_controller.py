@@ -24,7 +24,7 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch
 from rlcli.data.rollout_stats import RolloutStats
-from rlcli.rollout.worker.work_queue import Queue
+from rlcli.rollout.worker.work_queue import RoundTasks
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
@@ -69,7 +69,9 @@ class FakeRank:
         """What stands in for a reference to the tokens."""
         return FakeShard(self.rank)
 
-    def stream(self, name: str, tasks: Sequence[PromptTask], call: Any, queue: Queue | None = None) -> Iterator[Any]:
+    def stream(
+        self, name: str, tasks: Sequence[PromptTask], call: Any, queue: RoundTasks | None = None
+    ) -> Iterator[Any]:
         """What nobody was dealt the ranks take in turn."""
         assert name == "rollout", name
         report = self.report([*tasks, *(queue.tasks[self.rank :: self.ranks] if queue else ())])
@@ -83,7 +85,7 @@ class FakeRank:
         draw = np.random.default_rng([self.rank, self.length])
         counts = [task.samples for task in tasks]
         n = sum(counts)
-        prompt: np.ndarray = np.repeat(np.array([task.prompt for task in tasks], np.int64), counts)
+        prompt: np.ndarray = np.repeat(np.array([task.group for task in tasks], np.int64), counts)
         ones: np.ndarray = np.ones(n, np.int64)
         right = draw.random(n) < 0.4
         lengths = np.minimum(draw.lognormal(np.log(self.length) - 0.32, 0.8, n).astype(np.int64) + 1, 4 * self.length)
@@ -96,7 +98,7 @@ class FakeRank:
             shard=self.rank * ones,
             row=np.arange(n),
             prompt_tokens=np.repeat(np.array([len(task.tokens) for task in tasks], np.int64), counts),
-            drawn_tokens=lengths,
+            response_tokens=lengths,
             version=ones,
             seed=np.arange(n) + (self.reports << 40) + (self.rank << 20),
             signature=0 * ones,

@@ -78,7 +78,7 @@ def train_batch(load: Workload, budget: int) -> Any:
 
     from rlcli.data.packer import plan_batches
     from rlcli.data.sample_shard import ShardBuilder
-    from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
+    from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
     from rlcli.data.trajectories import Trajectory
     from rlcli.training.worker.train_batch import TrainBatch
 
@@ -98,7 +98,7 @@ def train_batch(load: Workload, budget: int) -> Any:
         prompts=load.groups,
     )
     mini = plan.minibatches[0]
-    denominators = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
+    denominators = MinibatchCounts(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
     columns = SampleColumns(
         shard=np.zeros(len(lengths), np.int64),
         row=np.arange(len(lengths)),

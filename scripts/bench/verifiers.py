@@ -31,7 +31,7 @@ from rlcli_sandbox import open_sandbox
 from rlcli.errors import SetupError
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.processes.scoring_worker import OVERRAN
-from rlcli.rewards.service.scoring_client import ScoringService
+from rlcli.rewards.service.scoring_client import ScoringClient
 from rlcli.rewards.service.scoring_service import Settings
 from rlcli.support.files import replacing
 from rlcli.types import Prompt, Verdict, VerifyRequest
@@ -182,10 +182,10 @@ def asking(model: str) -> list[dict[str, float]]:
                 return pool.submit("gsm8k", request)
 
             inside = _cpu_us(here, ids)
-        service = ScoringService(Settings(model, 2, 5.0, ("gsm8k",), "", ""), folder, tokenizer)
+        service = ScoringClient(Settings(model, 2, 5.0, ("gsm8k",), "", ""), folder, tokenizer)
         service.wait_ready()
 
-        def there(tokens: Any, service: ScoringService = service, row: Prompt = row) -> Future[Any]:
+        def there(tokens: Any, service: ScoringClient = service, row: Prompt = row) -> Future[Any]:
             return service.submit(row, tokens.tobytes(), 0)
 
         found.append({"tokens": length, "row_bytes": size, "inside_us": inside, "service_us": _cpu_us(there, ids)})

@@ -40,7 +40,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients
 from rlcli.data.packer import plan_batches
 from rlcli.data.sample_shard import ShardBuilder
-from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
+from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.decoder import gathered as gathered_weights
 from rlcli.model.io.model_state import save_state
@@ -125,7 +125,7 @@ def batch_of(feature: Feature, dims: ParallelDims, rank: int) -> TrainBatch:
         prompts=groups if feature.samples > 1 else None,
     )
     mini = plan.minibatches[0]
-    work = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
+    work = MinibatchCounts(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
     columns = SampleColumns(
         shard=np.zeros(len(rows), np.int64),
         row=np.arange(len(rows)),

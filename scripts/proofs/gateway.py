@@ -150,7 +150,7 @@ class Ran:
     framework: str
     package: str
     turns: list[int]
-    drawn_tokens: int
+    response_tokens: int
     tokens: int
     reward: float | None
     exact: bool
@@ -166,7 +166,7 @@ def main() -> int:
     found = [ran(name, CASES[name], options.cache) for name in options.only or CASES]
     table = Table("framework", "package", "turns", "drawn tokens", "tokens", "reward", "exact ids", box=None)
     for one in found:
-        numbers = (str(one.turns), str(one.drawn_tokens), str(one.tokens), str(one.reward))
+        numbers = (str(one.turns), str(one.response_tokens), str(one.tokens), str(one.reward))
         table.add_row(one.framework, one.package, *numbers, "yes" if one.exact else "NO")
     Console(width=140).print(table)
     if options.json:
@@ -179,7 +179,7 @@ def ran(name: str, case: Case, cache: Path) -> Ran:
     program = cache / f"agent-{name}.py"
     python = interpreter(name, case, cache)
     program.write_text(REWARD_KEY + case.program + REWARD)
-    limits = Limits(turns=4, turn_tokens=200, drawn_tokens=800, tokens=3000)
+    limits = Limits(turns=4, turn_tokens=200, response_tokens=800, tokens=3000)
     with (
         tempfile.TemporaryDirectory() as folder,
         TaughtEngine(Path(folder) / "model", wanted) as engine,
@@ -189,7 +189,9 @@ def ran(name: str, case: Case, cache: Path) -> Ran:
         trajectories = [branch.trajectory for branch in run.branches]
         exact = is_recorded(engine.seen, trajectories)
     turns = [whole.turns for whole in trajectories]
-    drawn, tokens = (sum(each) for each in zip(*((t.drawn_tokens, len(t.tokens)) for t in trajectories), strict=True))
+    drawn, tokens = (
+        sum(each) for each in zip(*((t.response_tokens, len(t.tokens)) for t in trajectories), strict=True)
+    )
     wrong = not exact or run.reward != 1.0 or turns != [case.turns]
     return Ran(name, case.requirements[0], turns, drawn, tokens, run.reward, exact, wrong)
 

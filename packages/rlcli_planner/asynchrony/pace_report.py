@@ -44,7 +44,7 @@ class PaceReport(Listener):
     def generated(self, samples: SampleTable) -> None:
         """Record the lengths of a measured step."""
         if WARM_UP <= self._seen < STEPS:
-            self._lengths.append((samples.prompt, samples.drawn_tokens))
+            self._lengths.append((samples.prompt, samples.response_tokens))
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
         """Count the step, and report once enough are measured. Does not wait."""

@@ -103,7 +103,7 @@ class AgentRound:
 
     def _start(self, key: int) -> None:
         sample = self._samples[key]
-        sample.session = self._agents.start(sample.task.source, self.version)
+        sample.session = self._agents.start(sample.task.prompt, self.version)
         sample.request, sample.is_thinking = None, True
         self._keys[sample.session] = key
 
@@ -126,7 +126,7 @@ class AgentRound:
         sample = self._samples[key]
         try:
             run = event.run.result()
-            _check_reward(run, sample.task.source.verifier)
+            _check_reward(run, sample.task.prompt.verifier)
         except EnvironmentFailed as error:
             sample.failures += 1
             if sample.failures < TRIES:

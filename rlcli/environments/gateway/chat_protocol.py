@@ -70,7 +70,7 @@ class Answer:
     """In OpenAI's terms."""
     prompt_tokens: int
     """Tokens before the turn."""
-    drawn_tokens: int
+    response_tokens: int
     """Tokens of the turn."""
     logprobs: Sequence[tuple[str, float]] | None
     """Text and log-prob of each token, if requested."""
@@ -224,10 +224,10 @@ def _head(answer: Answer, kind: str) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    total = answer.prompt_tokens + answer.drawn_tokens
+    total = answer.prompt_tokens + answer.response_tokens
     return {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.drawn_tokens,
+        "completion_tokens": answer.response_tokens,
         "total_tokens": total,
     }
 

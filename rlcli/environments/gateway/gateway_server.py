@@ -336,7 +336,7 @@ class Gateway:
             message=message,
             finish_reason="tool_calls" if message.get("tool_calls") else str(turn.finish_reason),
             prompt_tokens=len(request.trajectory.tokens),
-            drawn_tokens=len(turn.tokens),
+            response_tokens=len(turn.tokens),
             logprobs=self._pairs(turn) if chat.logprobs else None,
         )
 

@@ -193,7 +193,8 @@ class Record:
         within = limits.tokens, limits.sample_tokens - others
         remaining: dict[Ended, float] = {
             "tokens": min(within) - len(trajectory.tokens),
-            "drawn_tokens": limits.drawn_tokens - sum(branch.trajectory.drawn_tokens for branch in self.branches),
+            "response_tokens": limits.response_tokens
+            - sum(branch.trajectory.response_tokens for branch in self.branches),
             "turns": limits.turns - len(self.turns),
             "tool_calls": limits.tool_calls - self.calls + 1,
             "seconds": limits.seconds - (time.monotonic() - self.start_time),
@@ -205,7 +206,7 @@ class Record:
             if self.ended == "tokens" and within[1] < within[0]:
                 limit, scope = limits.sample_tokens, ", all its branches together"
             raise Refused(400, f"the session is at its limit of {limit} {self.ended}{scope}", code)
-        return int(min(remaining["tokens"], remaining["drawn_tokens"], limits.turn_tokens))
+        return int(min(remaining["tokens"], remaining["response_tokens"], limits.turn_tokens))
 
 
 def _continues(messages: list[Message], past: list[Message]) -> bool:

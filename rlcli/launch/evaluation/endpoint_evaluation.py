@@ -19,7 +19,7 @@ from rlcli.evaluation.responses import COLUMNS, Responses
 from rlcli.launch.verifier_trial import check_verifiers, refuse_rivals
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.rollout.scheduler.dispatcher import OnProgress
 from rlcli.support.files import filled_path
 from rlcli.types import FinishReason, Prompt, Verdict

@@ -21,7 +21,7 @@ from rlcli.evaluation.evaluation_report import MOST_CATEGORIES, EvalReport, gene
 from rlcli.evaluation.evaluation_settings import day_in, local_model, prompts_mark, settings_of_evaluation
 from rlcli.evaluation.responses import COLUMNS, Responses, joined
 from rlcli.evaluation.statistics import Estimate, average_of
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.runs.folder import write_json
 from rlcli.types import Prompt
 

@@ -65,7 +65,7 @@ class _PendingRequest(NamedTuple):
     """The message, for marshal."""
 
 
-class ScoringService:
+class ScoringClient:
     """Verifies the responses of one engine in the service that all engines of this machine share.
 
     folder: of its socket; the first client creates it and starts the service. tokenizer: of transformers, the one that

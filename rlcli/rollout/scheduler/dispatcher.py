@@ -11,8 +11,8 @@ from uuid import uuid4
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PromptTask, RolloutBatch
 from rlcli.data.rollout_stats import RolloutStats
-from rlcli.rollout.rollout_call import RolloutCall, progress_every
-from rlcli.rollout.worker.work_queue import Queue
+from rlcli.rollout.rollout_arguments import RolloutArguments, progress_every
+from rlcli.rollout.worker.work_queue import RoundTasks
 from rlcli.rollout.worker_calls import RolloutCalls, RolloutWorkers
 
 OnProgress = Callable[[int, int], None]
@@ -38,7 +38,7 @@ def collect(workers: RolloutWorkers, reports: Sequence[RolloutBatch]) -> Rollout
 def gather(
     workers: RolloutWorkers,
     tasks: Sequence[PromptTask],
-    call: RolloutCall,
+    call: RolloutArguments,
     *,
     tensor_parallel: int = 1,
     slots: int | None = None,
@@ -53,7 +53,7 @@ def gather(
     """
     free = slots if until is not None or not workers.same_bits else None
     shares, unassigned = assign(tasks, len(workers) // tensor_parallel, call.sampling.max_tokens, free)
-    queue = None if until is None and not unassigned else Queue(uuid4().hex, unassigned, until)
+    queue = None if until is None and not unassigned else RoundTasks(uuid4().hex, unassigned, until)
     sizes = sorted(task.responses for task in tasks)
     done, total = 0, sum(sizes[:until])
 
@@ -71,11 +71,11 @@ def gather(
 def run_shares(
     workers: RolloutWorkers,
     shares: Sequence[Sequence[PromptTask]],
-    call: RolloutCall,
+    call: RolloutArguments,
     on_finished: Callable[[int], None],
     *,
     tensor_parallel: int = 1,
-    queue: Queue | None = None,
+    queue: RoundTasks | None = None,
 ) -> list[RolloutBatch]:
     """Call every worker with the tasks of its engine, and wait for their reports. on_finished: called with the number
     of responses that have finished since its last call."""
@@ -100,7 +100,7 @@ def assign(
     the engine with the least work; ties are assigned round-robin.
     """
     loads = [(task.load(limit), task) for task in tasks]
-    loads.sort(key=lambda pair: (math.inf if pair[1].step is None else pair[1].step, not pair[1].begun, -pair[0]))
+    loads.sort(key=lambda pair: (math.inf if pair[1].step is None else pair[1].step, not pair[1].partial, -pair[0]))
     shares: list[list[PromptTask]] = [[] for _ in range(engines)]
     free_engines = [(0, engine, 0) for engine in range(engines)]  # heap of (work, engine, slots in use)
     unassigned = []

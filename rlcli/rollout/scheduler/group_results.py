@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import SampleTable
-from rlcli.data.messages import JudgedGroup
+from rlcli.data.messages import ScoredGroup
 from rlcli.rollout.scheduler.groups import Group, batch_of
 from rlcli.rollout.scheduler.sample_filter import left_out, rewarded, right_of
 
@@ -18,14 +18,14 @@ def correct_and_scored(samples: SampleTable, config: RunConfig) -> tuple[int, in
     return int((counting & right_of(samples, config)).sum()), int(counting.sum())
 
 
-def judged_groups(groups: Sequence[Group], selected: Sequence[Group], config: RunConfig) -> list[JudgedGroup]:
+def scored_groups(groups: Sequence[Group], selected: Sequence[Group], config: RunConfig) -> list[ScoredGroup]:
     """The record of each complete group. selected: the subset that dynamic sampling keeps, as the same objects."""
     selected_ids = set(map(id, selected))
-    records: list[JudgedGroup] = []
+    records: list[ScoredGroup] = []
     for group in groups:
         correct, scored = correct_and_scored(group.samples, config)
-        tokens = int(group.samples.drawn_tokens.sum())
-        records.append(JudgedGroup(group.prompt_id, scored, correct, tokens, id(group) in selected_ids))
+        tokens = int(group.samples.response_tokens.sum())
+        records.append(ScoredGroup(group.prompt_id, scored, correct, tokens, id(group) in selected_ids))
     return records
 
 

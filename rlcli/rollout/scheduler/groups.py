@@ -14,7 +14,7 @@ from rlcli.data.columns import RAGGED, RENAMED, SampleTable
 from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.types import Outcome, Sample, Verdict
 
 if TYPE_CHECKING:
@@ -194,15 +194,15 @@ def task_of(group: Group, prompts: TokenizedPrompts, samples: int, greedy: bool)
     greedy: whether groups have a greedy baseline."""
     verified = set(group.samples.sample.tolist())
     return PromptTask(
-        prompt=group.number,
+        group=group.number,
         tokens=prompts.tokens(group.prompt_index),
-        source=prompts.prompts[group.prompt_index],
+        prompt=prompts.prompts[group.prompt_index],
         samples=samples,
         first_sample=group.first_sample,
         greedy=greedy and group.baseline is None,
         wanted=tuple(index for index in range(samples) if index not in verified) if verified else None,
         step=group.step,
-        begun={rollout.sample: rollout for rollout in group.partial},
+        partial={rollout.sample: rollout for rollout in group.partial},
         shards=group.shards,
     )
 

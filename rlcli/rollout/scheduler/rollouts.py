@@ -14,10 +14,10 @@ from rlcli.data.prompts.prompt_table import set_of, verifiers_of
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.rollout.engine import Sampling
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import OnProgress
 from rlcli.rollout.scheduler.group_buffer import GroupBuffer
-from rlcli.rollout.scheduler.group_results import correct_and_scored, judged_groups, kept_groups
+from rlcli.rollout.scheduler.group_results import correct_and_scored, kept_groups, scored_groups
 from rlcli.rollout.scheduler.groups import Group, SourceState, as_groups, as_plain, batch_of, task_of
 from rlcli.rollout.scheduler.round_totals import DrawCheck, StepTotals
 from rlcli.rollout.scheduler.verifier_failures import part_weights
@@ -149,11 +149,11 @@ class Rollouts(ABC):
     def _task(self, group: Group) -> PromptTask:
         return task_of(group, self.prompts, self.config.rollout.samples_per_prompt, self.greedy)
 
-    def _call(self, step: int) -> RolloutCall:
+    def _call(self, step: int) -> RolloutArguments:
         """Arguments of a round for `step`, for all workers."""
         rollout, train = self.config.rollout, self.config.train
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
-        return RolloutCall(sampling, train.seed, "train", step, truncated=train.truncated)
+        return RolloutArguments(sampling, train.seed, "train", step, truncated=train.truncated)
 
     def _finish(self, report: RolloutBatch, sent: int) -> None:
         """Add a round's report to the totals and to its groups. sent: number of groups that the engines received."""
@@ -165,7 +165,7 @@ class Rollouts(ABC):
             correct, scored = correct_and_scored(group.samples, self.config)
             self.cursor.account(group.prompt_index, tokens, correct, scored)
         selected = [group for group in finished if group.is_complete]
-        self.totals.judged += judged_groups(finished, selected, self.config)
+        self.totals.scored_groups += scored_groups(finished, selected, self.config)
         dropped = self.totals.stats.dropped + len(finished) - len(selected)
         self.totals.stats = replace(self.totals.stats, dropped=dropped)
 
@@ -191,11 +191,11 @@ class Rollouts(ABC):
             carried_over=len(self.buffer.complete),
             stale=int((samples.version < stats.version).sum()) if stats.rounds else len(samples),
         )
-        judged, self.totals = self.totals.judged, StepTotals()
+        groups_of_step, self.totals = self.totals.scored_groups, StepTotals()
         return replace(
             batch,
             stats=stats,
             part_weights=self.part_weights,
-            judged=judged,
+            scored_groups=groups_of_step,
             selection=self.cursor.facts(),
         )

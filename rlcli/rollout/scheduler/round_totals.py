@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcli.data.columns import TruncatedRule
-from rlcli.data.messages import JudgedGroup, RolloutBatch
+from rlcli.data.messages import RolloutBatch, ScoredGroup
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import REPORT, RunFailed
 from rlcli.rollout.scheduler.sample_filter import rewarded
@@ -27,7 +27,7 @@ class StepTotals:
     """Counters of the rounds."""
     failures: Failures = field(default_factory=Failures)
     """Verifications without a verdict."""
-    judged: list[JudgedGroup] = field(default_factory=list)
+    scored_groups: list[ScoredGroup] = field(default_factory=list)
     """Each completed group."""
     phase: int = 0
     """Number of starts of generation for the step, which numbers the files of streaming rollouts."""
@@ -51,7 +51,7 @@ class StepTotals:
         """Plain values for a checkpoint. Failures are left out: they only end the run."""
         return {
             "drawn": list(self.draws.items()),
-            "judged": list(self.judged),
+            "judged": list(self.scored_groups),
             **self.stats.state(),
             "phase": self.phase,
         }
@@ -59,8 +59,13 @@ class StepTotals:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> StepTotals:
         """The inverse of `state`."""
-        judged = [JudgedGroup(*group) for group in state["judged"]]
-        return cls(Counter(dict(state["drawn"])), RolloutStats.restored(state), judged=judged, phase=state["phase"])
+        scored_groups = [ScoredGroup(*group) for group in state["judged"]]
+        return cls(
+            Counter(dict(state["drawn"])),
+            RolloutStats.restored(state),
+            scored_groups=scored_groups,
+            phase=state["phase"],
+        )
 
 
 class DrawCheck:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch
-from rlcli.rollout.rollout_call import Slice
+from rlcli.rollout.rollout_arguments import Slice
 from rlcli.rollout.scheduler.dispatcher import collect, run_shares
 from rlcli.rollout.scheduler.groups import NONE, UNKNOWN, Group
 from rlcli.rollout.scheduler.rollouts import Rollouts
@@ -139,7 +139,7 @@ class StreamingRollouts(Rollouts):
         resumed run stays bit-identical."""
         if not self.buffer.running:
             return self.buffer.groups
-        report = collect(self.workers, self.workers.call(RolloutCalls.interrupted_rollout, False))
+        report = collect(self.workers, self.workers.call(RolloutCalls.rollout_snapshot, False))
         partial: dict[int, list[PartialRollout]] = {}
         for rollout in report.partial:
             partial.setdefault(rollout.prompt, []).append(rollout)
@@ -154,5 +154,5 @@ class StreamingRollouts(Rollouts):
 
     def _stop_engines(self) -> None:
         if self.buffer.running:
-            self.workers.call(RolloutCalls.interrupted_rollout, True)
+            self.workers.call(RolloutCalls.rollout_snapshot, True)
             self.buffer.requeue()

@@ -56,7 +56,7 @@ class SupervisedSource:
                     shard=0,
                     row=builder.add(Trajectory.single(prompt, response, np.zeros(len(response), np.float32))),
                     prompt_tokens=len(prompt),
-                    drawn_tokens=len(response),
+                    response_tokens=len(response),
                     stop_reason="stop",
                     verdict=IMITATED,
                     version=0,

@@ -16,7 +16,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.errors import RunFailed
 from rlcli.rewards.service.scoring_client import Scored
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.worker.pending_samples import PendingSample, Saver, pending_sample, wait_for_verdict
 from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.rollout.worker.verdicts import GroupVerdicts, Verification
@@ -36,7 +36,7 @@ class SampleAssembler:
     reported with its tokens so far (`add_partial`).
     """
 
-    def __init__(self, verification: Verification | None, rank: int, call: RolloutCall, save: Save) -> None:
+    def __init__(self, verification: Verification | None, rank: int, call: RolloutArguments, save: Save) -> None:
         self.call = call
         """Arguments of the current round or slice."""
         self.verdicts = GroupVerdicts(verification)
@@ -66,9 +66,9 @@ class SampleAssembler:
         self._unreported += 1
         scored = self.verdicts.add(task, sample, trajectory, conversation, request.step)
         if task.greedy and request.is_greedy:
-            self._greedy[task.prompt] = scored
+            self._greedy[task.group] = scored
             if trajectory.stop_reason == "length" and self.call.truncated == "zero_reward":
-                self._truncated_baselines.add(task.prompt)
+                self._truncated_baselines.add(task.group)
         else:
             self._finished.append((request, trajectory, scored, conversation))
 
@@ -81,9 +81,9 @@ class SampleAssembler:
         """Report a response's tokens so far."""
         row, version = self._builder.add(trajectory), trajectory.versions[0]
         assert version is not None, "the engine's version is known"
-        self._partial.append(PartialRollout(task.prompt, sample, self._rank, row, trajectory.drawn_tokens, version))
+        self._partial.append(PartialRollout(task.group, sample, self._rank, row, trajectory.response_tokens, version))
 
-    def resume(self, call: RolloutCall) -> None:
+    def resume(self, call: RolloutArguments) -> None:
         """Start the next slice. Its samples go to another file, if the call names one."""
         self.verdicts.newly_verified()
         if call.save_as != self.call.save_as:
@@ -143,7 +143,7 @@ class SampleAssembler:
                 shard=self._rank,
                 seed=request.seed,
                 keep_tokens=self.call.keep_tokens,
-                saved_group=self.call.first_group + request.task.prompt,
+                saved_group=self.call.first_group + request.task.group,
                 conversation=conversation,
                 keep_copies=self.saver.keeps_copies,
             )

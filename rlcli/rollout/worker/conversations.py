@@ -103,8 +103,8 @@ class Conversations:
 
     def open(self, key: int, task: PromptTask, replay: Trajectory | None = None) -> None:
         """Start the conversation of the sample `key`, or resume it from the trajectory that `so_far` returned."""
-        self._states[key] = ConversationState(task, self._environments.session(task.source), replay)
-        self._groups.setdefault(task.prompt, _Group()).conversations += 1
+        self._states[key] = ConversationState(task, self._environments.session(task.prompt), replay)
+        self._groups.setdefault(task.group, _Group()).conversations += 1
         self._replaying = self._replaying or replay is not None
         self._reset(key)
 
@@ -138,7 +138,7 @@ class Conversations:
                 trajectory = state.conversation.trajectory
                 if key in outputs and len(outputs[key].tokens):
                     trajectory = outputs[key].appended_to(trajectory)
-            if trajectory is not None and trajectory.drawn_tokens:
+            if trajectory is not None and trajectory.response_tokens:
                 yield key, trajectory
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Conversations:
 
     def _reset(self, key: int) -> None:
         state = self._states[key]
-        self._await_answer(key, state.session.reset(row_of(state.task.source), row_seed(state.task.source.id)))
+        self._await_answer(key, state.session.reset(row_of(state.task.prompt), row_seed(state.task.prompt.id)))
 
     def _await_answer(self, key: int, answer: Answer) -> None:
         self.waiting += 1
@@ -198,7 +198,7 @@ class Conversations:
         """Restart the conversation without its replay."""
         state = self._states[key]
         self.replay_diverged += state.replay is not None
-        state.session = self._environments.session(state.task.source, alone=state.alone)
+        state.session = self._environments.session(state.task.prompt, alone=state.alone)
         state.conversation, state.replay = None, None
         self._reset(key)
 
@@ -208,7 +208,7 @@ class Conversations:
             if state.conversation is None:
                 assert isinstance(answer, Opening), "reset is answered first"
                 state.conversation = self._environments.conversation(answer)
-                self._check_opening(state.task.prompt, state.conversation)
+                self._check_opening(state.task.group, state.conversation)
             else:
                 assert isinstance(answer, Reply), "step is answered later"
                 state.conversation.add_reply(answer)
@@ -245,10 +245,10 @@ class Conversations:
     ) -> FinishedConversation:
         state = self._states.pop(key)
         state.session.close()
-        group = self._groups[state.task.prompt]
+        group = self._groups[state.task.group]
         group.conversations -= 1
         if not group.conversations:  # its images may be large
-            del self._groups[state.task.prompt]
+            del self._groups[state.task.group]
         if conversation is not None and failure is None:
             assert conversation.ended is not None, "only ended conversations are finished"
             rewards = [reward for _, reward in conversation.rewards]

@@ -79,17 +79,17 @@ def pending_sample(
     versions = [version for version in trajectory.versions if version is not None]
     oldest, newest = min(versions), max(versions)
     unverified = Sample(
-        prompt=task.prompt,
+        prompt=task.group,
         sample=sample,
         shard=shard,
         row=0,
         prompt_tokens=trajectory.prompt_tokens,
-        drawn_tokens=trajectory.drawn_tokens,
+        response_tokens=trajectory.response_tokens,
         stop_reason=trajectory.stop_reason,
         verdict=UNVERIFIED,
         version=oldest,
         seed=seed,
-        context_tokens=len(trajectory.tokens) - trajectory.prompt_tokens - trajectory.drawn_tokens,
+        context_tokens=len(trajectory.tokens) - trajectory.prompt_tokens - trajectory.response_tokens,
         turns=trajectory.turns,
         newer_by=newest - oldest,
         version_tokens=tuple(map(trajectory.drawn_by, range(oldest, newest + 1))) if newest > oldest else (),
@@ -105,7 +105,7 @@ def pending_sample(
     summary = LogProbSummary.of(trajectory.log_probs)
     messages = conversation.fields.get("conversation", ()) if conversation else ()
     return PendingSample(
-        source=task.source,
+        source=task.prompt,
         sample=unverified,
         scored=scored,
         log_probs=summary,
@@ -113,7 +113,7 @@ def pending_sample(
         checksum=zlib.crc32(last_turn_bytes(trajectory)),
         messages=messages,
         trajectory=trajectory if keep_tokens else None,
-        copies=_copies(task.source, conversation) if conversation and keep_copies else {},
+        copies=_copies(task.prompt, conversation) if conversation and keep_copies else {},
     )
 
 
@@ -141,7 +141,7 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str,
         text,
         verdict,
         prompt_tokens=sample.prompt_tokens,
-        response_tokens=sample.drawn_tokens,
+        response_tokens=sample.response_tokens,
         finish_reason=sample.stop_reason,
         log_probs=item.log_probs,
         version=sample.version,
@@ -157,7 +157,7 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str,
 
 class Saver:
     """Writes a rollout's samples: in parts as they finish, or all at the end. save_as, truncated: as in
-    `RolloutCall`."""
+    `RolloutArguments`."""
 
     def __init__(self, save_as: str, rank: int, step: int, truncated: TruncatedRule | Literal[""] = "") -> None:
         path = filled_path(save_as, "rank", rank)

@@ -18,17 +18,17 @@ from rlcli.environments.environment_pool import Environments
 from rlcli.environments.gateway.agent_pool import AgentPool
 from rlcli.environments.gateway.agent_round import AgentRound
 from rlcli.images.image_processor import Sight
-from rlcli.rewards.service.scoring_client import ScoringService
+from rlcli.rewards.service.scoring_client import ScoringClient
 from rlcli.rollout.engine import Engine, Generation, Speculating
 from rlcli.rollout.in_flight import InFlight
-from rlcli.rollout.rollout_call import GREEDY, RolloutCall, Slice
+from rlcli.rollout.rollout_arguments import GREEDY, RolloutArguments, Slice
 from rlcli.rollout.worker.assembler import SampleAssembler
 from rlcli.rollout.worker.conversations import Conversations
 from rlcli.rollout.worker.pending_samples import Saver
 from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.rollout.worker.token_sources import AgentTurns, ConversationTurns, SingleTurns, TokenSource, Turns
 from rlcli.rollout.worker.verdicts import Verification
-from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue, counters
+from rlcli.rollout.worker.work_queue import NO_SHARED_TASKS, RoundTasks, WorkGrant, WorkQueue, counters
 
 EXCHANGE_STEPS = 8
 """Engine steps between two exchanges with the other engines: a number of steps, not a time, so that workers that share
@@ -48,7 +48,7 @@ class RolloutRole:
         self,
         rank: int,
         engine: Engine,
-        scorer: ScoringService | None,
+        scorer: ScoringClient | None,
         *,
         thinking: bool = False,
         stop_token_ids: Sequence[int] = (),
@@ -86,7 +86,7 @@ class RolloutRole:
         self.counters = counters()
 
     def run(
-        self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue = NO_QUEUE
+        self, tasks: Sequence[PromptTask], call: RolloutArguments, queue: RoundTasks = NO_SHARED_TASKS
     ) -> Iterator[Progress | RolloutBatch]:
         """Generate and verify; yields progress regularly, and the report last. tasks: those assigned to this engine.
         queue: shared with other engines; its groups are taken as slots become free. A call with a slice resumes the
@@ -196,7 +196,7 @@ class RolloutRole:
         """Whether this worker verifies and keeps the samples of its engine."""
         return self.scorer is not None
 
-    def _round(self, call: RolloutCall) -> RolloutRound:
+    def _round(self, call: RolloutArguments) -> RolloutRound:
         """The round that a call starts or resumes."""
         if call.slice is None:
             self.pause()
@@ -245,16 +245,16 @@ class RolloutRole:
 
     def seeing(self, task: PromptTask) -> PromptTask:
         """The task with its images preprocessed: all its samples share them, here and in training."""
-        if not task.source.images:
+        if not task.prompt.images:
             return task
         assert self.sight is not None, "refused before the run starts"
-        return replace(task, pictures=self.sight.prepared(task.source.images))
+        return replace(task, pictures=self.sight.prepared(task.prompt.images))
 
 
 class RolloutRound:
     """The generation of one call of `RolloutRole.run`, or of several calls with slices."""
 
-    def __init__(self, role: RolloutRole, call: RolloutCall) -> None:
+    def __init__(self, role: RolloutRole, call: RolloutArguments) -> None:
         self.assembler = SampleAssembler(role.verification, role.rank, call, role.save)
         """Verifies and reports finished samples."""
         self._in_flight = InFlight(role.engine)
@@ -269,14 +269,14 @@ class RolloutRound:
         task, step = self._role.seeing(task), self._call.step if task.step is None else task.step
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             index = task.first_sample + sample
-            seed = sample_seed(self._call.seed, self._call.purpose, step, task.source.id, index)
+            seed = sample_seed(self._call.seed, self._call.purpose, step, task.prompt.id, index)
             self.source.open(next(self._keys), SampleRequest(task, sample, seed, step))
 
     def finish(self, generation: Generation) -> None:
         """Handle a finished response of the engine: it is verified, or sent to its environment."""
         self.source.add_output(self._in_flight.finished(generation, self._role.version))
 
-    def resume(self, call: RolloutCall) -> None:
+    def resume(self, call: RolloutArguments) -> None:
         """Start the next slice."""
         self._call = call
         self.assembler.resume(call)
@@ -297,7 +297,7 @@ class RolloutRound:
         if self.source.resumes_finished:
             self.assembler.add_compared()
         for request, trajectory in self.source.partial(self._in_flight.so_far()):
-            if trajectory.drawn_tokens:
+            if trajectory.response_tokens:
                 self.assembler.add_partial(request.task, request.sample, trajectory)
 
     def report(self, *, settled: bool = False) -> RolloutBatch:
@@ -306,10 +306,10 @@ class RolloutRound:
         report, reported = self.assembler.report(settled=settled), self._reported
         drafted, accepted = self._role.speculated()
         tokens, diverged = self._in_flight.tokens, self.source.replay_diverged
-        self._reported = RolloutStats(generated_tokens=tokens, redrawn=diverged)
+        self._reported = RolloutStats(generated_tokens=tokens, replay_diverged=diverged)
         stats = RolloutStats(
             generated_tokens=tokens - reported.generated_tokens,
-            redrawn=diverged - reported.redrawn,
+            replay_diverged=diverged - reported.replay_diverged,
             drafted=drafted,
             accepted=accepted,
             version=self._role.version,

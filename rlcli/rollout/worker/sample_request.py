@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlcli.data.messages import PromptTask
 from rlcli.data.sample_shard import FETCH_TIMEOUT_S, SampleShard
 from rlcli.data.trajectories import Trajectory
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class SampleRequest:
     @property
     def is_resumed(self) -> bool:
         """Whether an earlier round aborted it."""
-        return self.sample in self.task.begun
+        return self.sample in self.task.partial
 
     def so_far(self) -> Trajectory:
         """Tokens of the sample before the engine continues it: its prompt, with the response if it was aborted."""
         if not self.is_resumed:
             return Trajectory.of_prompt(self.task.tokens, self.task.pictures)
-        partial = self.task.begun[self.sample]
+        partial = self.task.partial[self.sample]
         shard = self.task.shards[partial.shard]
         if not isinstance(shard, SampleShard):
             import ray

@@ -13,8 +13,8 @@ from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.rewards.expression import rivals_of
-from rlcli.rewards.service.scoring_client import Scored, ScoringService
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rewards.service.scoring_client import Scored, ScoringClient
+from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.rollout.worker.pending_samples import last_turn_bytes
 
 
@@ -22,7 +22,7 @@ from rlcli.rollout.worker.pending_samples import last_turn_bytes
 class Verification:
     """The verifiers of a worker's responses."""
 
-    scorer: ScoringService
+    scorer: ScoringClient
     """Client of the scoring service."""
     thinking: bool = False
     """Whether prompts end within an open <think>."""
@@ -36,14 +36,14 @@ class Verification:
     ) -> Future[Scored]:
         """Submit the policy's last turn; the future has its text and verdict. fields: further ones of the request."""
         tokens, control_tokens, request = self._frame(trajectory, fields or {})
-        return self.scorer.submit(task.source, tokens, control_tokens, request)
+        return self.scorer.submit(task.prompt, tokens, control_tokens, request)
 
     def submit_group(
         self, task: PromptTask, responses: Sequence[tuple[Trajectory, Mapping[str, object]]]
     ) -> list[Future[Scored]]:
         """Like `submit`, for all responses of a group in one call of their verifier."""
         frames = [self._frame(trajectory, fields) for trajectory, fields in responses]
-        return self.scorer.submit_group(task.source, frames)
+        return self.scorer.submit_group(task.prompt, frames)
 
     def _frame(self, trajectory: Trajectory, fields: Mapping[str, object]) -> tuple[bytes, int, dict[str, object]]:
         common = {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking}
@@ -83,7 +83,7 @@ class GroupVerdicts:
 
     def begin(self, task: PromptTask) -> None:
         """Register a group."""
-        self._verdicts[task.prompt] = []
+        self._verdicts[task.group] = []
 
     def add(
         self,
@@ -97,19 +97,19 @@ class GroupVerdicts:
         them together. step: of the training."""
         scored: Future[Scored] = Future()
         fields: Mapping[str, object] = conversation.fields if conversation else {}
-        grouped = self._verification is not None and task.source.verifier in self._verification.grouped
+        grouped = self._verification is not None and task.prompt.verifier in self._verification.grouped
         if conversation is not None and conversation.failure is not None:
             scored.set_result(Scored("", conversation.failure))
-        elif grouped or rivals_of(task.source.verifier):
+        elif grouped or rivals_of(task.prompt.verifier):
             fields = {**fields, "step": step} if grouped else fields
-            self._compared.setdefault(task.prompt, []).append(Compared(sample, task, trajectory, fields, scored))
+            self._compared.setdefault(task.group, []).append(Compared(sample, task, trajectory, fields, scored))
         else:
             assert self._verification is not None
             scored = self._verification.submit(task, trajectory, fields)
-        self._verdicts[task.prompt].append(scored)
-        if len(self._verdicts[task.prompt]) == task.responses:
-            self._generated.append(task.prompt)
-            self._compare(task.prompt)
+        self._verdicts[task.group].append(scored)
+        if len(self._verdicts[task.group]) == task.responses:
+            self._generated.append(task.group)
+            self._compare(task.group)
         return scored
 
     def _compare(self, prompt: int) -> None:
@@ -120,7 +120,7 @@ class GroupVerdicts:
         group = sorted(self._compared.pop(prompt, ()), key=attrgetter("sample"))
         if not group:
             return
-        task, rival_count = group[0].task, rivals_of(group[0].task.source.verifier)
+        task, rival_count = group[0].task, rivals_of(group[0].task.prompt.verifier)
         frames = [
             (last_turn_bytes(response.trajectory), verification.trailing_control_tokens(response.trajectory))
             for response in group
@@ -130,7 +130,7 @@ class GroupVerdicts:
             rivals = [*frames[index + 1 :], *frames[:index]][:rival_count]
             fields = {**response.fields, "rivals": rivals} if rival_count else response.fields
             responses.append((response.trajectory, fields))
-        if task.source.verifier in verification.grouped:
+        if task.prompt.verifier in verification.grouped:
             baselines = int(task.greedy and group[0].sample == GREEDY)
             parts = [part for part in (responses[:baselines], responses[baselines:]) if part]
             futures = [future for part in parts for future in verification.submit_group(task, part)]

@@ -25,7 +25,7 @@ POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Queue:
+class RoundTasks:
     """The queue that the engines share in one round."""
 
     name: str
@@ -36,8 +36,8 @@ class Queue:
     """Number of complete groups, over all engines, that end the round; None: all of them."""
 
 
-NO_QUEUE = Queue("", (), None)
-"""Queue of a round in which each engine is assigned all its tasks at once, and finishes them."""
+NO_SHARED_TASKS = RoundTasks("", (), None)
+"""RoundTasks of a round in which each engine is assigned all its tasks at once, and finishes them."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class WorkQueue:
     begin(queue.tasks[index] for index in grant.take)
     """
 
-    def __init__(self, queue: Queue, counters: Store) -> None:
+    def __init__(self, queue: RoundTasks, counters: Store) -> None:
         self._queue, self._counters = queue, counters
         self._taken, self._finished = f"{queue.name}/taken", f"{queue.name}/finished"
         self._empty = not queue.tasks

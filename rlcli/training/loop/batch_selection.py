@@ -17,7 +17,7 @@ from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
-from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
+from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import compares_group, left_out, rewarded, right_of
 from rlcli.training.worker.plan_integrity import of_samples
@@ -73,7 +73,7 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
     known: SampleColumns[Tensor] = SampleColumns(
         rewards=rewards,
         groups=groups,
-        lengths=torch.tensor(samples.drawn_tokens),
+        lengths=torch.tensor(samples.response_tokens),
         right=torch.tensor(right_of(samples, config)),
         scores=torch.tensor(batch.samples.score[reasons == 0]),  # as in their signatures
         signatures=torch.tensor(samples.signature),
@@ -133,7 +133,7 @@ def shaped_rewards(samples: SampleTable, groups: Int64[Tensor, " S"], config: Ru
     from rlcli.algorithms.shaping import length_reward, overlong, soft_format
 
     shaping = config.shaping
-    rewards, lengths = torch.tensor(samples.score), torch.tensor(samples.drawn_tokens)
+    rewards, lengths = torch.tensor(samples.score), torch.tensor(samples.response_tokens)
     if shaping.overlong_buffer:
         rewards += overlong(
             lengths,
@@ -188,7 +188,7 @@ def plan_step(selected: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
     """Assign samples to `ranks` and micro-batches."""
     return plan_batches(
         selected.samples.prompt_tokens.tolist(),
-        selected.samples.drawn_tokens.tolist(),
+        selected.samples.response_tokens.tolist(),
         selected.groups,
         minibatches=config.train.minibatches,
         ranks=ranks,
@@ -208,7 +208,7 @@ def step_work(
     of the trainer's weights."""
     right_tokens = selected.columns.lengths * selected.columns.right
     minibatches = [
-        MiniWork(
+        MinibatchCounts(
             tokens=mini.tokens,
             sequences=mini.sequences,
             groups=mini.groups,

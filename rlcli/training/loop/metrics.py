@@ -110,7 +110,7 @@ def sample_metrics(samples: SampleTable) -> dict[str, float]:
     """Outcomes and lengths of all samples, including those that do not count."""
     import numpy as np
 
-    lengths, n = samples.drawn_tokens, len(samples)
+    lengths, n = samples.response_tokens, len(samples)
     counts = np.bincount(samples.outcome, minlength=len(OUTCOMES)).tolist()
     return {
         **{f"outcome/{outcome}": count / n for outcome, count in zip(OUTCOMES, counts, strict=True)},
@@ -204,8 +204,10 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             metrics[f"update/{name}"] = statistics.fmean(update[name] for update in done)
     if "kl" in updates[0]:
         metrics["update/kl_start"] = updates[0]["kl"] / max(updates[0]["tokens"], 1.0)
-    if updates[0].get("check_expected_pull", 0.0) > 0:
-        metrics["update/loss_scale"] = updates[0]["check_pull"] / updates[0]["check_expected_pull"]
+    if updates[0].get("check_expected_grad_dot_advantage", 0.0) > 0:
+        metrics["update/loss_scale"] = (
+            updates[0]["check_grad_dot_advantage"] / updates[0]["check_expected_grad_dot_advantage"]
+        )
     if "mismatch_tokens" in done[0]:
         metrics |= mismatch_metrics(done[0])
     return metrics
@@ -218,7 +220,7 @@ def staleness_metrics(samples: SampleTable, version: int) -> dict[str, float]:
     oldest = np.maximum(version - samples.version, 0)
     by_version = samples.version_tokens
     known = by_version.sum(axis=1) > 0 if by_version.shape[1] else np.zeros(len(samples), bool)
-    tokens = np.bincount(oldest[~known], weights=samples.drawn_tokens[~known])
+    tokens = np.bincount(oldest[~known], weights=samples.response_tokens[~known])
     for newer in range(by_version.shape[1]):
         mask = known & (by_version[:, newer] > 0)
         counts = np.bincount(oldest[mask] - newer, weights=by_version[mask, newer])

@@ -96,8 +96,8 @@ class StepRecords:
         flat = [report for ranks in reports.values() for report in ranks]
         for report in flat:
             self._report(report.problem)
-        if batch.judged:
-            line = json.dumps({"step": step, "groups": batch.judged}, ensure_ascii=False)
+        if batch.scored_groups:
+            line = json.dumps({"step": step, "groups": batch.scored_groups}, ensure_ascii=False)
             self._writer.put(partial(append_line, self._path / PROMPTS, line))
         if self._saves:
             means = {index: value for report in flat for index, value in report.advantages.items()}

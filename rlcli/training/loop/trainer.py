@@ -56,7 +56,7 @@ from rlcli.training.loop.step_records import StepRecords
 from rlcli.training.loop.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
 from rlcli.training.loop.warnings import NO_UPDATE, Warnings
 from rlcli.training.worker.calls import WorkerCalls, Workers
-from rlcli.training.worker.worker_pools import Groups
+from rlcli.training.worker.worker_pools import WorkerPools
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -89,7 +89,7 @@ class Trainer:
         context: RunContext,
         prompts: TokenizedPrompts,
         held_out: TokenizedPrompts | None,
-        groups: Groups,
+        groups: WorkerPools,
         folder: RunFolder,
         trackers: Trackers,
         view: View,

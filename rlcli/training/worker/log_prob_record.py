@@ -69,7 +69,7 @@ class LogProbRecord:
             current = np.concatenate([sampled_by(row, self.version) for row in micro.rows])
             # A trainer that computes no number is the update guard's to report: its gradient is bad.
             used = current & np.isfinite(trainer)
-            sample: np.ndarray = np.repeat(np.arange(len(micro.rows)), [row.drawn_tokens for row in micro.rows])
+            sample: np.ndarray = np.repeat(np.arange(len(micro.rows)), [row.response_tokens for row in micro.rows])
             lengths = np.bincount(sample[used], minlength=len(micro.rows))
             tables.append(sample_table(trainer[used], engine[used], lengths, drawn=True))
         self._log_probs = {}
@@ -85,9 +85,9 @@ class LogProbRecord:
         rows: list[Row] = []
         for row in self._rows:
             branch = row.branches[-1]
-            if not branch.pictures and branch.drawn_tokens and tokens > 0:
+            if not branch.pictures and branch.response_tokens and tokens > 0:
                 rows.append((branch.tokens, branch.prompt_tokens))
-                tokens -= branch.drawn_tokens
+                tokens -= branch.response_tokens
         return rows
 
 

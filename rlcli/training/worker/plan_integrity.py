@@ -109,10 +109,10 @@ class RowCheck:
             raise RunFailed(f"group {group} of the step holds samples of different prompts", REPORT)
 
 
-def watch_pull(
-    log_probs: Float[Tensor, " R"], advantages: Float[Tensor, " R"], pull: Float[Tensor, ""], world: int
+def watch_grad_dot_advantage(
+    log_probs: Float[Tensor, " R"], advantages: Float[Tensor, " R"], total: Float[Tensor, ""], world: int
 ) -> None:
-    """Have the backward pass, which runs on world × the loss, subtract from `pull` the loss gradient along the
+    """Have the backward pass, which runs on world × the loss, subtract from `total` the loss gradient along the
     advantages: −Σ A · ∂loss/∂log π over this rank's response tokens.
 
     log_probs: the input of the policy loss, for its gradient only. advantages: the controller's, not those in the
@@ -120,7 +120,7 @@ def watch_pull(
     """
 
     def subtract(gradient: Tensor) -> None:
-        pull.sub_((gradient.double() * advantages).sum() / world)
+        total.sub_((gradient.double() * advantages).sum() / world)
 
     if log_probs.requires_grad:
         log_probs.register_hook(subtract)

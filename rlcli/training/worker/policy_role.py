@@ -13,7 +13,7 @@ from rlcli.data.messages import Coefficients
 from rlcli.images.image_rule import ImageRule
 from rlcli.training.worker.backend import Loader
 from rlcli.training.worker.log_prob_record import LogProbRecord
-from rlcli.training.worker.plan_integrity import of_samples, watch_pull, weight_of
+from rlcli.training.worker.plan_integrity import of_samples, watch_grad_dot_advantage, weight_of
 from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PolicyRole:
     model encodes images, if it does."""
 
     def __init__(self, config: RunConfig, device: torch.device, load: Loader, images: ImageRule | None = None) -> None:
-        from rlcli.algorithms.build import build_algorithm, pulls_by_advantage
+        from rlcli.algorithms.build import build_algorithm, is_weighted_by_advantage
         from rlcli.model.lora import LoraSpec
 
         self.temperature = config.rollout.temperature
@@ -42,7 +42,7 @@ class PolicyRole:
         lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
         replays = config.rollout.replay_routes
         self.policy = load("policy", config.model.path, lora=lora, replays=replays)
-        self.checks_loss = self.sampled and pulls_by_advantage(self.algorithm)
+        self.checks_loss = self.sampled and is_weighted_by_advantage(self.algorithm)
         # With LoRA the reference is the policy without its adapter; otherwise it is a second, frozen copy.
         needs_copy = self.algorithm.needs_reference and lora is None
         self.reference = load("policy", config.model.path, trained=False, replays=replays) if needs_copy else None
@@ -155,9 +155,9 @@ class PolicyRole:
         self, batch: TrainBatch, micro: MicroBatch, inputs: LossInputs, denominators: Denominators
     ) -> tuple[dict[str, Tensor], Callable[[Tensor], None] | None]:
         """Sums of one micro-batch that the controller compares with its plan: `check_rows`, of the signatures;
-        `check_advantages`, of the advantages, each weighted by its signature; `check_expected_pull`, and `check_pull`,
-        which the backward pass fills (see `watch_pull`), where advantages determine the loss. Also a hook for the
-        input of the policy loss."""
+        `check_advantages`, of the advantages, each weighted by its signature; where advantages determine the loss,
+        `check_expected_grad_dot_advantage`, and `check_grad_dot_advantage`, which the backward pass fills
+        (`watch_grad_dot_advantage`). Also a hook for the input of the policy loss."""
         import torch
 
         sums: dict[str, Tensor] = {}
@@ -172,10 +172,10 @@ class PolicyRole:
         if self.checks_loss:
             tokens = micro.tokens.advantages if planned is None else micro.spread(planned)
             read = (tokens.index_select(0, inputs.kept_places) if inputs.has("kept") else tokens).double()
-            pull_of = self.algorithm.pull(inputs.replace(advantages=tokens), denominators)
-            sums["check_expected_pull"] = pull_of.double()
-            sums["check_pull"] = pull = torch.zeros_like(sums["check_expected_pull"])
-            watch = partial(watch_pull, advantages=read, pull=pull, world=self.policy.data_ranks)
+            expected = self.algorithm.grad_dot_advantage(inputs.replace(advantages=tokens), denominators)
+            sums["check_expected_grad_dot_advantage"] = expected.double()
+            sums["check_grad_dot_advantage"] = total = torch.zeros_like(sums["check_expected_grad_dot_advantage"])
+            watch = partial(watch_grad_dot_advantage, advantages=read, total=total, world=self.policy.data_ranks)
         return {name: value.detach() for name, value in sums.items()}, watch
 
     def _checks(self, batch: TrainBatch, index: int) -> dict[str, float]:

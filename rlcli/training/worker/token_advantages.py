@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.inputs import AdvantageInputs, LossInputs
 from rlcli.algorithms.ranks import Ranks
-from rlcli.data.train_rows import MiniWork
+from rlcli.data.train_rows import MinibatchCounts
 from rlcli.training.worker.train_batch import Joined, TrainBatch
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None
         joined.fill("selected", selected)
 
 
-def _without(batch: TrainBatch, index: int, lost: Float64[Tensor, " S"]) -> MiniWork:
+def _without(batch: TrainBatch, index: int, lost: Float64[Tensor, " S"]) -> MinibatchCounts:
     """The denominators of a minibatch after `lost` tokens of each sample are rejected. A response that has
     lost all of its tokens is not counted, nor is a prompt that has lost all of its responses; `group_tokens` falls."""
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from rlcli.column_records import Column, Columns
 from rlcli.data.packer import Bin
 from rlcli.data.sample_shard import FETCH_TIMEOUT_S, SampleShard
-from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
+from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.images.image_rule import ImageRule
 from rlcli.support.files import replacing
@@ -136,9 +136,9 @@ class TrainBatch:
 
     minibatches: list[list[MicroBatch]]
     """[minibatch] → its micro-batches on this rank."""
-    works: list[MiniWork]
+    works: list[MinibatchCounts]
     """[minibatch] → its denominators."""
-    policy_works: list[MiniWork]
+    policy_works: list[MinibatchCounts]
     """The denominators of the policy, without the tokens that its correction rejects."""
     columns: SampleColumns[Tensor]
     """Columns of all the step's samples, the same on every rank."""
@@ -239,7 +239,7 @@ class TrainBatch:
         its `packed` tokens, its `samples` and `lengths`, and the filled-in `tokens`."""
         import torch
 
-        work = {field.name: getattr(self.policy_works[minibatch], field.name) for field in fields(MiniWork)}
+        work = {field.name: getattr(self.policy_works[minibatch], field.name) for field in fields(MinibatchCounts)}
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
@@ -267,7 +267,7 @@ class TrainBatch:
         branches = [(index, branch) for index, row in enumerate(rows) for branch in row.branches]
         packed = self._packed(branches) if rows else dummy(torch.device("cpu"), self.rule)
         samples = torch.tensor(bin, dtype=torch.int64)
-        lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64)
+        lengths = torch.tensor([row.response_tokens for row in rows], dtype=torch.int64)
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
         tokens = TokenColumns(rollout_log_probs=torch.tensor(log_probs))
         if step.columns.has("turn_rewards"):

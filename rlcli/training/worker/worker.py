@@ -28,9 +28,9 @@ from rlcli.errors import RunFailed
 from rlcli.images.image_processor import Sight
 from rlcli.model.parallel.parallel_dims import ParallelDims
 from rlcli.rollout.engine import Counting, Described, Engine, engine_named, shared_memory_prefix
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.worker.rollout_role import RolloutRole
-from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue
+from rlcli.rollout.worker.work_queue import NO_SHARED_TASKS, RoundTasks
 from rlcli.support.files import filled_path
 from rlcli.support.importing import trust_imports
 from rlcli.support.machine.gpus import GROUPS, capability
@@ -189,12 +189,12 @@ class Worker(WeightSync, WorkerCalls):
 
     @implements(WorkerCalls.rollout)
     def rollout(
-        self, tasks: Sequence[PromptTask], call: RolloutCall, queue: Queue | None = None
+        self, tasks: Sequence[PromptTask], call: RolloutArguments, queue: RoundTasks | None = None
     ) -> Iterator[Progress | RolloutBatch]:
-        yield from self._rollout.run(tasks, call, queue or NO_QUEUE)
+        yield from self._rollout.run(tasks, call, queue or NO_SHARED_TASKS)
 
-    @implements(WorkerCalls.interrupted_rollout)
-    def interrupted_rollout(self, end: bool) -> RolloutBatch:
+    @implements(WorkerCalls.rollout_snapshot)
+    def rollout_snapshot(self, end: bool) -> RolloutBatch:
         return self._rollout.interrupted(end=end, keep=self.spec.context.keeps)
 
     @implements(WorkerCalls.take_shard)

@@ -12,7 +12,7 @@ POLICY, CRITIC, TEACHERS, ENGINES = "rank", "critic", "teacher", "engine"
 
 
 @dataclass(frozen=True)
-class Groups:
+class WorkerPools:
     """The workers of a run."""
 
     policy: Workers

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.rewards.service.scoring_client import ScoringService
+from rlcli.rewards.service.scoring_client import ScoringClient
 from rlcli.rewards.service.scoring_service import Settings
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.support.files import private_folder
@@ -38,7 +38,7 @@ def forget_worker(spec: WorkerSpec, rank: int) -> None:
         _noted(spec).rmdir()
 
 
-def scoring_service(spec: WorkerSpec, tokenizer: PreTrainedTokenizerBase) -> ScoringService:
+def scoring_service(spec: WorkerSpec, tokenizer: PreTrainedTokenizerBase) -> ScoringClient:
     """The scoring service shared by all engines of this run on this machine, possibly still loading."""
     section, cores = spec.config.verifier, len(os.sched_getaffinity(0))
     settings = Settings(
@@ -53,7 +53,7 @@ def scoring_service(spec: WorkerSpec, tokenizer: PreTrainedTokenizerBase) -> Sco
     # Two runs on the same workers, one after another, have separate ones. The number of workers is not part of the key.
     digest = hashlib.sha256(replace(settings, processes=0).to_json().encode()).hexdigest()[:8]
     # Short: the path of a socket has at most 107 bytes.
-    return ScoringService(settings, Path("/tmp", f"rlcli-scoring-{spec.group_id}-{digest}"), tokenizer)
+    return ScoringClient(settings, Path("/tmp", f"rlcli-scoring-{spec.group_id}-{digest}"), tokenizer)
 
 
 def processes_of(cores: int, workers: int, device: str) -> int:

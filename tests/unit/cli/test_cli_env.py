@@ -176,7 +176,7 @@ def test_a_model_plays_within_the_limits(rlcli: Any, tmp_path: Path) -> None:
     shown = rlcli("try", "guess_number", "--model", model, *sets)
     assert shown.startswith("user: I have chosen")
     assert "\nassistant: " in shown
-    assert shown.splitlines()[-1].startswith(("ended: turn_tokens; ", "ended: drawn_tokens; "))
+    assert shown.splitlines()[-1].startswith(("ended: turn_tokens; ", "ended: response_tokens; "))
     assert shown == rlcli("try", "guess_number", "--model", model, *sets), "the same seed draws the same"
     assert "describes no calls of tools" in rlcli("try", "calculator", "--model", model, expect=2)
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.data.packer import ATTENTION, MiniBatch, Plan, plan_batches
+from rlcli.data.packer import ATTENTION, MinibatchPlan, Plan, plan_batches
 from rlcli.model.packed_batch import pack
 
 relaxed = settings(deadline=None)
@@ -82,7 +82,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def forwarded(minibatch: MiniBatch) -> list[int]:
+def forwarded(minibatch: MinibatchPlan) -> list[int]:
     return [sample for rank in minibatch.ranks for bin in rank for sample in bin]
 
 

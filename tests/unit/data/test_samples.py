@@ -41,7 +41,7 @@ plain = st.builds(
     shard=counts,
     row=counts,
     prompt_tokens=counts,
-    drawn_tokens=counts,
+    response_tokens=counts,
     stop_reason=st.sampled_from(["stop", "length"]),
     verdict=verdicts,
     version=counts,
@@ -89,5 +89,5 @@ def test_metrics_of_columns_are_those_of_the_samples_one_by_one(samples: list[Sa
     for outcome in Outcome:
         share = sum(s.verdict.outcome == outcome for s in samples) / len(samples)
         assert metrics[f"outcome/{outcome}"] == pytest.approx(share)
-    assert metrics["response_tokens/mean"] == pytest.approx(statistics.fmean(s.drawn_tokens for s in samples))
-    assert metrics["response_tokens/max"] == max(s.drawn_tokens for s in samples)
+    assert metrics["response_tokens/mean"] == pytest.approx(statistics.fmean(s.response_tokens for s in samples))
+    assert metrics["response_tokens/max"] == max(s.response_tokens for s in samples)

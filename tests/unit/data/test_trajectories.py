@@ -68,7 +68,7 @@ def test_only_what_the_policy_drew_is_in_the_mask() -> None:
     assert whole.drawn.tolist() == [False] * 3 + [True, True, False, False, True]
     assert whole.drawn_ids.tolist() == [10, 11, 12]
     assert whole.log_probs.tolist() == [-0.5, -1.0, -2.0]
-    assert (whole.prompt_tokens, whole.drawn_tokens, whole.turns, whole.versions) == (3, 3, 2, [4, 6])
+    assert (whole.prompt_tokens, whole.response_tokens, whole.turns, whole.versions) == (3, 3, 2, [4, 6])
     assert whole.spans[2] == Span("environment", 5, 7)
     assert whole.stop_reason == "stop"
 
@@ -79,14 +79,14 @@ def test_a_response_continued_by_other_weights_is_one_turn() -> None:
     assert same.spans == (Span("prompt", 0, 1), Span("policy", 1, 4, 3))
     newer = begun.extended("policy", ids(7), log_probs(-3), 5, "stop")
     assert newer.spans == (Span("prompt", 0, 1), Span("policy", 1, 3, 3), Span("policy", 3, 4, 5))
-    assert (newer.turns, newer.versions, newer.drawn_tokens, newer.prompt_tokens) == (1, [3, 5], 3, 1)
+    assert (newer.turns, newer.versions, newer.response_tokens, newer.prompt_tokens) == (1, [3, 5], 3, 1)
     nothing = begun.extended("policy", ids(), log_probs(), 5, "length")
     assert (nothing.spans, nothing.stop_reason) == (begun.spans, "length")
 
 
 def test_a_response_may_be_empty() -> None:
     empty = Trajectory.single(ids(1, 2), ids(), log_probs(), version=3)
-    assert (empty.prompt_tokens, empty.drawn_tokens, empty.turns, empty.versions) == (2, 0, 1, [3])
+    assert (empty.prompt_tokens, empty.response_tokens, empty.turns, empty.versions) == (2, 0, 1, [3])
     assert not empty.drawn.any()
 
 
@@ -129,7 +129,7 @@ def test_rows_of_older_checkpoints_are_single_responses() -> None:
 
 def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
     begun = PartialRollout(0, 1, 0, 1, 2, version=3)
-    task = PromptTask(0, ids(3), SOURCE, 2, begun={1: begun}, shards=[SampleShard.of_arrays(older_arrays())])
+    task = PromptTask(0, ids(3), SOURCE, 2, partial={1: begun}, shards=[SampleShard.of_arrays(older_arrays())])
     whole = SampleRequest(task, 1, 0, 0).so_far().extended("policy", ids(6), log_probs(-4), 5, "stop")
     assert (whole.versions, whole.drawn_ids.tolist()) == ([3, 5], [8, 7, 6])
     assert SampleRequest(task, 0, 0, 0).so_far().tokens.tolist() == [3]
@@ -146,7 +146,7 @@ def test_groups_of_older_checkpoints_load() -> None:
     (older,) = plain[0]["samples"]
     for name in ("context_tokens", "turns", "newer_by", "turn_rewards", "turn_states"):
         del older[name]
-    older["response_tokens"], older["finish_reason"] = older.pop("drawn_tokens"), older.pop("stop_reason")
+    older["drawn_tokens"], older["finish_reason"] = older.pop("response_tokens"), older.pop("stop_reason")
     assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
 
 
@@ -259,7 +259,7 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     assert (one["turn_rewards"], other["turn_rewards"]) == ([0.5, 1.0], None)
     assert (samples[0].turn_rewards, samples[0].turn_states) == ((0.5, 1.0), (7, 8))
     assert (one["mean_log_prob"], one["min_log_prob"]) == (pytest.approx(-3.5 / 3), -2.0)
-    assert (samples[0].tokens, samples[0].drawn_tokens, samples[0].context_tokens) == (8, 3, 2)
+    assert (samples[0].tokens, samples[0].response_tokens, samples[0].context_tokens) == (8, 3, 2)
 
     metrics = sample_metrics(SampleTable.of(samples))
     assert (metrics["response_tokens/mean"], metrics["response_tokens/max"]) == (2.0, 3.0)

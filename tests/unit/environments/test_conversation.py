@@ -15,7 +15,7 @@ from tests import chat_templates as of
 from tests.chat_templates import tokenizer_with
 
 ASK = Opening([{"role": "user", "content": "1+1?"}])
-ROOMY = Limits(turns=9, turn_tokens=99, drawn_tokens=999, tokens=999)
+ROOMY = Limits(turns=9, turn_tokens=99, response_tokens=999, tokens=999)
 
 
 def talk(
@@ -53,9 +53,9 @@ def test_two_turns_are_one_trajectory_whose_mask_is_what_was_drawn() -> None:
     assert tokenizer.decode(whole.tokens[whole.drawn]) == "2<|im_end|>Yes.<|im_end|>"
     assert (conversation.ended, whole.turns, whole.versions, conversation.reward) == ("done", 2, [1, 2], 0.75)
     last = len(tokenizer("2<|im_end|>")["input_ids"]) - 1
-    assert conversation.rewards == [(last, 0.25), (whole.drawn_tokens - 1, 0.5)]
+    assert conversation.rewards == [(last, 0.25), (whole.response_tokens - 1, 0.5)]
     assert conversation.states == [state_of(ASK.messages), state_of(replied("Sure?").messages)]
-    assert whole.turn_of_drawn.tolist() == [0] * (last + 1) + [1] * (whole.drawn_tokens - last - 1)
+    assert whole.turn_of_drawn.tolist() == [0] * (last + 1) + [1] * (whole.response_tokens - last - 1)
     assert [m["role"] for m in conversation.messages] == ["user", "assistant", "user", "assistant", "user"]
 
 
@@ -63,14 +63,14 @@ def test_two_turns_are_one_trajectory_whose_mask_is_what_was_drawn() -> None:
     ("limits", "turns", "ended"),
     [
         ({"turns": 2}, 2, "turns"),
-        ({"drawn_tokens": 4}, 2, "drawn_tokens"),
+        ({"response_tokens": 4}, 2, "response_tokens"),
         ({"tokens": 45}, 1, "tokens"),
         ({"tool_calls": 1}, 2, "tool_calls"),
     ],
 )
 def test_a_limit_ends_it_and_says_which(limits: dict[str, int], turns: int, ended: str) -> None:
     tokenizer, conversation = talk(
-        Limits(**{**{"turns": 9, "turn_tokens": 99, "drawn_tokens": 999, "tokens": 999}, **limits})
+        Limits(**{**{"turns": 9, "turn_tokens": 99, "response_tokens": 999, "tokens": 999}, **limits})
     )
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>' if "tool_calls" in limits else "2"
     done = 0
@@ -122,12 +122,12 @@ def test_a_turn_that_was_cut_off_ends_it() -> None:
 
 
 def test_room_is_what_every_limit_leaves() -> None:
-    tokenizer, conversation = talk(Limits(turns=9, turn_tokens=50, drawn_tokens=60, tokens=400))
+    tokenizer, conversation = talk(Limits(turns=9, turn_tokens=50, response_tokens=60, tokens=400))
     assert conversation.room == 50
     draw(tokenizer, conversation, "a" * 29 + "<|im_end|>")
     conversation.add_reply(replied("?"))
     assert conversation.room == 30
-    assert talk(Limits(turns=9, turn_tokens=50, drawn_tokens=60, tokens=10))[1].ended == "tokens"
+    assert talk(Limits(turns=9, turn_tokens=50, response_tokens=60, tokens=10))[1].ended == "tokens"
 
 
 def test_the_opener_that_another_drew_is_taken_back_with_its_log_prob() -> None:
@@ -136,12 +136,12 @@ def test_the_opener_that_another_drew_is_taken_back_with_its_log_prob() -> None:
     before = conversation.trajectory
     conversation.add_reply(replied("Sure?"))
     after = conversation.trajectory
-    assert after.drawn_tokens == before.drawn_tokens - 1 == len(after.log_probs)
+    assert after.response_tokens == before.response_tokens - 1 == len(after.log_probs)
     assert tokenizer.decode(after.tokens).endswith("2<|user|>\nSure?<|assistant|>\n")
 
 
 def test_a_reply_that_is_too_long_is_cut_and_its_calls_are_counted() -> None:
-    tokenizer, conversation = talk(Limits(turns=9, turn_tokens=99, drawn_tokens=999, tokens=999, reply_chars=5))
+    tokenizer, conversation = talk(Limits(turns=9, turn_tokens=99, response_tokens=999, tokens=999, reply_chars=5))
     text = '<think>x</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>broken</tool_call>'
     message = draw(tokenizer, conversation, text + "<|im_end|>")
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
@@ -191,7 +191,7 @@ def test_the_result_of_a_tool_goes_on_in_the_same_branch() -> None:
     ("limits", "ended"), [({"tokens": 40}, None), ({"tokens": 30}, "tokens"), ({"sample_tokens": 58}, "tokens")]
 )
 def test_branches_have_a_limit_each_and_one_together(limits: dict[str, int], ended: str | None) -> None:
-    most = Limits(**{**{"turns": 9, "turn_tokens": 99, "drawn_tokens": 999, "tokens": 999}, **limits})  # type: ignore[arg-type]
+    most = Limits(**{**{"turns": 9, "turn_tokens": 99, "response_tokens": 999, "tokens": 999}, **limits})  # type: ignore[arg-type]
     tokenizer, conversation = talk(most, of.THINKING, "", "per_cycle")
     draw(tokenizer, conversation, "one and one</think>2<eos>")
     conversation.add_reply(replied("Sure?"))

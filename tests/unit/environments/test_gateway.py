@@ -18,7 +18,7 @@ from rlcli.environments.conversation import Limits
 from rlcli.environments.gateway.gateway_server import Gateway, GatewaySession
 from tests.taught_engine import TaughtEngine, is_recorded
 
-LIMITS = Limits(turns=8, turn_tokens=100, drawn_tokens=800, tokens=2000)
+LIMITS = Limits(turns=8, turn_tokens=100, response_tokens=800, tokens=2000)
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
@@ -85,7 +85,7 @@ def test_a_conversation_with_tools_is_one_trajectory_of_the_engines_ids(engine: 
     whole = branch.trajectory
     assert len(engine.seen) == 3
     assert is_recorded(engine.seen, [whole])
-    assert (whole.turns, whole.versions, len(whole.log_probs)) == (3, [4, 4, 4], whole.drawn_tokens)
+    assert (whole.turns, whole.versions, len(whole.log_probs)) == (3, [4, 4, 4], whole.response_tokens)
     assert [span.speaker for span in whole.spans] == ["prompt", *["policy", "environment"] * 2, "policy"]
     text = engine.tokenizer.decode(whole.tokens)
     assert f"2+3?<|assistant|>{CALL}<eos><|user|>add gives 5<|assistant|>It is 5.<eos><|user|>Sure?" in text
@@ -248,7 +248,7 @@ def test_what_the_engine_fails_to_draw_or_nobody_waits_for_is_not_recorded(engin
 
 
 def test_limits_end_a_session_and_say_which(engine: TaughtEngine) -> None:
-    limits = Limits(turns=2, turn_tokens=10, drawn_tokens=800, tokens=100)
+    limits = Limits(turns=2, turn_tokens=10, response_tokens=800, tokens=100)
     with Gateway(engine.tokenizer, engine.stops, limits, engine.submit) as gateway:
         session = gateway.open()
         create = client(session).chat.completions.create
@@ -267,7 +267,7 @@ def test_limits_end_a_session_and_say_which(engine: TaughtEngine) -> None:
 
 def test_the_branches_of_a_session_have_a_limit_together(engine: TaughtEngine) -> None:
     def branches(most: int, *asks: list[Any]) -> list[int]:
-        limits = Limits(turns=9, turn_tokens=10, drawn_tokens=800, tokens=100, sample_tokens=most)
+        limits = Limits(turns=9, turn_tokens=10, response_tokens=800, tokens=100, sample_tokens=most)
         with Gateway(engine.tokenizer, engine.stops, limits, engine.submit) as gateway:
             session = gateway.open()
             for ask in asks:

@@ -25,7 +25,7 @@ from rlcli.errors import SetupError
 from tests.pages import blocks
 from tests.taught_engine import TaughtEngine, is_recorded
 
-LIMITS = Limits(turns=3, turn_tokens=4, drawn_tokens=80, tokens=300)
+LIMITS = Limits(turns=3, turn_tokens=4, response_tokens=80, tokens=300)
 AGENT = """
 import json, os, signal, subprocess, sys, threading, time, urllib.request
 

@@ -341,7 +341,7 @@ class Asked:
         return future
 
 
-LIMITS = Limits(turns=8, turn_tokens=50, drawn_tokens=400, tokens=300)
+LIMITS = Limits(turns=8, turn_tokens=50, response_tokens=400, tokens=300)
 
 
 @pytest.fixture

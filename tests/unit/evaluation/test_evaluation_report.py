@@ -11,7 +11,7 @@ import pytest
 from rlcli.data.columns import SampleTable
 from rlcli.evaluation.evaluation_report import MOST_CATEGORIES, labels_of, report_of
 from rlcli.evaluation.responses import Responses, joined
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 
 

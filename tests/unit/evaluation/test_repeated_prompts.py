@@ -20,7 +20,7 @@ from rlcli.evaluation.equal_problems import Problems, check_rows, repeats_note
 from rlcli.evaluation.evaluation_report import EvalReport, report_of
 from rlcli.evaluation.paired_comparison import compare
 from rlcli.evaluation.responses import Responses
-from rlcli.rollout.rollout_call import GREEDY
+from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 
 Table = Sequence[tuple[int, Sequence[float]]]

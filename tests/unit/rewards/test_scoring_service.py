@@ -21,7 +21,7 @@ import pytest
 from rlcli.errors import VerifierError
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.service import scoring_service
-from rlcli.rewards.service.scoring_client import Scored, ScoringService, tokenizer_json
+from rlcli.rewards.service.scoring_client import Scored, ScoringClient, tokenizer_json
 from rlcli.rewards.service.scoring_service import Settings
 from rlcli.training.worker import worker_scoring
 from rlcli.types import Outcome, Prompt, Verdict
@@ -65,7 +65,7 @@ def prompt(truth: str, verifier: str = "gsm8k", **extra: object) -> Prompt:
     return Prompt("toy:0", ({"role": "user", "content": "?"},), "toy", "", verifier, truth, extra)
 
 
-def ask(client: ScoringService, number: int, of: Prompt | None = None) -> Future[Scored]:
+def ask(client: ScoringClient, number: int, of: Prompt | None = None) -> Future[Scored]:
     ids = [WORDS.index(word) for word in f"####{number}"] + [EOS]
     return client.submit(of or prompt("42"), array("i", ids).tobytes(), 1, {"finish_reason": "stop"})
 
@@ -81,7 +81,7 @@ def services(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.long
 def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: Path, tokenizer: Any) -> None:
-    clients = [ScoringService(settings(), folder, tokenizer) for _ in range(2)]
+    clients = [ScoringClient(settings(), folder, tokenizer) for _ in range(2)]
     for client in clients:
         client.wait_ready()
     [process] = services(folder)
@@ -107,7 +107,7 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
     clients[1].close()
     psutil.wait_procs([process], 30.0)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    again = ScoringService(settings(), folder, tokenizer)
+    again = ScoringClient(settings(), folder, tokenizer)
     assert ask(again, 42).result().verdict.score == 1.0
     again.close()
 
@@ -115,7 +115,7 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
 @pytest.mark.long
 def test_a_killed_service_is_replaced_and_no_verdict_lost(folder: Path, tokenizer: Any) -> None:
     slow = prompt("42", "bad_verifiers:misbehave_slowly")
-    clients = [ScoringService(settings(), folder, tokenizer) for _ in range(2)]
+    clients = [ScoringClient(settings(), folder, tokenizer) for _ in range(2)]
     for _ in range(2):
         asked = [(number, ask(client, number, slow)) for number in range(40) for client in clients]
         asked[0][1].result()
@@ -130,7 +130,7 @@ def test_a_killed_service_is_replaced_and_no_verdict_lost(folder: Path, tokenize
 
 def test_a_row_is_sent_once_for_all_its_responses(folder: Path, tokenizer: Any) -> None:
     row = prompt("42", cases="7" * (5 << 20))
-    client = ScoringService(settings(), folder, tokenizer)
+    client = ScoringClient(settings(), folder, tokenizer)
     asked = [ask(client, 42, row) for _ in range(512)]
     assert {future.result().verdict.score for future in asked} == {1.0}
     assert client.bytes_sent < (5 << 20) + 512 * 1000
@@ -139,7 +139,7 @@ def test_a_row_is_sent_once_for_all_its_responses(folder: Path, tokenizer: Any) 
 
 @pytest.mark.long
 def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path, tokenizer: Any) -> None:
-    client = ScoringService(settings("no_such_module:f"), folder, tokenizer)
+    client = ScoringClient(settings("no_such_module:f"), folder, tokenizer)
     with pytest.raises(VerifierError, match="does not load: ModuleNotFoundError"):
         client.wait_ready()
     with pytest.raises(VerifierError, match="does not load"):
@@ -148,7 +148,7 @@ def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path
     assert until(lambda: not folder.exists(), 30.0)
     folder.mkdir(mode=0o700)
     (folder / "tokenizer.json").write_text("{}")  # which no tokenizer reads
-    client = ScoringService(settings(), folder, tokenizer)
+    client = ScoringClient(settings(), folder, tokenizer)
     with pytest.raises(VerifierError, match="died 4 times before it gave a verdict"):
         client.wait_ready()
     client.close()
@@ -159,7 +159,7 @@ def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path
 
 @pytest.mark.long
 def test_what_waits_is_cancelled_where_the_client_hangs_up(folder: Path, tokenizer: Any) -> None:
-    client = ScoringService(settings(), folder, tokenizer)
+    client = ScoringClient(settings(), folder, tokenizer)
     client.wait_ready()
     asked = [ask(client, 42, prompt("", "bad_verifiers:misbehave_slowly")) for _ in range(200)]
     client.close()
@@ -177,7 +177,7 @@ def test_a_source_that_was_evicted_is_sent_again(folder: Path, monkeypatch: pyte
         here = scoring_service.Service(listener, folder, pool, lambda ids: "".join(WORDS[number] for number in ids))
         serving = threading.Thread(target=here.serve)
         serving.start()
-        client = ScoringService(settings(), folder, tokenizer)
+        client = ScoringClient(settings(), folder, tokenizer)
         rows = [prompt(f"{'x' * 1000} #### {number}") for number in range(5)]
         for number in (0, 1, 2, 3, 4, 0, 1, 4):
             assert ask(client, number, rows[number]).result().verdict == Verdict(
@@ -221,9 +221,7 @@ def test_workers_of_a_machine_are_counted_and_leave_nothing() -> None:
 @pytest.mark.long
 def test_a_group_is_one_call_of_its_verifier(folder: Path, tokenizer: Any) -> None:
     verifier = "foreign_rewards:unique_in_group"
-    client = ScoringService(
-        Settings("/no/such/model", 1, 5.0, (verifier, "gsm8k"), "", "", steps=50), folder, tokenizer
-    )
+    client = ScoringClient(Settings("/no/such/model", 1, 5.0, (verifier, "gsm8k"), "", "", steps=50), folder, tokenizer)
     client.wait_ready()
     assert client.grouped == {verifier}
     frames = [(array("i", [number]).tobytes(), 0, {"finish_reason": "stop", "step": 8}) for number in (1, 2, 3, 1)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rlcli.data.columns import SampleTable
-from rlcli.data.messages import JudgedGroup, PartialRollout, RolloutBatch
+from rlcli.data.messages import PartialRollout, RolloutBatch, ScoredGroup
 from rlcli.rollout.scheduler.group_buffer import GroupBuffer
 from rlcli.rollout.scheduler.groups import Group, GroupState
 from rlcli.rollout.scheduler.round_totals import StepTotals
@@ -115,9 +115,9 @@ def test_a_roll_back_drops_groups_in_every_state() -> None:
 
 
 def test_a_checkpoint_is_no_view_of_totals_that_go_on() -> None:
-    totals = StepTotals(judged=[JudgedGroup("row:1", 4, 3, 96, True)])
+    totals = StepTotals(scored_groups=[ScoredGroup("row:1", 4, 3, 96, True)])
     state = totals.state()  # written to disk while the next step adds to the totals
     before = json.dumps(state)
-    totals.judged += [JudgedGroup("row:2", 4, 2, 89, True)]
+    totals.scored_groups += [ScoredGroup("row:2", 4, 2, 89, True)]
     totals.draws[7] += 1
     assert json.dumps(state) == before

@@ -71,7 +71,7 @@ class Workers(harness.Workers):
             role.pause(keep=self.keep)
         super().load(version)
 
-    def interrupted_rollout(self, end: bool) -> list[RolloutBatch]:
+    def rollout_snapshot(self, end: bool) -> list[RolloutBatch]:
         self.interrupted.append(end)
         return [role.interrupted(end=end, keep=self.keep) for role in self.roles]
 
@@ -152,7 +152,7 @@ def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
         by_version = tuple(drawn_by.count(version) for version in range(drawn_by[0], drawn_by[-1] + 1))
         assert s.version_tokens == (by_version if s.newer_by else ())
         assert step - staleness <= drawn_by[0] <= drawn_by[-1] <= step
-        assert len(response) == s.drawn_tokens == s.verdict.score
+        assert len(response) == s.response_tokens == s.verdict.score
         assert response[-1] == END or len(response) == LIMIT
     return [rows[prompt] for prompt in range(BATCH)]
 
@@ -193,7 +193,7 @@ def test_responses_go_on_through_updates_and_the_first_ones_do_not_wait() -> Non
     assert any(batch.stats.stale for batch in run.batches)
     assert run.batches[0].stats.stale == 0
     drawn = sum(batch.stats.generated_tokens for batch in run.batches)
-    assert drawn == sum(int(batch.samples.drawn_tokens.sum()) for batch in run.batches), "no token is drawn twice"
+    assert drawn == sum(int(batch.samples.response_tokens.sum()) for batch in run.batches), "no token is drawn twice"
 
 
 @pytest.mark.parametrize(("staleness", "steps", "apart"), [(1, 0, True), (2, 0, True), (2, 5, True), (2, None, False)])

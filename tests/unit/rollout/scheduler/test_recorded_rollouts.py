@@ -26,11 +26,11 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import RunFailed
 from rlcli.rewards.service.scoring_client import Scored
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler import streaming_rollouts
 from rlcli.rollout.scheduler.rollout_source import source_of
 from rlcli.rollout.worker.verdicts import Verification
-from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue
+from rlcli.rollout.worker.work_queue import NO_SHARED_TASKS, RoundTasks
 from rlcli.types import Outcome, Prompt, Verdict
 from tests.unit.rollout.scheduler.test_in_flight import Engine
 from tests.unit.rollout.scheduler.test_in_flight import Workers as Roles
@@ -62,9 +62,9 @@ class Workers(Roles):
             role.verification = Verification(Scorer())  # type: ignore[arg-type]
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutCall, queue: Queue | None
+        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: RoundTasks | None
     ) -> Iterator[Progress | RolloutBatch]:
-        shared = queue or NO_QUEUE
+        shared = queue or NO_SHARED_TASKS
         asked = [[described(task) for task in own] for own in [*tasks, shared.tasks]]
         self.calls.append([repr(replace(call, progress_s=0.0)), asked, shared.until])
         for rank, role in enumerate(self.roles):
@@ -74,8 +74,10 @@ class Workers(Roles):
 
 
 def described(task: PromptTask) -> Any:
-    begun = [(key, one.sample, one.shard, one.row, one.tokens, one.version) for key, one in sorted(task.begun.items())]
-    identity = [task.prompt, task.source.id, list(task.indexes), task.first_sample, task.greedy, task.step]
+    begun = [
+        (key, one.sample, one.shard, one.row, one.tokens, one.version) for key, one in sorted(task.partial.items())
+    ]
+    identity = [task.group, task.prompt.id, list(task.indexes), task.first_sample, task.greedy, task.step]
     return [*identity, task.tokens.tolist(), begun, len(task.shards)]
 
 
@@ -86,7 +88,7 @@ def counted(report: RolloutBatch, rank: int) -> RolloutBatch:
         report.stats,
         generate_s=1.0 + rank / 3 + size / 7,
         verify_s=size / 11,
-        redrawn=size % 3,
+        replay_diverged=size % 3,
         drafted=3 * size,
         accepted=size + rank,
     )
@@ -105,7 +107,7 @@ def figures(stats: RolloutStats) -> dict[str, Any]:
         "rollout/stale": stats.stale,
         "rollout/aborted": stats.aborted,
         "rollout/resumed": stats.resumed,
-        "rollout/redrawn": stats.redrawn,
+        "rollout/replay_diverged": stats.replay_diverged,
         "rollout/drafted": stats.drafted,
         "accepted": stats.accepted,
         "reward/generated": stats.mean_score,
@@ -234,7 +236,7 @@ class Run:
             for whole in [batch.shards[sample.shard].row(sample.row)]
         ]
         groups = [list(batch.sources), list(batch.data_sources), list(batch.prompt_ids), dict(batch.part_weights)]
-        more = [repr(sorted(batch.baselines.items())), list(batch.judged), dict(batch.selection)]
+        more = [repr(sorted(batch.baselines.items())), list(batch.scored_groups), dict(batch.selection)]
         return [samples, figures(batch.stats), groups, more, len(batch.shards)]
 
     def state(self) -> tuple[Any, Any, Any]:

@@ -31,8 +31,8 @@ from rlcli.errors import RunFailed
 from rlcli.evaluation.evaluation_report import evaluate
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
-from rlcli.rollout.rollout_call import RolloutCall
-from rlcli.rollout.scheduler.group_results import correct_and_scored, judged_groups
+from rlcli.rollout.rollout_arguments import RolloutArguments
+from rlcli.rollout.scheduler.group_results import correct_and_scored, scored_groups
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
 from rlcli.rollout.scheduler.prefetch import Prefetcher
 from rlcli.rollout.scheduler.rollout_source import by_rank
@@ -40,7 +40,7 @@ from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
 from rlcli.rollout.worker.pending_samples import UNVERIFIED, PendingSample, Saver
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.verdicts import Verification
-from rlcli.rollout.worker.work_queue import Queue
+from rlcli.rollout.worker.work_queue import RoundTasks
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from tests.groups import CalledByName
 
@@ -63,7 +63,7 @@ class Workers(CalledByName):
         self.outcome = Outcome.OK
         self.greedy_outcome = Outcome.OK
         self.rounds: list[list[PromptTask]] = []
-        self.calls: list[RolloutCall] = []
+        self.calls: list[RolloutArguments] = []
         self.taken: list[Shard | None] = [None] * count
         self.shards: list[weakref.ref[Shard]] = []
         self.same_bits = True
@@ -72,7 +72,7 @@ class Workers(CalledByName):
         return self.count
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutCall, queue: Queue | None
+        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: RoundTasks | None
     ) -> Iterator[Progress | RolloutBatch]:
         assert queue is None
         leaders = range(0, self.count, self.tensor_parallel)
@@ -83,25 +83,25 @@ class Workers(CalledByName):
             yield Progress(sum(t.responses for t in own))
             yield self.report(rank, own, call)
 
-    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
+    def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
         shard, samples = Shard([]), []
         for task in tasks:
             for index in range(task.samples):
                 drawn = task.first_sample + index
-                verdict = Verdict(self.score(task.source.id, drawn), self.outcome, detail="as told")
+                verdict = Verdict(self.score(task.prompt.id, drawn), self.outcome, detail="as told")
                 row = len(shard.rows)
                 shard.rows.append(
-                    (task.source.id, sample_seed(call.seed, call.purpose, call.step, task.source.id, drawn))
+                    (task.prompt.id, sample_seed(call.seed, call.purpose, call.step, task.prompt.id, drawn))
                 )
-                samples.append(Sample(task.prompt, index, rank, row, 4, 3, "stop", verdict, self.version))
+                samples.append(Sample(task.group, index, rank, row, 4, 3, "stop", verdict, self.version))
         self.shards.append(weakref.ref(shard))
         baselines = {
-            task.prompt: Verdict(10.0 + self.score(task.source.id, -1), self.greedy_outcome, detail="greedy")
+            task.group: Verdict(10.0 + self.score(task.prompt.id, -1), self.greedy_outcome, detail="greedy")
             for task in tasks
             if task.greedy
         }
         self.taken[rank] = shard if samples else None
-        tokens = sum(s.drawn_tokens for s in samples)
+        tokens = sum(s.response_tokens for s in samples)
         made = SampleTable.of(samples[::-1])
         stats = RolloutStats(generated_tokens=tokens, version=self.version, generate_s=1.0, verify_s=0.5)
         return RolloutBatch(made, stats=stats, baselines=baselines)
@@ -287,7 +287,7 @@ def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
 
         slow = 2
 
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
             report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
             killed = [
                 replace(s, verdict=replace(s.verdict, outcome=Outcome.TIMEOUT)) if row[s.prompt] < self.slow else s
@@ -306,7 +306,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
     """A failed verification is no zero beside a one: a group that is otherwise equal, or has one left, is no good."""
 
     class Failing(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
             report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
             failed = [
                 replace(s, verdict=Verdict(0.0, Outcome.TIMEOUT)) if row[s.prompt] == 1 and s.sample == 0 else s
@@ -326,7 +326,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
 
 def test_few_failures_are_weighed_against_all_samples_of_the_step() -> None:
     class LateCrash(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
             self.outcome = Outcome.CRASH if len(self.rounds) == 2 else Outcome.OK
             return super().report(rank, tasks, call)
 
@@ -480,7 +480,7 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     tokens = np.array([7, 8], np.int32)
     tasks = [PromptTask(0, tokens, source, 2, greedy=True), PromptTask(3, tokens, source, 2, first_sample=2)]
-    call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"), first_group=6)
+    call = RolloutArguments(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"), first_group=6)
     *progress, report = role.run(tasks, call)
     assert [request.greedy for request in engine.requests] == [False, False, True, False, False]
     assert isinstance(report, RolloutBatch)
@@ -517,7 +517,7 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
     task = PromptTask(0, np.array([7, 8], np.int32), source, 2, greedy=True)
     for rule, score in (("keep", 1.0), ("mask", 1.0), ("zero_reward", 0.0)):
         role = RolloutRole(0, Cut(), Right(), thinking=True)  # type: ignore[arg-type]
-        call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
+        call = RolloutArguments(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
         *_, report = role.run([task], call)
         assert isinstance(report, RolloutBatch)
         assert report.baselines[0].score == score
@@ -602,7 +602,7 @@ def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) 
         parts = mixture_of(Workers(workers.score), unit, **rules)
         parts.cursor = parts.cursor.restored(state)
         parts.buffer.restore(as_groups(json.loads(json.dumps(waiting)), shards))
-    drawn.update("a" if number(task.source.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
+    drawn.update("a" if number(task.prompt.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
     assert waited
     assert drawn["a"] == pytest.approx(2 * drawn["b"], abs=2)
 
@@ -638,7 +638,7 @@ def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
 class Judging(Workers):
     """Samples are right if their score is 1."""
 
-    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutBatch:
+    def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
         report = super().report(rank, tasks, call)
         outcome = {True: Outcome.OK, False: Outcome.WRONG}
         marked = [replace(s, verdict=replace(s.verdict, outcome=outcome[s.verdict.score == 1])) for s in report.samples]
@@ -663,10 +663,10 @@ def test_prompts_drawn_by_their_pass_rates_resume_exactly(sampling: str) -> None
     for step in range(1, 9):
         batch, again = whole.take(step), parts.take(step)
         assert rows_of(batch) == rows_of(again)
-        assert (batch.judged, batch.selection) == (again.judged, again.selection)
-        assert len(batch.judged) * SAMPLES == batch.stats.generated
-        assert sum(kept for *_, kept in batch.judged) == len(rows_of(batch))
-        assert {(number(name) % 3, right) for name, _, right, _, _ in batch.judged} <= {(0, 0), (1, 1), (2, 2)}
+        assert (batch.scored_groups, batch.selection) == (again.scored_groups, again.selection)
+        assert len(batch.scored_groups) * SAMPLES == batch.stats.generated
+        assert sum(kept for *_, kept in batch.scored_groups) == len(rows_of(batch))
+        assert {(number(name) % 3, right) for name, _, right, _, _ in batch.scored_groups} <= {(0, 0), (1, 1), (2, 2)}
         state = json.loads(json.dumps(parts.cursor.state()))
         parts = selecting_source(Judging(score), sampling)
         parts.cursor = parts.cursor.restored(state)
@@ -688,9 +688,9 @@ def test_what_was_judged_is_kept_with_what_was_generated_ahead() -> None:
     restored, batch = other.take(2), ahead.take(2)
     ahead.wait()
     assert source.has_started
-    assert restored.judged == batch.judged
+    assert restored.scored_groups == batch.scored_groups
     assert restored.selection == batch.selection != {}
-    assert len(batch.judged) > len(rows_of(batch))
+    assert len(batch.scored_groups) > len(rows_of(batch))
 
 
 def test_a_group_is_judged_by_the_samples_that_count() -> None:
@@ -707,4 +707,4 @@ def test_a_group_is_judged_by_the_samples_that_count() -> None:
     assert correct_and_scored(some, config.changed(train={"truncated": "keep"})) == (2, 3)
     group = Group(1, samples=some, prompt_id="a:0")
     twin = replace(group)
-    assert judged_groups([group, twin], [twin], config) == [("a:0", 3, 1, 12, False), ("a:0", 3, 1, 12, True)]
+    assert scored_groups([group, twin], [twin], config) == [("a:0", 3, 1, 12, False), ("a:0", 3, 1, 12, True)]

@@ -126,7 +126,7 @@ def test_the_loss_is_that_of_plain_loops_over_what_is_left(aggregation: str, ran
 
 
 def packed(chosen: SelectedSamples, bin: Sequence[int]) -> LossInputs:
-    lengths = torch.tensor([int(chosen.samples.drawn_tokens[s]) for s in bin])
+    lengths = torch.tensor([int(chosen.samples.response_tokens[s]) for s in bin])
     sequence = torch.repeat_interleave(torch.arange(len(bin)), lengths)
     return LossInputs(
         log_probs=torch.full((len(sequence),), -1.0, dtype=torch.float64),
@@ -144,15 +144,15 @@ def by_loops(whole: Sequence[Sample], fates: Sequence[str], aggregation: str) ->
         if fate == COUNTS:
             groups.setdefault(s.prompt, []).append(s)
     left = [group for group in groups.values() if len(group) > 1]
-    tokens, sequences = sum(s.drawn_tokens for group in left for s in group), sum(map(len, left))
+    tokens, sequences = sum(s.response_tokens for group in left for s in group), sum(map(len, left))
     total = 0.0
     for group in left:
         mean = sum(s.verdict.score for s in group) / len(group)
-        own = -sum((s.verdict.score - mean) * s.drawn_tokens for s in group)
+        own = -sum((s.verdict.score - mean) * s.response_tokens for s in group)
         divisors = {
             "token-mean": tokens,
             "seq-mean-token-sum-norm": sequences * 8,
-            "group-mean-token-mean": sum(s.drawn_tokens for s in group) * len(left),
+            "group-mean-token-mean": sum(s.response_tokens for s in group) * len(left),
         }
         total += own / divisors[aggregation]
     return total

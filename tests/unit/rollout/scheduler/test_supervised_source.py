@@ -51,7 +51,7 @@ def rows_of(batch: RolloutBatch, stored: list[SampleShard]) -> list[tuple[list[i
     for sample in batch.samples:
         row = stored[batch.shards[sample.shard]].row(sample.row)
         assert row.log_probs.dtype == np.float32
-        assert row.log_probs.tolist() == [0.0] * sample.drawn_tokens
+        assert row.log_probs.tolist() == [0.0] * sample.response_tokens
         found.append((row.tokens[~row.drawn].tolist(), row.drawn_ids.tolist()))
     return found
 
@@ -74,7 +74,7 @@ def test_each_sample_is_a_group_of_its_own_and_right(prompts: TokenizedPrompts, 
     assert len(stored[0]) == 4
     for i, (sample, (prompt, response)) in enumerate(zip(batch.samples, rows_of(batch, stored), strict=True)):
         assert (sample.prompt, sample.sample, sample.shard, sample.row, sample.version) == (i, 0, 0, i, 0)
-        assert (sample.prompt_tokens, sample.drawn_tokens) == (len(prompt), len(response))
+        assert (sample.prompt_tokens, sample.response_tokens) == (len(prompt), len(response))
         assert (sample.verdict.score, sample.verdict.outcome, sample.stop_reason) == (1.0, Outcome.OK, "stop")
     assert (batch.stats.generate_s, batch.stats.verify_s) == (0.0, 0.0)
     assert reward_metrics(batch.samples)["reward/mean"] == 1.0
@@ -101,14 +101,14 @@ def test_the_packer_deals_every_response_to_a_rank_once(prompts: TokenizedPrompt
     batch = source(prompts, per_step=8).take(1)
     plan = plan_batches(
         [s.prompt_tokens for s in batch.samples],
-        [s.drawn_tokens for s in batch.samples],
+        [s.response_tokens for s in batch.samples],
         [s.prompt for s in batch.samples],
         minibatches=2,
         ranks=2,
         tokens_per_microbatch=100,
         max_response_tokens=64,
     )
-    assert sum(mini.tokens for mini in plan.minibatches) == sum(s.drawn_tokens for s in batch.samples)
+    assert sum(mini.tokens for mini in plan.minibatches) == sum(s.response_tokens for s in batch.samples)
     dealt = [index for mini in plan.minibatches for rank in mini.ranks for micro in rank for index in micro]
     assert sorted(dealt) == list(range(8))
 

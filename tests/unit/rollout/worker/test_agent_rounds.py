@@ -22,7 +22,7 @@ from rlcli.errors import ConfigError, SetupError
 from rlcli.launch.environment_checks import check_environments
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.rollout.engine import EngineSpec, Sampling
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.transformers_engine import TransformersEngine
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.types import ENDED, Outcome, Prompt
@@ -134,7 +134,7 @@ def held(
         role = RolloutRole(
             0, engine, scorer, stop_token_ids=stops, environments=agents, conversing=True, ordered=ordered
         )  # type: ignore[arg-type]
-        *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
+        *_, report = role.run(tasks, RolloutArguments(Sampling(1.0, 48), 7, "train", 1))
     assert isinstance(report, RolloutBatch)
     shard = role.take_shard()
     assert shard is not None
@@ -149,7 +149,7 @@ def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: Transform
     assert len(samples) == len(scorer.asked) == 6
     for sample, row in zip(samples, rows, strict=True):
         assert (sample.verdict.score, sample.branches, row.turns) == (0.5, 1, 2)
-        assert (sample.prompt_tokens, sample.drawn_tokens) == (row.prompt_tokens, row.drawn_tokens)
+        assert (sample.prompt_tokens, sample.response_tokens) == (row.prompt_tokens, row.response_tokens)
         assert f"task {'ab'[sample.prompt]}" in tokenizer.decode(row.tokens[: row.prompt_tokens])
         assert [span.speaker for span in row.spans] == ["prompt", "policy", "environment", "policy"]
         again = engine.prompt_log_probs(row.tokens)[row.drawn[1:]]
@@ -198,7 +198,7 @@ def test_a_failed_agent_is_started_again_and_then_no_reward(
     config = config_of(model, how, tmp_path)
     report, _, scorer = held(engine, config, ["always", "once", "never"], samples=1)
     lost, *saved = report.samples.sorted()
-    assert (lost.verdict.outcome, lost.verdict.score, lost.drawn_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
+    assert (lost.verdict.outcome, lost.verdict.score, lost.response_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
     assert (lost.verdict.detail, ENDED[lost.ended]) == (detail, "failed")
     assert [sample.verdict.score for sample in saved] == [0.5, 0.5]
     assert sorted(row for row, _, _ in scorer.asked) == ["never", "once"]
@@ -232,7 +232,7 @@ def test_a_limit_ends_an_agent_and_its_sample_counts(engine: TransformersEngine,
     report, rows, _ = held(engine, config_of(model, "endless", turns=3), ["a"], samples=2)
     assert [sample.verdict.outcome for sample in report.samples] == [Outcome.OK] * 2
     for sample, row in zip(report.samples.sorted(), rows, strict=True):
-        assert ENDED[sample.ended] in ("turns", "tokens", "drawn_tokens")
+        assert ENDED[sample.ended] in ("turns", "tokens", "response_tokens")
         assert row.turns == 3 or (ENDED[sample.ended] != "turns" and row.stop_reason == "length")
 
 
@@ -243,7 +243,7 @@ def test_all_branches_are_trained_on(engine: TransformersEngine, model: Path) ->
     sub, main = (tokenizer.decode(branch.tokens) for branch in rows[0].branches)
     assert ("sub-agent" in sub, "task a" in sub, "sub-agent" in main, "task a" in main) == (True, False, False, True)
     assert [branch.turns for branch in rows[0].branches] == [1, 2]
-    assert report.samples.sorted().drawn_tokens.tolist() == [row.drawn_tokens for row in rows]
+    assert report.samples.sorted().response_tokens.tolist() == [row.response_tokens for row in rows]
     assert report.samples.sorted().tokens.tolist() == [len(row.tokens) for row in rows]
 
 

@@ -21,7 +21,7 @@ from rlcli.errors import ConfigError
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.rollout.engine import EngineSpec, Sampling
 from rlcli.rollout.in_flight import RequestOutput, VersionedTokens
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.transformers_engine import TransformersEngine
 from rlcli.rollout.worker.conversations import Conversations
 from rlcli.rollout.worker.rollout_role import RolloutRole
@@ -161,7 +161,7 @@ def held(
             ordered=ordered,
             grouped=grouped,
         )
-        *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
+        *_, report = role.run(tasks, RolloutArguments(Sampling(1.0, 48), 7, "train", 1))
     assert isinstance(report, RolloutBatch)
     shard = role.take_shard()
     assert shard is not None
@@ -176,8 +176,8 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
     samples, tokenizer = report.samples.sorted(), load_tokenizer(str(model))
     assert len(samples) == len(scorer.asked) == 6
     for sample, row in zip(samples, rows, strict=True):
-        assert (sample.prompt_tokens, sample.drawn_tokens) == (row.prompt_tokens, row.drawn_tokens)
-        assert sample.context_tokens == len(row.tokens) - row.prompt_tokens - row.drawn_tokens
+        assert (sample.prompt_tokens, sample.response_tokens) == (row.prompt_tokens, row.response_tokens)
+        assert sample.context_tokens == len(row.tokens) - row.prompt_tokens - row.response_tokens
         text = tokenizer.decode(row.tokens[: row.prompt_tokens])
         assert f"task {'ab'[sample.prompt]} " in text
         # What the environment wrote is in the trajectory, is not drawn, and answers what was drawn before it.
@@ -188,7 +188,7 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
                 heard = tokenizer.decode(drawn[:-1] if ended else drawn)
                 assert (before.speaker, after.speaker) == ("policy", "policy")
                 assert f"heard {len(heard)}" in tokenizer.decode(row.tokens[span.start : span.end])
-        assert ENDED[sample.ended] in ("done", "turn_tokens", "drawn_tokens")
+        assert ENDED[sample.ended] in ("done", "turn_tokens", "response_tokens")
         assert (row.stop_reason == "length") == (ENDED[sample.ended] != "done") == (sample.stop_reason == "length")
         assert sample.verdict.score == sum(range(1, sample.turns + 1))
         assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
@@ -277,7 +277,7 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     config = config_of(model, "Bad", options=options, deadline_s=0.7, processes=3)
     report, rows, scorer = held(engine, config, ["always", "once"], samples=1)
     lost, saved = report.samples.sorted()
-    assert (lost.verdict.outcome, lost.verdict.score, lost.drawn_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
+    assert (lost.verdict.outcome, lost.verdict.score, lost.response_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
     named = {"raise": "crash: step raised ValueError: no", "hang": "timeout", "die": "died", "protocol": "protocol"}
     assert lost.verdict.detail.startswith(named[how])
     assert (ENDED[lost.ended], rows[0].prompt_tokens > 10) == ("failed", True)

@@ -20,10 +20,10 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.environment_pool import Environments
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.rollout.engine import EngineSpec, Sampling
-from rlcli.rollout.rollout_call import RolloutCall, Slice
+from rlcli.rollout.rollout_arguments import RolloutArguments, Slice
 from rlcli.rollout.transformers_engine import TransformersEngine
 from rlcli.rollout.worker.rollout_role import RolloutRole
-from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue
+from rlcli.rollout.worker.work_queue import NO_SHARED_TASKS, RoundTasks
 from rlcli.types import Outcome, Prompt
 from tests.unit.rollout.worker.test_conversations import Scorer
 
@@ -79,10 +79,10 @@ def task(name: str, place: int, samples: int = SAMPLES) -> PromptTask:
 def round_of(
     engine: TransformersEngine, model: Path, gate: Path, tasks: Sequence[PromptTask], step: int, **how: object
 ) -> tuple[RolloutBatch, SampleShard]:
-    queue = Queue(f"round {step}", (), int(str(how["until"]))) if "until" in how else NO_QUEUE
+    queue = RoundTasks(f"round {step}", (), int(str(how["until"]))) if "until" in how else NO_SHARED_TASKS
     with role_of(engine, model, gate, **how) as role:
         role.version = step
-        *_, report = role.run(list(tasks), RolloutCall(Sampling(1.0, 64), 7, "train", step), queue)
+        *_, report = role.run(list(tasks), RolloutArguments(Sampling(1.0, 64), 7, "train", step), queue)
     assert isinstance(report, RolloutBatch)
     shard = role.take_shard()
     assert shard is not None
@@ -135,7 +135,7 @@ def interrupted(
     report, shard = round_of(engine, model, gate, [task("soon", 0), task("late", 1)], 1, until=1, **how)
     gate.touch()
     begun = {one.sample: replace(one, shard=0) for one in report.partial if one.prompt == 1}
-    late = replace(task("late", 0), begun=begun, shards=[shard])
+    late = replace(task("late", 0), partial=begun, shards=[shard])
     done = {sample.sample for sample in report.samples if sample.prompt == 1}
     late = replace(late, wanted=tuple(sorted(set(range(SAMPLES)) - done)))
     return report, shard, *round_of(engine, model, gate, [late], 2, **how)
@@ -148,7 +148,7 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
     first, shard, second, rest = interrupted(engine, model, tmp_path)
     begun = {one.sample: shard.row(one.row) for one in first.partial}
     assert any(row.turns > 1 for row in begun.values())
-    assert second.stats.redrawn == 0
+    assert second.stats.replay_diverged == 0
     expected, found = whole(engine, model, tmp_path), rows_of(second, rest)
     assert found.keys() | {s.sample for s in first.samples if s.prompt == 1} == expected.keys()
     for sample, row in found.items():
@@ -158,7 +158,7 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
         np.testing.assert_allclose(row.log_probs, expected[sample].log_probs, atol=2e-5)
         assert row.stop_reason == expected[sample].stop_reason
         said = begun[sample]
-        assert row.log_probs[: said.drawn_tokens].tobytes() == said.log_probs.tobytes()
+        assert row.log_probs[: said.response_tokens].tobytes() == said.log_probs.tobytes()
         assert set(row.versions) <= {1, 2}
         assert row.versions[0] == 1
     scores = {s.sample: s.verdict.score for s in second.samples}
@@ -184,13 +184,13 @@ def test_wherever_it_was_broken_off_the_rest_is_the_same(
             answer = row.spans[len(said.spans)]
             said = said.extended(answer.speaker, row.tokens[answer.start : answer.end])
         if where == "within a turn":
-            some = (row.until_turn(2).drawn_tokens - said.drawn_tokens) // 2
-            drawn = slice(said.drawn_tokens, said.drawn_tokens + some)
+            some = (row.until_turn(2).response_tokens - said.response_tokens) // 2
+            drawn = slice(said.response_tokens, said.response_tokens + some)
             said = said.extended("policy", row.drawn_ids[drawn], row.log_probs[drawn], 1)
-        begun[sample] = PartialRollout(0, sample, 0, builder.add(said), said.drawn_tokens, 1)
-    late = replace(task("late", 0), begun=begun, shards=[builder.build()], wanted=tuple(begun))
+        begun[sample] = PartialRollout(0, sample, 0, builder.add(said), said.response_tokens, 1)
+    late = replace(task("late", 0), partial=begun, shards=[builder.build()], wanted=tuple(begun))
     report, shard = round_of(engine, model, tmp_path / "open", [late], 2, past=past)
-    assert report.stats.redrawn == 0
+    assert report.stats.replay_diverged == 0
     found = rows_of(report, shard)
     assert found.keys() == expected.keys()
     for sample, row in found.items():
@@ -205,10 +205,10 @@ def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
 ) -> None:
     first, _, second, rest = interrupted(engine, model, tmp_path, moody=True)
     heard = [one for one in first.partial if one.prompt == 1]
-    assert 0 < second.stats.redrawn <= len(heard)
+    assert 0 < second.stats.replay_diverged <= len(heard)
     found = rows_of(second, rest)
     assert all(sample.verdict.outcome is Outcome.OK for sample in second.samples)
-    assert sum(set(row.versions) == {2} for row in found.values()) >= second.stats.redrawn
+    assert sum(set(row.versions) == {2} for row in found.values()) >= second.stats.replay_diverged
     expected = whole(engine, model, tmp_path, moody=True)
     assert all(row.tokens.tolist() == expected[sample].tokens.tolist() for sample, row in found.items())
 
@@ -228,7 +228,7 @@ def test_conversations_and_their_environments_go_on_through_updates(
         for version in range(1, 200):
             role.pause(keep=keep)
             role.version = version
-            call = RolloutCall(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
+            call = RolloutArguments(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
             *_, report = role.run(tasks, call)
             assert isinstance(report, RolloutBatch)
             shard, tasks = role.take_shard(), []
@@ -236,7 +236,7 @@ def test_conversations_and_their_environments_go_on_through_updates(
                 assert shard is not None
                 found[sample.sample] = shard.row(sample.row)
                 assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
-                assert (sample.verdict.outcome, report.stats.redrawn) == (Outcome.OK, 0)
+                assert (sample.verdict.outcome, report.stats.replay_diverged) == (Outcome.OK, 0)
             if version == 3:  # a checkpoint, which interrupts nothing
                 begun = [one.tokens for one in role.interrupted(end=False, keep=keep).partial]
             if len(found) == SAMPLES:
@@ -261,7 +261,7 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
     """Bit by bit, in a role that counts steps and says conversations again to new environments."""
     gate = tmp_path / "gate"
     gate.touch()
-    call = RolloutCall(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
+    call = RolloutArguments(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
 
     def rest(role: RolloutRole, tasks: list[PromptTask], first: int) -> dict[int, Any]:
         found: dict[int, Trajectory] = {}
@@ -293,6 +293,6 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
         went_on = rest(role, [], 4)
     with role_of(engine, model, gate, ordered=True) as other:
         missing = tuple(sorted(set(range(SAMPLES)) - done))
-        again = rest(other, [replace(task("late", 0), wanted=missing, begun=begun, shards=[shard])], 4)
+        again = rest(other, [replace(task("late", 0), wanted=missing, partial=begun, shards=[shard])], 4)
     assert went_on.keys() == set(missing) == begun.keys()
     assert again == went_on

@@ -301,7 +301,7 @@ def test_an_update_is_checked_against_the_planned_advantages_of_turns(mesh: Any,
     plan = plan_step(chosen, config, 1)
     batch = TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), torch.device("cpu"))
     sums = role.update(batch, 0, Coefficients(lr=1e-3, kl=0.0, entropy=0.0))
-    assert sums["check_pull"] == pytest.approx(sums["check_expected_pull"], rel=1e-4)
+    assert sums["check_grad_dot_advantage"] == pytest.approx(sums["check_expected_grad_dot_advantage"], rel=1e-4)
     Invariants().check_update(plan, chosen, 0, sums)
     chosen.columns.advantages[0, 2] += 0.25
     with pytest.raises(RunFailed, match="advantages of the samples trained on"):

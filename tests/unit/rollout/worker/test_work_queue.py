@@ -22,13 +22,13 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.sample_shard import SampleShard
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import assign, gather
 from rlcli.rollout.scheduler.groups import as_groups, as_plain
 from rlcli.rollout.scheduler.rollouts import Rollouts
 from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
 from rlcli.rollout.worker.rollout_role import RolloutRole
-from rlcli.rollout.worker.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue
+from rlcli.rollout.worker.work_queue import NO_SHARED_TASKS, RoundTasks, WorkGrant, WorkQueue
 from rlcli.types import Outcome, Prompt, Verdict
 from tests.groups import CalledByName
 
@@ -38,11 +38,11 @@ SAMPLES, LIMIT, END = 3, 40, 0
 def task(position: int, responses: int = 2, prompt_tokens: int = 4, begun: int = 0) -> PromptTask:
     source = Prompt(f"row:{position}", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     there = {0: PartialRollout(position, 0, 0, 0, begun, 1)} if begun else {}
-    return PromptTask(position, np.arange(prompt_tokens, dtype=np.int32), source, responses, begun=there)
+    return PromptTask(position, np.arange(prompt_tokens, dtype=np.int32), source, responses, partial=there)
 
 
 def positions(shares: list[list[PromptTask]]) -> list[list[int]]:
-    return [[one.prompt for one in share] for share in shares]
+    return [[one.group for one in share] for share in shares]
 
 
 def test_equal_tasks_are_assigned_in_turn_and_the_rest_stays_in_order() -> None:
@@ -59,7 +59,7 @@ def test_resumed_then_large_groups_are_assigned_to_the_least_loaded() -> None:
     sizes = [100, 3000, 100, 900, 1000, 1100]
     shares, _ = assign([task(i, prompt_tokens=size) for i, size in enumerate(sizes)], 2, LIMIT)
     assert positions(shares) == [[1, 0], [5, 4, 3, 2]]
-    shares, left = assign([task(0, prompt_tokens=3000), task(1, begun=30), task(2)], 1, LIMIT, slots=2)
+    shares, left = assign([task(0, prompt_tokens=3000), task(1, partial=30), task(2)], 1, LIMIT, slots=2)
     assert (positions(shares), [one.prompt for one in left]) == ([[1]], [0, 2])
 
 
@@ -71,7 +71,7 @@ def test_groups_of_earlier_steps_come_first_at_any_length() -> None:
 
 
 def test_each_group_of_a_queue_is_taken_once_and_only_if_it_fits() -> None:
-    queue, counters = Queue("round", [task(i) for i in range(5)], None), HashStore()
+    queue, counters = RoundTasks("round", [task(i) for i in range(5)], None), HashStore()
     one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
     assert one.exchange(0, 0) == WorkGrant()
     assert one.exchange(0, 3) == WorkGrant((0, 1))  # its last one waits for a slot within the engine
@@ -81,13 +81,13 @@ def test_each_group_of_a_queue_is_taken_once_and_only_if_it_fits() -> None:
 
 
 def test_a_round_ends_for_all_when_enough_groups_are_finished_by_whomever() -> None:
-    queue, counters = Queue("round", [], 3), HashStore()
+    queue, counters = RoundTasks("round", [], 3), HashStore()
     one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
     assert one.exchange(2, 4) == WorkGrant(done=True)
     assert other.exchange(1, 4) == WorkGrant(stop=True, done=True)
     one._last_poll = 0.0  # some time has passed
     assert one.exchange(0, 4).stop
-    assert not WorkQueue(Queue("the next", [], 3), counters).exchange(1, 4).stop
+    assert not WorkQueue(RoundTasks("the next", [], 3), counters).exchange(1, 4).stop
 
 
 def token(seed: int, place: int) -> int:
@@ -154,7 +154,7 @@ class Workers(CalledByName):
 
     def __init__(self, engines: list[Engine], same_bits: bool = False) -> None:
         counters = HashStore()
-        self.queue: Queue | None = None
+        self.queue: RoundTasks | None = None
         self.same_bits = same_bits
         self.engines = engines
         self.roles = [RolloutRole(i, engine, Scorer()) for i, engine in enumerate(engines)]  # type: ignore[arg-type]
@@ -169,12 +169,12 @@ class Workers(CalledByName):
             role.version = engine.version = version
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutCall, queue: Queue | None
+        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: RoundTasks | None
     ) -> Iterator[Progress | RolloutBatch]:
         self.dealt, self.queue = tasks, queue
 
         def run(rank: int) -> list[Progress | RolloutBatch]:
-            return list(self.roles[rank].run(tasks[rank], call, self.queue or NO_QUEUE))
+            return list(self.roles[rank].run(tasks[rank], call, self.queue or NO_SHARED_TASKS))
 
         with ThreadPoolExecutor(len(self)) as pool:
             for items in pool.map(run, range(len(self))):
@@ -188,7 +188,7 @@ def test_an_engine_with_short_responses_takes_more_of_the_queue() -> None:
     halted = threading.Event()
     slow, fast = Engine(4, wait=lambda: halted.wait(60)), Engine(4)
     workers = Workers([slow, fast])
-    call = RolloutCall(Sampling(1.0, LIMIT), 0, "train", 1)
+    call = RolloutArguments(Sampling(1.0, LIMIT), 0, "train", 1)
     taken = 0
 
     def counting() -> None:
@@ -205,7 +205,7 @@ def test_an_engine_with_short_responses_takes_more_of_the_queue() -> None:
 
 def test_where_every_run_is_to_give_the_same_bits_shares_are_fixed() -> None:
     workers = Workers([Engine(4), Engine(4)], same_bits=True)
-    call = RolloutCall(Sampling(1.0, LIMIT), 0, "train", 1)
+    call = RolloutArguments(Sampling(1.0, LIMIT), 0, "train", 1)
     gather(workers, [task(i) for i in range(13)], call, slots=4)  # type: ignore[arg-type]
     assert workers.queue is None
     assert positions(workers.dealt) == [[0, 2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11]]
@@ -270,7 +270,7 @@ def check(batch: RolloutBatch, step: int) -> list[int]:
         assert whole.tokens[: s.prompt_tokens].tolist() == [row] * 4
         response = whole.drawn_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
-        assert len(response) == s.drawn_tokens == s.verdict.score == len(whole.tokens) - s.prompt_tokens
+        assert len(response) == s.response_tokens == s.verdict.score == len(whole.tokens) - s.prompt_tokens
         # A span for each version that drew some of it.
         drawn_by = [version for span in whole.spans[1:] for version in [span.version] * (span.end - span.start)]
         assert drawn_by == (-whole.log_probs).tolist() == sorted(drawn_by)
@@ -357,8 +357,8 @@ def test_tokens_that_were_drawn_before_are_not_counted_again() -> None:
         workers.load(step)
         batch = source.take(step)
         drawn += batch.stats.generated_tokens
-        trained += int(batch.samples.drawn_tokens.sum())
-    waiting = sum(int(group.samples.drawn_tokens.sum()) for group in source.buffer.groups)
+        trained += int(batch.samples.response_tokens.sum())
+    waiting = sum(int(group.samples.response_tokens.sum()) for group in source.buffer.groups)
     waiting += sum(one.tokens for group in source.buffer.groups for one in group.partial)
     assert drawn == trained + waiting
 

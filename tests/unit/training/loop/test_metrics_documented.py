@@ -50,7 +50,12 @@ class Workers(CalledByName):
         return lambda *args: None
 
     def update(self, index: int, coefficients: Coefficients) -> dict[str, float]:
-        checks = {"check_pull": 1.0, "check_expected_pull": 1.0, "busiest_expert": 1.0, "unused_experts": 0.0}
+        checks = {
+            "check_grad_dot_advantage": 1.0,
+            "check_expected_grad_dot_advantage": 1.0,
+            "busiest_expert": 1.0,
+            "unused_experts": 0.0,
+        }
         checks |= {"routes_known": 1.0, "routes_differ": 0.0, "gradient_scale": 1.0}
         return dict.fromkeys(SUMS, 1.0) | checks | {f"mismatch_{name}": 1.0 for name in MISMATCH}
 

@@ -36,7 +36,7 @@ def batch_of(scores: Sequence[Sequence[float | None]] = SCORES, saved_step: int 
             shard=0,
             row=0,
             prompt_tokens=2,
-            drawn_tokens=3,
+            response_tokens=3,
             stop_reason="stop",
             verdict=Verdict(score or 0.0, Outcome.CRASH if score is None else Outcome.OK),
             version=1,
@@ -115,7 +115,7 @@ def test_nothing_is_recorded_of_a_run_that_saves_no_samples(tmp_path: Path) -> N
     folder = RunFolder.create(tmp_path / "run")
     records = StepRecords(folder, config, pytest.fail)
     assert records.recording(1, batch_of(), chosen) is None
-    records.trained(1, replace(batch_of(), judged=[["a:0", 2, 1, 9, True]]), chosen, {})
+    records.trained(1, replace(batch_of(), scored_groups=[["a:0", 2, 1, 9, True]]), chosen, {})
     records.trained(2, batch_of(), chosen, {})
     records.flush()
     assert not any(folder.samples.iterdir())

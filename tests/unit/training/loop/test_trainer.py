@@ -22,7 +22,7 @@ from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.launch.launch import check_shared
 from rlcli.launch.preflight import _roles, prepare
 from rlcli.rollout.engine import Sampling
-from rlcli.rollout.rollout_call import RolloutCall
+from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import collect, gather
 from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.training.loop.metrics import (
@@ -48,7 +48,7 @@ def sample(prompt: int, index: int, score: float, tokens: int, outcome: Outcome 
         shard=shard,
         row=10 * prompt + index,
         prompt_tokens=5,
-        drawn_tokens=tokens,
+        response_tokens=tokens,
         stop_reason="length" if tokens >= 8 else "stop",
         verdict=Verdict(score, outcome, parts={"form": score / 2}),
         version=1,
@@ -68,7 +68,7 @@ def samples() -> list[Sample]:
 def planned(samples: Sequence[Sample], advantages: Sequence[float]) -> Plan:
     return plan_batches(
         [s.prompt_tokens for s in samples],
-        [s.drawn_tokens for s in samples],
+        [s.response_tokens for s in samples],
         [s.prompt for s in samples],
         minibatches=1,
         ranks=2,
@@ -92,9 +92,9 @@ def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample
 def test_staleness_is_that_of_the_oldest_token_and_age_that_of_each(samples: Sequence[Sample]) -> None:
     fresh = samples[0]
     parts = [
-        replace(fresh, version=7, drawn_tokens=4),
-        replace(fresh, version=5, drawn_tokens=6, newer_by=2, version_tokens=(1, 0, 5)),
-        replace(fresh, version=6, drawn_tokens=10),
+        replace(fresh, version=7, response_tokens=4),
+        replace(fresh, version=5, response_tokens=6, newer_by=2, version_tokens=(1, 0, 5)),
+        replace(fresh, version=6, response_tokens=10),
     ]
     assert staleness_metrics(SampleTable.of(parts), 7) == {
         "rollout/staleness": 1.0,
@@ -287,11 +287,11 @@ class OneWorkerAPrompt(CalledByName):
         return 2
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutCall, queue: None
+        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: None
     ) -> Iterator[Progress | RolloutBatch]:
         self.tasks = tasks
         for rank, own in reversed(list(enumerate(tasks))):
-            made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
+            made = [sample(task.group, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
             yield from (Progress(len(made) - 1), Progress(1))
             yield RolloutBatch(SampleTable.of(made[::-1]), stats=RolloutStats(generate_s=1.0 + rank))
 
@@ -305,12 +305,12 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
     reports = gather(
         workers,  # type: ignore[arg-type]
         [PromptTask(position, np.arange(4, dtype=np.int32), row, 2) for position in range(4)],
-        RolloutCall(Sampling(1.0, 8), 0, "train", 1),
+        RolloutArguments(Sampling(1.0, 8), 0, "train", 1),
         slots=2,
         on_progress=lambda done, total: heard.append((done, total)),
     )
     collected = collect(workers, reports)  # type: ignore[arg-type]
-    assert [[task.prompt for task in own] for own in workers.tasks] == [[0, 2], [1, 3]]
+    assert [[task.group for task in own] for own in workers.tasks] == [[0, 2], [1, 3]]
     assert [(s.prompt, s.sample) for s in collected.samples] == [(p, i) for p in range(4) for i in range(2)]
     assert collected.shards == ["shard 0", "shard 1"]
     assert collected.stats.generate_s == 2.0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlcli.data.sample_shard import ShardBuilder
-from rlcli.data.train_rows import MiniWork, SampleColumns, TrainRows
+from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import REASONS
@@ -50,7 +50,7 @@ class Ranks(CalledByName):
         prompt, response = np.array([1, 2], np.int32), np.arange(3, dtype=np.int32)
         at = np.array([builder.add(Trajectory.single(prompt, response, -np.ones(3, np.float32)))], np.int64)
         columns = SampleColumns(pairs=np.array([0]), shard=np.array([0]), row=at)
-        step = TrainRows([MiniWork(3, 1, 1, 3, 3)], columns, 0, [builder.build()])
+        step = TrainRows([MinibatchCounts(3, 1, 1, 3, 3)], columns, 0, [builder.build()])
         self.worker: Any = Worker(0, 1)
         self.worker.batch = TrainBatch([[(0,)]], step, torch.device("cpu"))
 

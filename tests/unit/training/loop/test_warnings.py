@@ -281,7 +281,7 @@ def test_the_end_of_a_cosine_may_change_nothing() -> None:
     assert run.events == []
 
 
-def test_clipping_in_the_first_update_takes_from_the_pull() -> None:
+def test_clipping_in_the_first_update_lowers_the_gradient() -> None:
     """GSPO clips at 3e-4, which bfloat16 alone can reach."""
     assert Run().steps(20, **{"update/loss_scale": 0.8, "update/clip_high": 0.05, "update/clip_low": 0.04}) == []
 

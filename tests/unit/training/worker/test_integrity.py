@@ -23,7 +23,7 @@ from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.round_totals import DrawCheck
 from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.training.loop.checks.invariants import Invariants
-from rlcli.training.worker.plan_integrity import SURE, StepCheck, watch_pull, weight_of
+from rlcli.training.worker.plan_integrity import SURE, StepCheck, watch_grad_dot_advantage, weight_of
 from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -214,16 +214,16 @@ def test_a_small_set_among_large_ones_may_give_the_same_prompts_again() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
+def test_the_loss_gradient_along_the_advantages_is_the_expected_one(world: int) -> None:
     """Of any aggregation, and of any split over ranks: the sum over ranks is what counts."""
     from rlcli.algorithms.aggregation import Denominators
-    from rlcli.algorithms.build import pulls_by_advantage
+    from rlcli.algorithms.build import is_weighted_by_advantage
     from rlcli.algorithms.inputs import LossInputs
 
     for aggregation in ("token-mean", "seq-mean-token-mean"):
         algorithm = build_algorithm(aggregation=aggregation)
-        assert pulls_by_advantage(algorithm)
-        lengths, expected, pull = torch.tensor([2, 1]), 0.0, torch.zeros((), dtype=torch.float64)
+        assert is_weighted_by_advantage(algorithm)
+        lengths, expected, total = torch.tensor([2, 1]), 0.0, torch.zeros((), dtype=torch.float64)
         for rank in range(world):
             log_probs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
             advantages = torch.tensor([0.7, 0.7, -0.7]) * (rank + 1)
@@ -235,20 +235,22 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
                 lengths=lengths,
             )
             whole = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
-            watch = partial(watch_pull, advantages=advantages.double(), pull=pull, world=world)
+            watch = partial(watch_grad_dot_advantage, advantages=advantages.double(), total=total, world=world)
             (algorithm.objective(inputs, whole, on_policy_input=watch).loss * world).backward()
-            expected += float(algorithm.pull(inputs, whole))
-        assert float(pull) == pytest.approx(expected)
+            expected += float(algorithm.grad_dot_advantage(inputs, whole))
+        assert float(total) == pytest.approx(expected)
         uncorrected = inputs.replace(rollout_log_probs=None)
-        assert float(algorithm.pull(inputs, whole)) == pytest.approx(2 * float(algorithm.pull(uncorrected, whole)))
-    assert not pulls_by_advantage(build_algorithm(advantage="dr_grpo", loss="dpo", select="pairs"))
-    assert not pulls_by_advantage(build_algorithm(correction="bypass"))
-    assert not pulls_by_advantage(build_algorithm(loss="gmpo"))  # which weighs whole responses
+        assert float(algorithm.grad_dot_advantage(inputs, whole)) == pytest.approx(
+            2 * float(algorithm.grad_dot_advantage(uncorrected, whole))
+        )
+    assert not is_weighted_by_advantage(build_algorithm(advantage="dr_grpo", loss="dpo", select="pairs"))
+    assert not is_weighted_by_advantage(build_algorithm(correction="bypass"))
+    assert not is_weighted_by_advantage(build_algorithm(loss="gmpo"))  # which weighs whole responses
 
 
 @pytest.mark.parametrize("kept", [None, [True, False, True]])
-def test_other_terms_of_the_loss_are_no_part_of_the_pull(kept: list[bool] | None) -> None:
-    """KL and NLL pull, too; where advantages are small, harder than they do."""
+def test_other_terms_of_the_loss_are_no_part_of_that_gradient(kept: list[bool] | None) -> None:
+    """KL and NLL have gradients too: where advantages are small, larger ones."""
     from rlcli.algorithms.aggregation import Denominators
     from rlcli.algorithms.inputs import LossInputs
 
@@ -263,11 +265,11 @@ def test_other_terms_of_the_loss_are_no_part_of_the_pull(kept: list[bool] | None
         right=torch.tensor([True, False]),
         kept=None if kept is None else torch.tensor(kept),
     )
-    whole, pull = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
+    whole, total = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
     own = (advantages if kept is None else advantages[torch.tensor(kept)]).double()
-    watch = partial(watch_pull, advantages=own, pull=pull, world=1)
+    watch = partial(watch_grad_dot_advantage, advantages=own, total=total, world=1)
     algorithm.objective(inputs, whole, kl_coef=0.5, right_tokens=2, on_policy_input=watch).loss.backward()
-    assert float(pull) == pytest.approx(float(algorithm.pull(inputs, whole)))
+    assert float(total) == pytest.approx(float(algorithm.grad_dot_advantage(inputs, whole)))
     assert log_probs.grad is not None
     assert abs(log_probs.grad[0]) > 0.1  # the other terms are there
 

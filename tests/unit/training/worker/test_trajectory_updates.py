@@ -76,8 +76,8 @@ def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
     for index, (whole, score) in enumerate(zip(WHOLE, SCORES, strict=True)):
         signed = signature(tokens_digest(whole), score)
         verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
-        context = len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens
-        counts = (whole.prompt_tokens, whole.drawn_tokens, "stop", verdict, 1, index, signed, context, whole.turns)
+        context = len(whole.tokens) - whole.prompt_tokens - whole.response_tokens
+        counts = (whole.prompt_tokens, whole.response_tokens, "stop", verdict, 1, index, signed, context, whole.turns)
         samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), *counts))  # type: ignore[arg-type]
     chosen = select_batch(RolloutBatch(SampleTable.of(samples), [builder.build()]), algorithm, config, seed=0)
     plan = plan_step(chosen, config, 1)

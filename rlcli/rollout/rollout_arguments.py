@@ -30,7 +30,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class RolloutCall:
+class RolloutArguments:
     """Arguments of a round, for every worker."""
 
     sampling: Sampling
