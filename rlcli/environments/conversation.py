@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.data.trajectories import Trajectory
+from rlcli.environments.calls import Parsed, parse
 from rlcli.environments.environment import Message, Opening, Reply
 from rlcli.environments.message_images import expand_images
-from rlcli.environments.tool_calls import Parsed, parse
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.images.image_rule import ImageRule
 from rlcli.types import IMAGE, Ended
@@ -63,7 +63,7 @@ class Conversation:
     opening: Opening
     """The environment's first messages."""
     form: str
-    """Format of tool calls (`rlcli.environments.tool_calls.FORMATS`); empty: no tools."""
+    """Format of tool calls (`rlcli.environments.calls.FORMATS`); empty: no tools."""
     opened: bool = False
     """Whether the prompt ends within an open <think>."""
     past: Past = "keep"

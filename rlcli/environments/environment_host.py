@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from rlcli.environments import host_main
+from rlcli.environments.calls import cleaned
 from rlcli.environments.environment import (
     ENVIRONMENTS,
     Cause,
@@ -35,7 +36,6 @@ from rlcli.environments.environment import (
     reply_of,
 )
 from rlcli.environments.process_variables import for_environment, hint_of
-from rlcli.environments.tool_calls import cleaned
 from rlcli.errors import ConfigError, SetupError
 from rlcli.support.redact import printable
 

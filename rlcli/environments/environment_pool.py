@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 from rlcli.algorithms import selection
 from rlcli.config.schema import Environment as Section
 from rlcli.config.schema import RunConfig
+from rlcli.environments.calls import format_of
 from rlcli.environments.conversation import Conversation, Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening
 from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
 from rlcli.environments.image_sessions import ImageSession, SessionImages
 from rlcli.environments.message_images import messages_of_row
-from rlcli.environments.tool_calls import format_of
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ConfigError
 from rlcli.images.image_processor import Sight

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rlcli.environments.calls import cleaned, format_of, parse
 from rlcli.environments.conversation import Limits
 from rlcli.environments.environment import MOST_REWARD
 from rlcli.environments.gateway.chat_protocol import (
@@ -37,7 +38,6 @@ from rlcli.environments.gateway.session_record import (
     Record,
     TurnRequest,
 )
-from rlcli.environments.tool_calls import cleaned, format_of, parse
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ModelError
 from rlcli.images.image_processor import NoRoom, Sight

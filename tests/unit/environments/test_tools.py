@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 from PIL import Image
 
+from rlcli.environments.calls import parse
 from rlcli.environments.environment import opening_of, reply_of
-from rlcli.environments.tool_calls import parse
 from rlcli.environments.tools import (
     NoSchema,
     ToolEnvironment,
