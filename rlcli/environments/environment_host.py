@@ -318,7 +318,7 @@ class _Process:
     def call(
         self, session: int, do: str, arguments: Sequence[object], check: Callable[[JsonValue], Result]
     ) -> Future[Result]:
-        """Call a method of a session. arguments: as JSON. check: validates and converts its result."""
+        """Call a method of a session. arguments: sent as JSON. check: validates and converts its result."""
         future: Future[Result] = Future()
         with self._lock:
             if self._why is not None:

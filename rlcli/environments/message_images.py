@@ -33,7 +33,7 @@ def split_parts(content: Sequence[JsonValue]) -> tuple[str, tuple[bytes, ...]]:
         kind, text = fields.get("type"), fields.get("text")
         if kind == "text" and isinstance(text, str):
             texts[-1] += text
-        elif kind == "image" or kind == "image_url":
+        elif isinstance(kind, str) and kind in ("image", "image_url"):
             images.append(_decoded(_base64_of(fields.get(kind))))
             texts.append("")
         else:
@@ -50,9 +50,9 @@ def with_pictures(
     """A message with text as its content, which describes its images in `images`; and the encoded images.
     fields: its role, and its other fields. content: text or parts. Raises `BadImage`."""
     text, images = (content, ()) if isinstance(content, str) else split_parts(content)
-    described_fields = {**fields, "content": text}
-    described_fields.pop("images", None)
-    with_markers = cast("Message", described_fields)  # fields that only the chat template reads are not checked
+    with_text = {**fields, "content": text}
+    with_text.pop("images", None)
+    with_markers = cast("Message", with_text)  # fields that only the chat template reads are not checked
     if images:
         with_markers["images"] = described(images)
         if any(description["width"] is None for description in with_markers["images"]):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int32, UInt8
     from transformers import PreTrainedTokenizerBase
 
-Turn = TypeVar("Turn", Answer, GeneratedTurn)
+TurnResult = TypeVar("TurnResult", Answer, GeneratedTurn)
 
 MOST_BYTES = 64 << 20
 """Of a request's body."""
@@ -306,7 +306,7 @@ class Gateway:
         name = str(fields.get("request_id") or _turn_id(session))
         return web.json_response({"request_id": name, "choices": [choice], "prompt_logprobs": None})
 
-    async def _alone(self, session: GatewaySession, turn: Callable[[], Awaitable[Turn]]) -> Turn:
+    async def _alone(self, session: GatewaySession, turn: Callable[[], Awaitable[TurnResult]]) -> TurnResult:
         if session.busy:
             raise Refused(409, "another request of this session is not answered yet: one client at a time")
         session.busy = True
