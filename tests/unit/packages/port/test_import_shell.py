@@ -337,7 +337,8 @@ def test_calls_of_two_runs_are_paired_by_their_words(tmp_path: Path) -> None:
     assert imported.settings["rollout.samples_per_prompt"] == 6
     assert imported.settings["rollout.prompts_per_step"] == 32
     (unset,) = [line for line in imported.warnings if line.startswith("not set")]
-    assert "$NODES" in unset and "$HEAD" in unset and "$i" not in unset
+    assert all(name in unset for name in ("$NODES", "$HEAD"))
+    assert "$i" not in unset
 
 
 def test_marks_survive_arithmetic_and_a_change_of_case(tmp_path: Path) -> None:
