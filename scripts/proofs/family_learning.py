@@ -1,6 +1,7 @@
 """Do tiny models of other families learn the quickstart's task, as its own Qwen2 does?
 
-    .venv/bin/python scripts/proofs/family_learning.py [qwen3_5 qwen3_5_moe gpt_oss] [--steps 60] [--json FILE] [--picture FILE]
+    .venv/bin/python scripts/proofs/family_learning.py [qwen3_5 qwen3_5_moe gpt_oss] [--steps 60]
+        [--json FILE] [--picture FILE]
 
 For each kind: `rlcli prep arithmetic` and `rlcli tiny-model --kind KIND --warm`, then `rlcli train quickstart` on two
 workers, in a scratch folder (or --folder, where a model that is there already is used again). Prints greedy pass@1 on
