@@ -5,7 +5,6 @@ Only config.json, the tokenizer's files and the names of the weights are read.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ModelError
+from rlcli.model.io.model_checks import check_extra_layers, weights_by_layer
 from rlcli.model.io.model_config import (
     THEIR_CONFIG,
     cached_config,
@@ -24,7 +24,6 @@ from rlcli.model.io.model_config import (
     read_config,
     stored_config,
 )
-from rlcli.rewards.harmony import MARKERS, speaks
 from rlcli.support.reading import check_regular, read_json
 from rlcli_planner.activations import FLOAT
 from rlcli_planner.model_shape import ModelShape, shape_of
@@ -32,9 +31,7 @@ from rlcli_planner.model_shape import ModelShape, shape_of
 HALF = 2
 """Bytes of a weight in 16 bits."""
 ADAPTER_RANK = 32
-TEMPLATE_MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>")
-"""What can only be meant as one token."""
-LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.*)")
+"""Rank of the adapter whose memory is reported."""
 MIXERS = {"linear_attention": "linear_attn.", "full_attention": "self_attn.", "sliding_attention": "self_attn."}
 """The type of a layer → how the names of what mixes its tokens begin."""
 LAYER_NAMES = {
@@ -135,7 +132,8 @@ def check_model_files(path: str) -> ModelReport:
     template: Template | None = None
     stops: dict[int, str] = {}
     if has_tokenizer(path):
-        template, stops = check_chat(path, values)
+        template, stops, of_template = check_chat(path, values)
+        notes += of_template
         if template is None:
             notes.append("the tokenizer has no chat template: give model.chat_template")
     else:
@@ -267,13 +265,7 @@ def check_names(
                 "weights mean nothing",
                 "download the whole model",
             )
-    layers: dict[int, set[str]] = {}
-    for name in names:
-        # A tower has layers, too.
-        if not name.startswith(("visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "mtp.")):
-            matched = LAYER.search(name)
-            if matched:
-                layers.setdefault(int(matched[1]), set()).add(matched[2])
+    layers = weights_by_layer(names)
     if not layers:
         return  # Other names than transformers': loading them reports it.
     missing = [layer for layer in range(shape.layers) if layer not in layers]
@@ -283,13 +275,7 @@ def check_names(
             f"{len(missing)} of them, the first being layer {missing[0]}",
             f"download the whole model, or {THEIR_CONFIG}",
         )
-    extra = sorted(layer for layer in layers if layer >= shape.layers + predicting)
-    if extra:
-        raise ModelError(
-            f"{path}: config.json has {shape.layers} layers, and the weights {len(extra)} more, the first being layer "
-            f"{extra[0]}",
-            THEIR_CONFIG,
-        )
+    check_extra_layers(path, layers, shape.layers, predicting)
     for layer, kind in enumerate(types if shape.delta is not None else []):
         wanted = MIXERS[kind]
         if not any(name.startswith(wanted) for name in layers[layer]):
@@ -299,16 +285,17 @@ def check_names(
             )
 
 
-def check_chat(path: str, values: Mapping[str, Any]) -> tuple[Template | None, dict[int, str]]:
-    """The template and the tokens that end a response. Raises `ModelError` for the template of another family."""
+def check_chat(path: str, values: Mapping[str, Any]) -> tuple[Template | None, dict[int, str], list[str]]:
+    """The template, the tokens that end a response, and notes. Raises `ModelError` for a template that is surely of
+    another family."""
     from rlcli.data.prompts import chat_template
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer
     from rlcli.launch.machine_checks import check_template
 
     tokenizer = load_tokenizer(path)
     if not tokenizer.chat_template:
-        return None, {}
-    check_markers(path, tokenizer, str(values.get("model_type")))
+        return None, {}, []
+    notes = chat_template.check_family(tokenizer, path, str(values.get("model_type")))
     stops = chat_template.stop_tokens(tokenizer, path, ())
     if values.get("model_type") == "gpt_oss":
         thinking = "harmony's analysis channel"
@@ -317,7 +304,7 @@ def check_chat(path: str, values: Mapping[str, Any]) -> tuple[Template | None, d
     else:
         thinking = "<think> in past answers" if "<think>" in str(tokenizer.chat_template) else "none"
     variables = sorted(chat_template.reads(tokenizer) - PASSED)
-    return Template(thinking, check_template(path)[0].detail, tuple(variables)), stops
+    return Template(thinking, check_template(path)[0].detail, tuple(variables)), stops, notes
 
 
 PASSED = frozenset(
@@ -328,29 +315,3 @@ PASSED = frozenset(
     )
 )
 """Names that every template may use, and that nobody sets."""
-
-
-def check_markers(path: str, tokenizer: Any, kind: str) -> None:
-    """Raise `ModelError` if the template writes a marker that its tokenizer does not know as one token."""
-    from rlcli.data.prompts import chat_template
-
-    conversation = [
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "Sure?"},
-    ]
-    text = chat_template.render(tokenizer, conversation)
-    vocabulary = tokenizer.get_vocab()
-    for marker in dict.fromkeys(TEMPLATE_MARKER.findall(text)):
-        if marker not in vocabulary:
-            raise ModelError(
-                f"{path}: the chat template writes {marker}, which is no token of the tokenizer: it is that of another "
-                "family",
-                "use the chat template that these weights came with, or give model.chat_template",
-            )
-    if kind == "gpt_oss" and not (speaks(vocabulary) and all(marker in text for marker in MARKERS[:1])):
-        raise ModelError(
-            f"{path}: gpt_oss answers in harmony's channels, and the chat template writes no {MARKERS[0]}: it is that "
-            "of another family",
-            "use the chat template that these weights came with",
-        )

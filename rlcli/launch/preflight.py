@@ -110,7 +110,7 @@ def prepare(
     if train:
         check_quantized(config, dtype, model.experts)
     roles = _roles(config, model, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
-    tokenizer, template_day = _tokenizer(config, day, sets, on_note)
+    tokenizer, template_day = _tokenizer(config, model.kind, day, sets, on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
     pictures = check_images(config, model.kind, model.images, dtype, sets, train=train)
@@ -223,13 +223,15 @@ def _check_place(model: str, on_note: Callable[[str], None]) -> None:
 
 
 def _tokenizer(
-    config: RunConfig, day: date | None, sets: Sequence[Sequence[Prompt]], on_note: Callable[[str], None]
+    config: RunConfig, kind: str, day: date | None, sets: Sequence[Sequence[Prompt]], on_note: Callable[[str], None]
 ) -> tuple[PreTrainedTokenizerBase, date | None]:
     """The tokenizer, with its chat template fixed and checked on these rows, and the date that the template uses as
     today; None if it uses none."""
     tokenizer = load_tokenizer(config.model.path, config.model.chat_template)
     template_day = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
     chat_template.fix(tokenizer, config.data.chat_template_kwargs, template_day, on_note)
+    for note in chat_template.check_family(tokenizer, config.model.path, kind):
+        on_note(note)
     for note in dict.fromkeys(note for rows in sets for note in chat_template.check(tokenizer, rows)):
         on_note(note)
     return tokenizer, template_day

@@ -18,6 +18,7 @@ from typing import Any
 from rlcli.data.prompts.template_choice import is_plain
 from rlcli.errors import ConfigError, ModelError
 from rlcli.images.row_images import content_parts
+from rlcli.rewards import harmony
 from rlcli.types import Prompt, VerifyRequest
 
 Value = str | bool | int | float
@@ -30,6 +31,8 @@ ROLES_CHECKED = 1000
 whether it leaves a message out."""
 PROBE = "probe{}of{}"
 """Text that no template contains: if it is missing, the template left the message out."""
+
+_TEMPLATE_MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>")
 
 
 def fix(
@@ -167,6 +170,31 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
             f"{tokenizer.eos_token} may continue with an invented turn (rollout.stop_token_ids adds further ones)"
         )
     return notes
+
+
+def check_family(tokenizer: Any, path: str, kind: str) -> list[str]:
+    """Notes on a template that seems to be another family's: it writes a marker that the tokenizer divides into several
+    tokens. (Some published models, as Zephyr, are trained so.) kind: the `model_type`. Raises `ModelError` for a
+    `gpt_oss` model whose template does not write harmony's format."""
+    conversation = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "Sure?"},
+    ]
+    text, vocabulary = render(tokenizer, conversation), tokenizer.get_vocab()
+    if kind == "gpt_oss" and not (harmony.speaks(vocabulary) and harmony.MARKERS[0] in text):
+        raise ModelError(
+            f"{path}: gpt_oss answers in harmony's channels, and the chat template writes no {harmony.MARKERS[0]}: it "
+            "is that of another family",
+            "use the chat template that these weights came with",
+        )
+    divided = [marker for marker in dict.fromkeys(_TEMPLATE_MARKER.findall(text)) if marker not in vocabulary]
+    if not divided:
+        return []
+    return [
+        f"the chat template writes {', '.join(divided)}, which the tokenizer divides into several tokens: if these "
+        "weights came with another template, use that (model.chat_template)"
+    ]
 
 
 def opens_thinking(tokenizer: Any) -> bool:

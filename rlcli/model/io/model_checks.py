@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +22,10 @@ from rlcli.support.reading import read_json
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig
+
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.*)")
+OTHER_LAYERS = ("visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "mtp.")
+"""Prefixes of weights whose layers are not those of the language model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ def check_model(path: str, key: str = "model.path", *, has_template: bool = Fals
         shapes = read_shapes(path, shapes)
     if shapes is not None:
         _check_shapes(path, _parameters(auto_class(config), config), shapes, config.model_type)
+        predicting = int(getattr(text, "num_nextn_predict_layers", None) or 0)
+        check_extra_layers(path, weights_by_layer(shapes), text.num_hidden_layers, predicting)
     files: list[Path] = []
     with contextlib.suppress(ModelError) if not folder.is_dir() else contextlib.nullcontext():  # only some of them
         files = weight_files(path)
@@ -287,6 +294,32 @@ def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, lis
     # If no name matches, the file's names differ from the model's; transformers may know the mapping.
     if missing and len(missing) < len(wanted):
         raise ModelError(f"{path}: {missing[0]}, which config.json requires, is not in the weights", hint)
+
+
+def weights_by_layer(names: Iterable[str]) -> dict[int, set[str]]:
+    """Number of a layer of the language model → the rest of the names of its weights.
+
+    >>> weights_by_layer(["model.layers.3.mlp.gate.weight", "visual.layers.7.proj.weight"])
+    {3: {'mlp.gate.weight'}}
+    """
+    layers: dict[int, set[str]] = {}
+    for name in names:
+        matched = None if name.startswith(OTHER_LAYERS) else LAYER.search(name)
+        if matched:
+            layers.setdefault(int(matched[1]), set()).add(matched[2])
+    return layers
+
+
+def check_extra_layers(path: str, present: Iterable[int], layers: int, predicting: int) -> None:
+    """Refuse weights of more layers than `layers`, which would be left out. predicting: number of further layers, which
+    predict several tokens and are not trained."""
+    extra = sorted(layer for layer in present if layer >= layers + predicting)
+    if extra:
+        raise ModelError(
+            f"{path}: config.json has {layers} layers, and the weights {len(extra)} more, the first being layer "
+            f"{extra[0]}",
+            THEIR_CONFIG,
+        )
 
 
 def _check_tokenizer(path: str, vocab_size: int, *, has_template: bool) -> int:

@@ -54,6 +54,15 @@ def test_the_token_that_closes_a_turn_is_read_off_the_template(text: str, ends: 
     assert (None if found is None else tokenizer.convert_ids_to_tokens(found)) == ends
 
 
+def test_a_template_with_markers_of_another_tokenizer_is_noted() -> None:
+    other = "{% for m in messages %}<|turn|>{{ m.role }}: {{ m.content }}<|over|>{% endfor %}"
+    (note,) = chat_template.check_family(tokenizer_with(other), "model", "llama")
+    assert "<|turn|>, <|over|>" in note
+    assert chat_template.check_family(tokenizer_with(of.CHATML), "model", "llama") == []
+    with pytest.raises(ModelError, match=r"model: gpt_oss answers in harmony's channels"):
+        chat_template.check_family(tokenizer_with(of.CHATML), "model", "gpt_oss")
+
+
 def test_all_that_ends_a_response_is_one_set(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny")
     tokenizer = tokenizer_with(of.CHATML)

@@ -36,6 +36,14 @@ def test_facts_of_a_sound_model(model: Path) -> None:
     assert facts.parameters == sum(p.numel() for p in tiny_lm().parameters())
 
 
+def test_weights_of_more_layers_than_the_configuration_are_refused(model: Path) -> None:
+    """They would be left out without a word, and the run would train another model."""
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    change_config(model, num_hidden_layers=layers - 1, layer_types=None)
+    with pytest.raises(ModelError, match=rf"config.json has {layers - 1} layers, and the weights 1 more, the first"):
+        check_model(str(model))
+
+
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_checkpoint_names_are_parameter_names(kind: str, tmp_path: Path) -> None:
     """What is streamed goes by the names in memory: files must use the same ones, but for experts."""

@@ -348,13 +348,17 @@ def test_a_whole_folder_is_shown_with_template_stop_tokens_and_kernels(
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
-def test_the_template_of_another_family_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_the_template_of_another_family_is_refused_or_noted(tiny: Path, tmp_path: Path) -> None:
+    """Harmony is the only format of its models; others may have been trained on markers of several tokens."""
     import shutil
 
     other = shutil.copytree(tiny, tmp_path / "other")
-    (other / "chat_template.jinja").write_text(CHATML)
-    with pytest.raises(ModelError, match=r"writes <\|im_start\|>, which is no token of the tokenizer"):
-        check_model_files(str(other))
     (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     with pytest.raises(ModelError, match=r"answers in harmony's channels, and the chat template writes no <\|start\|>"):
         check_model_files(str(other))
+    plain = make_tiny_model(tmp_path / "plain")
+    (plain / "chat_template.jinja").write_text(CHATML)
+    report = check_model_files(str(plain))
+    assert isinstance(report, ModelReport)
+    (note,) = [note for note in report.notes if "chat template" in note]
+    assert note.startswith("the chat template writes <|im_start|>, <|im_end|>, which the tokenizer divides")
