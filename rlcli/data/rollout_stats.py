@@ -31,7 +31,7 @@ class RolloutStats:
     """Counters of generation: of one worker's report, of a round on all workers, of all rounds for one step.
 
     To add a counter, declare it here, give it its value where it is counted (a worker's report, for example), and
-    describe its metric in docs/metrics.md.
+    describe its metric in rlcli/runs/metric_names.py.
 
     Two workers generate a round; a second round follows with newer weights:
 
