@@ -19,7 +19,7 @@ from rlcli.model.io.loading import load_policy, load_value
 from rlcli.model.io.model_state import save_state, trained_state
 from rlcli.model.lora import LoraSpec
 from rlcli.model.optim import build_optimizer
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.runs.checkpoint import Checkpoints
 from tests.model_fixtures import padded_log_probs, save_tiny
 

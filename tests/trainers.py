@@ -13,7 +13,7 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.tracking.run_console import View
 from rlcli.training.loop.trainer import Trainer
-from rlcli.training.worker.worker_pools import Groups
+from rlcli.training.worker.worker_pools import WorkerPools
 from rlcli.training.worker.worker_spec import WorkerSpec
 from rlcli.types import Prompt
 from tests.contexts import context_of
@@ -29,6 +29,6 @@ class Stop:
 def trainer_of(folder: Path, workers: Any, held_out: TokenizedPrompts | None = None, **sections: object) -> Trainer:
     """The trainer of a run of `sections` in the new folder `folder`."""
     config = RunConfig.model_validate(sections)
-    groups = Groups(workers, None, None, MagicMock(spec=WorkerSpec))
+    groups = WorkerPools(workers, None, None, MagicMock(spec=WorkerSpec))
     view, trackers = MagicMock(spec=View, show_samples=1), MagicMock()
     return Trainer(context_of(config), PROMPTS, held_out, groups, RunFolder.create(folder), trackers, view, Stop())

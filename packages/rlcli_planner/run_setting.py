@@ -27,7 +27,7 @@ Sections = dict[str, dict[str, ConfigValue]]
 """The same by section: `{"train": {"offload": "all"}}`."""
 
 SHARED_FROM = 1 / 16
-"""As `rlcli.model.packed_batch.WORTH_SHARING`, whose import would load transformers."""
+"""As `rlcli.model.packed.WORTH_SHARING`, whose import would load transformers."""
 
 
 def by_section(keys: Mapping[str, ConfigValue]) -> Sections:

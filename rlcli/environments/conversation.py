@@ -8,14 +8,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.environment import Message, Opening, Reply
+from rlcli.environments.calls import Parsed, parse
+from rlcli.environments.chat_messages import Message, TemplateMessage
+from rlcli.environments.environment import Opening, Reply
 from rlcli.environments.message_images import expand_images
-from rlcli.environments.tool_calls import Parsed, parse
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.images.image_rule import ImageRule
+from rlcli.support.json_types import JsonValue
 from rlcli.types import IMAGE, Ended
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Conversation:
     opening: Opening
     """The environment's first messages."""
     form: str
-    """Format of tool calls (`rlcli.environments.tool_calls.FORMATS`); empty: no tools."""
+    """Format of tool calls (`rlcli.environments.calls.FORMATS`); empty: no tools."""
     opened: bool = False
     """Whether the prompt ends within an open <think>."""
     past: Past = "keep"
@@ -88,7 +90,7 @@ class Conversation:
     """Tool calls of the policy."""
     failed_calls: int = 0
     """Tool calls that could not be read or that failed."""
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, JsonValue] = field(default_factory=dict)
     """`info` of the last reply."""
     start_time: float = field(default_factory=time.monotonic)
     """Start, by the monotonic clock."""
@@ -122,7 +124,7 @@ class Conversation:
         """Add the environment's reply: its reward, and its messages unless the conversation has ended."""
         self.rewards.append((self.trajectory.response_tokens - 1, reply.reward))
         self.info = reply.info
-        self.failed_calls += int(reply.info.get("failed_calls", 0))
+        self.failed_calls += reply.failed_calls
         messages = [self._shortened(message) for message in reply.messages]
         self.ended = self._end(reply)
         if self.ended:
@@ -138,7 +140,7 @@ class Conversation:
         self._add_images(reply)
         self.states.append(state_of(messages))
 
-    def _prompt(self, messages: Sequence[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
+    def _prompt(self, messages: Sequence[TemplateMessage], pictures: Sequence[np.ndarray]) -> Trajectory:
         return Trajectory.of_prompt(expand_images(self.template.first(messages), pictures, self.rule), pictures)
 
     def _extended(self, messages: list[Message], pictures: Sequence[np.ndarray]) -> Trajectory:

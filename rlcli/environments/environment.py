@@ -18,30 +18,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from rlcli.environments.chat_messages import Message as Message
+from rlcli.environments.chat_messages import ToolSchema
 from rlcli.environments.message_images import with_pictures
 from rlcli.images.row_images import BadImage
 from rlcli.registry import Registry
+from rlcli.support.json_types import JsonValue
 
 if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import UInt8
 
-Message = Mapping[str, Any]
-"""`role` and `content`; of an assistant also `reasoning_content` and `tool_calls`, of a tool `name` and
-`tool_call_id`. The content has a marker for each image, and `images` describes them."""
-
 
 class Environment(Protocol):
     """One conversation. Constructed with its options; used by one session from `reset` to `close`."""
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+    def reset(self, row: Mapping[str, object], seed: int) -> object:
         """Return the first messages, or a pair of these and the JSON schemas of the tools that the policy may call.
-        row: of the dataset. The samples of a group get the same seed, and must get the same messages."""
+        row: of the dataset (`EnvironmentRow`). The samples of a group get the same seed, and must get the same
+        messages."""
         ...
 
-    def step(self, message: Message) -> Any:
+    def step(self, message: Message) -> object:
         """Return the answer to a turn of the policy: messages, reward, done; optionally a mapping of numbers and texts
         to record."""
         ...
@@ -63,7 +63,7 @@ class Opening:
 
     messages: Sequence[Message]
     """The first messages."""
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[ToolSchema] = ()
     """JSON schemas of the tools."""
     images: tuple[bytes, ...] = field(default=(), repr=False)
     """Encoded images of all messages; empty once they are preprocessed."""
@@ -85,7 +85,7 @@ class Reply:
     """Reward of the turn."""
     done: bool
     """Whether the conversation ends."""
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, JsonValue] = field(default_factory=dict)
     """Numbers and texts to record."""
     images: tuple[bytes, ...] = field(default=(), repr=False)
     """As in `Opening`."""
@@ -95,6 +95,12 @@ class Reply:
     """As in `Opening`."""
     fits: bool = True
     """As in `Opening`."""
+
+    @property
+    def failed_calls(self) -> int:
+        """`failed_calls` of its info: the tool calls that failed."""
+        failed_calls = self.info.get("failed_calls", 0)
+        return int(failed_calls) if isinstance(failed_calls, int) else 0
 
 
 class Failure(StrEnum):
@@ -131,16 +137,18 @@ class EnvironmentFailed(Exception):
         self.failure, self.detail, self.cause = failure, detail, cause
 
 
-def opening_of(returned: Any) -> Opening:
+def opening_of(returned: JsonValue) -> Opening:
     """Validate the result of `reset`, decoded from JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
-    pair = isinstance(returned, list) and len(returned) == 2 and isinstance(returned[0], list)
-    messages, tools = returned if pair else (returned, [])
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+    messages, tools = returned, list[JsonValue]()
+    if isinstance(returned, list) and len(returned) == 2 and isinstance(returned[0], list):
+        messages, tools = returned
+    schemas = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if not isinstance(tools, list) or len(schemas) != len(tools):
         raise _invalid("reset", "tools that are not a list of JSON schemas", tools)
     checked, images = _messages("reset", messages)
     if not checked:
         raise _invalid("reset", "no messages", returned)
-    return Opening(checked, tools, images)
+    return Opening(checked, schemas, images)
 
 
 MOST_TEXT_BYTES = 4 << 20
@@ -148,7 +156,7 @@ MOST_TEXT_BYTES = 4 << 20
 larger result is a failure, for which the policy must not be rewarded or punished."""
 
 
-def check_size(method: str, returned: Any, line_bytes: int) -> None:
+def check_size(method: str, returned: JsonValue, line_bytes: int) -> None:
     """Raise `EnvironmentFailed` (TOO_LARGE) for a reply whose text is too large. line_bytes: of the whole reply."""
     if line_bytes <= MOST_TEXT_BYTES:
         return
@@ -158,7 +166,7 @@ def check_size(method: str, returned: Any, line_bytes: int) -> None:
         raise EnvironmentFailed(Failure.TOO_LARGE, detail)
 
 
-def _picture_bytes(value: Any) -> int:
+def _picture_bytes(value: JsonValue) -> int:
     """Size of the encoded images in messages."""
     if isinstance(value, list):
         return sum(map(_picture_bytes, value))
@@ -174,7 +182,7 @@ MOST_REWARD = 1e30
 """Largest reward of one step: beyond it, sums of squares are not finite in float32."""
 
 
-def reply_of(returned: Any) -> Reply:
+def reply_of(returned: JsonValue) -> Reply:
     """Validate the result of `step`, decoded from JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
     if not isinstance(returned, list) or len(returned) not in (3, 4):
         raise _invalid("step", "not (messages, reward, done) or (messages, reward, done, info)", returned)
@@ -197,19 +205,20 @@ def reply_of(returned: Any) -> Reply:
 ROLES = ("system", "user", "tool", "assistant")
 
 
-def _messages(method: str, messages: Any) -> tuple[list[Message], tuple[bytes, ...]]:
+def _messages(method: str, messages: JsonValue) -> tuple[list[Message], tuple[bytes, ...]]:
     """Validate messages; returns them with markers in place of their images, and the encoded images."""
     if not isinstance(messages, list):
         raise _invalid(method, "messages that are not a list", messages)
     checked, images = list[Message](), list[bytes]()
     for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str | list):
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(message, dict) or not isinstance(content, str | list):
             raise _invalid(method, "a message without a role and a text or a list of parts as its content", message)
         allowed = ROLES if method == "reset" else ("user", "tool", "system")
         if message.get("role") not in allowed:
             raise _invalid(method, f"a message whose role is none of {', '.join(allowed)}", message)
         try:
-            with_markers, message_images = with_pictures(message)
+            with_markers, message_images = with_pictures(message, content)
         except BadImage as error:
             raise EnvironmentFailed(Failure.PROTOCOL, f"{method} returned what cannot be shown: {error}") from error
         checked.append(with_markers)

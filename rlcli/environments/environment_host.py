@@ -19,15 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Generic, Self, TypeAlias, TypedDict, TypeVar, cast
 
 from rlcli.environments import host_main
+from rlcli.environments.calls import cleaned
+from rlcli.environments.chat_messages import Message
 from rlcli.environments.environment import (
     ENVIRONMENTS,
     Cause,
     EnvironmentFailed,
     Failure,
-    Message,
     Opening,
     Reply,
     check_size,
@@ -35,8 +36,8 @@ from rlcli.environments.environment import (
     reply_of,
 )
 from rlcli.environments.process_variables import for_environment, hint_of
-from rlcli.environments.tool_calls import cleaned
 from rlcli.errors import ConfigError, SetupError
+from rlcli.support.json_types import JsonValue
 from rlcli.support.redact import printable
 
 START_TIMEOUT_S = 120.0
@@ -55,7 +56,7 @@ class EnvironmentSpec:
 
     name: str
     """Name of an entry point, `module:Class` or `file.py:Class`."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
     """Arguments of its constructor."""
     python: str = ""
     """An interpreter that has its packages; empty: this one."""
@@ -93,10 +94,10 @@ class Session:
     tells whether this session caused the failure. If several sessions may have caused it, the next try is in a session
     that is alone: its process runs one call at a time."""
 
-    def __init__(self, process: _Process, number: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, process: _Process, number: int, options: Mapping[str, JsonValue]) -> None:
         self._process, self._number, self._options = process, number, options
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> Future[Opening]:
+    def reset(self, row: Mapping[str, object], seed: int) -> Future[Opening]:
         return self._process.call(self._number, "reset", [self._options, row, seed], opening_of)
 
     def step(self, message: Message) -> Future[Reply]:
@@ -156,11 +157,9 @@ class EnvironmentHost:
             process.sessions.add(number)
         return Session(process, number, self.spec.options)
 
-    def describe(self) -> Mapping[str, Any]:
-        """`doc`, its docstring; `options`, of its constructor: `name`, `type`, `required` and `default`, all texts but
-        `required`. Raises `EnvironmentFailed`."""
-        description: Future[Mapping[str, Any]] = self._processes[0].call(-1, "describe", [], lambda returned: returned)
-        return description.result()
+    def describe(self) -> host_main.Description:
+        """Its docstring, and the options of its constructor. Raises `EnvironmentFailed`."""
+        return self._processes[0].call(-1, "describe", [], _description_of).result()
 
     @property
     def pids(self) -> list[int]:
@@ -188,22 +187,47 @@ class EnvironmentHost:
                 process.end_if_late()
 
 
+def _description_of(returned: JsonValue) -> host_main.Description:
+    return cast("host_main.Description", returned)  # of `host_main.described`, not of the environment
+
+
+class _HostReply(TypedDict, total=False):
+    """A line that `host_main` writes. The process is not trusted: what is not of this form ends it."""
+
+    ready: bool
+    """The environment is imported."""
+    began: int
+    """Id of a call that the environment runs now."""
+    id: int
+    """Id of a call that has ended, with one of the following fields."""
+    ok: JsonValue
+    """Its result."""
+    error: object
+    """What it raised; without an id: why the environment does not load."""
+    unsendable: object
+    """Why its result cannot be sent."""
+
+
+Result = TypeVar("Result", Opening, Reply, host_main.Description, None)
+"""Result of a call."""
+
+
 @dataclass
-class _Call:
+class _Call(Generic[Result]):
     """A call of a session's method."""
 
     do: str
     """The method."""
     deadline: float
     """When it fails, by the monotonic clock."""
-    future: Future[Any]
+    future: Future[Result]
     """Its result."""
-    check: Callable[[Any], Any]
+    check: Callable[[JsonValue], Result]
     """Validates and converts the result."""
     began: bool = False
     """Whether the environment runs it; before, it waits for a thread of the process."""
 
-    def settle(self, reply: Mapping[str, Any], line_bytes: int, is_alone: bool) -> None:
+    def settle(self, reply: _HostReply, line_bytes: int, is_alone: bool) -> None:
         """line_bytes: of the whole reply. is_alone: whether no other session has memory in the process."""
         if "error" in reply:
             # Another session may have taken the memory.
@@ -227,6 +251,9 @@ class _Call:
             self.future.set_exception(EnvironmentFailed(failure, detail, cause))
 
 
+_AnyCall: TypeAlias = _Call[Opening] | _Call[Reply] | _Call[host_main.Description] | _Call[None]
+
+
 class _Process:
     """One process, and the calls that wait for its replies. serial: it gets a call once it has replied to the one
     before."""
@@ -235,7 +262,7 @@ class _Process:
         self._spec, self._serial = spec, serial
         self._unsent: deque[tuple[int, bytes]] = deque()  # of a serial one: behind the call that it works at
         self.sessions: set[int] = set()
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _AnyCall] = {}
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._why: tuple[Failure, str] | None = None
@@ -288,8 +315,11 @@ class _Process:
                 "see what it does when it is imported",
             ) from None
 
-    def call(self, session: int, do: str, arguments: Sequence[Any], check: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def call(
+        self, session: int, do: str, arguments: Sequence[object], check: Callable[[JsonValue], Result]
+    ) -> Future[Result]:
+        """Call a method of a session. arguments: sent as JSON. check: validates and converts its result."""
+        future: Future[Result] = Future()
         with self._lock:
             if self._why is not None:
                 future.set_exception(EnvironmentFailed(*self._why, Cause.ANOTHER))
@@ -366,7 +396,7 @@ class _Process:
     def _read(self, replies: IO[bytes]) -> None:
         while line := replies.readline(MOST_LINE_BYTES):
             try:
-                self._take(cleaned(json.loads(line)), len(line))
+                self._take(_reply_in(line), len(line))
             except Exception:  # neither the process nor its environment is trusted
                 self.kill(Failure.PROTOCOL, f"its process wrote {line[:200]!r} where replies go", by_itself=True)
         self._end()
@@ -377,7 +407,7 @@ class _Process:
             self._became_ready({"error": f"its process ended with {end}"})
         self.kill(Failure.DIED, f"its process ended with {end}", by_itself=True)
 
-    def _take(self, reply: Mapping[str, Any], line_bytes: int) -> None:
+    def _take(self, reply: _HostReply, line_bytes: int) -> None:
         if "began" in reply:
             with self._lock:
                 if call := self._calls.get(reply["began"]):
@@ -394,7 +424,7 @@ class _Process:
         else:
             self._became_ready(reply)
 
-    def _became_ready(self, reply: Mapping[str, Any]) -> None:
+    def _became_ready(self, reply: _HostReply) -> None:
         if "error" in reply:
             message = f"the environment '{self._spec.name}' does not load: {reply['error']}"
             hint = hint_of(message, os.environ, for_environment(os.environ, self._spec.variables))
@@ -405,3 +435,11 @@ class _Process:
             for call in self._calls.values():
                 call.deadline = time.monotonic() + self._spec.deadline_s
         self._ready.set_result(None)
+
+
+def _reply_in(line: bytes) -> _HostReply:
+    """The reply in a line. Raises `ValueError` if it is no JSON object."""
+    reply = cleaned(json.loads(line))
+    if not isinstance(reply, dict):
+        raise ValueError("no JSON object")
+    return cast("_HostReply", reply)  # a field of another type raises where it is used

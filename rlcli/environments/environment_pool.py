@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rlcli.algorithms import selection
 from rlcli.config.schema import Environment as Section
 from rlcli.config.schema import RunConfig
+from rlcli.environments.calls import format_of
+from rlcli.environments.chat_messages import EnvironmentRow, Message, ToolSchema
 from rlcli.environments.conversation import Conversation, Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening
 from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
 from rlcli.environments.image_sessions import ImageSession, SessionImages
 from rlcli.environments.message_images import messages_of_row
-from rlcli.environments.tool_calls import format_of
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ConfigError
 from rlcli.images.image_processor import Sight
@@ -25,7 +26,8 @@ from rlcli.types import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TOOL_RESULT = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
+TOOL_RESULT: Message = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
+USER_MESSAGE: Message = {"role": "user", "content": "x"}
 OF_ROW = "auto"
 """The `environment.name` with which each row names its environment."""
 
@@ -60,7 +62,7 @@ def limits_of(config: RunConfig) -> Limits:
     )
 
 
-def row_of(prompt: Prompt, *, urls: bool = False) -> dict[str, Any]:
+def row_of(prompt: Prompt, *, urls: bool = False) -> EnvironmentRow:
     """The row for `reset`. urls: images in the form of OpenAI's clients."""
     return {
         "id": prompt.id,
@@ -150,8 +152,7 @@ class Environments:
             session = self.session(prompt)
             try:
                 conversation = self.conversation(session.reset(row_of(prompt), seed).result())
-                message = TOOL_RESULT if conversation.form else {"role": "user", "content": "x"}
-                conversation.template.append([], [message])
+                conversation.template.append([], [TOOL_RESULT if conversation.form else USER_MESSAGE])
             except EnvironmentFailed as error:
                 raise ConfigError(
                     f"environment.name = {name} cannot open a conversation for row {prompt.id}: {error}",
@@ -172,7 +173,7 @@ class Environments:
             with contextlib.suppress(OSError):
                 host.close()
 
-    def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
+    def _template(self, tools: Sequence[ToolSchema]) -> TurnTemplate:
         key = json.dumps(tools, sort_keys=True)
         if key not in self._templates:
             never = () if self._images.sight is None else self._images.sight.rule.never

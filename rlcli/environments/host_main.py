@@ -24,19 +24,50 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypedDict, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rlcli.environments.environment import Environment
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 THREADS = 64
 """Calls of environments that are not async, at once."""
 
 
-def environment_of(target: str) -> Any:
+class OptionDescription(TypedDict):
+    """An argument of an environment's constructor."""
+
+    name: str
+    """Its name."""
+    type: str
+    """Its annotation; empty if it has none."""
+    required: bool
+    """Whether it has no default."""
+    default: str
+    """Its default, as Python writes it; empty if it is required."""
+
+
+class Description(TypedDict):
+    """An environment for `rlcli env show`."""
+
+    doc: str
+    """Its docstring; empty if it has none."""
+    options: list[OptionDescription]
+    """Arguments of its constructor."""
+
+
+def environment_of(target: str) -> Callable[..., Environment]:
     """The class that TARGET names; of a function, or a list of functions, an environment whose tools they are."""
     target_object = find(target)
-    functions = target_object if isinstance(target_object, list | tuple) else [target_object]
-    if not functions:
+    objects = target_object if isinstance(target_object, list | tuple) else [target_object]
+    if not objects:
         raise TypeError(f"{target} is an empty list, and needs a function to be a tool")
-    if all(inspect.isfunction(function) for function in functions):
+    functions = [function for function in objects if inspect.isfunction(function)]
+    if len(functions) == len(objects):
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tools.py")
         spec = importlib.util.spec_from_file_location("rlcli_tools", path)
         assert spec is not None
@@ -46,17 +77,18 @@ def environment_of(target: str) -> Any:
         module.ToolEnvironment(functions)  # what cannot be a tool is refused now
         tools = "\n\n".join(f"{function.__name__}: {inspect.getdoc(function)}" for function in functions)
 
-        def make(**options: Any) -> Any:
-            return module.ToolEnvironment(functions, **options)
+        def make(**options: object) -> Environment:
+            return cast("Environment", module.ToolEnvironment(functions, **options))
 
         make.__doc__ = tools if len(functions) > 1 else inspect.getdoc(functions[0])
         return make
     if not hasattr(target_object, "reset") or not hasattr(target_object, "step"):
         raise TypeError(f"{target} is no environment: it has no reset and step, and is no function")
-    return target_object
+    return cast("Callable[..., Environment]", target_object)  # the rest shows when it is called
 
 
-def find(target: str) -> Any:
+def find(target: str) -> object:
+    """The object that TARGET names."""
     path, _, name = target.rpartition(":")
     if path.endswith(".py"):
         sys.path.append(os.path.dirname(os.path.abspath(path)))
@@ -68,7 +100,7 @@ def find(target: str) -> Any:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(path)
-    value: Any = module
+    value: object = module
     for part in name.split("."):
         if not hasattr(value, part):
             raise AttributeError(f"{path} has no {name}")
@@ -76,10 +108,10 @@ def find(target: str) -> Any:
     return value
 
 
-def described(make: Any) -> dict[str, Any]:
+def described(make: Callable[..., Environment]) -> Description:
     """Docstring and options of an environment."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    options = []
+    options: list[OptionDescription] = []
     for parameter in inspect.signature(make).parameters.values():
         if parameter.kind in variable:
             continue
@@ -88,20 +120,26 @@ def described(make: Any) -> dict[str, Any]:
             if isinstance(parameter.annotation, str)
             else inspect.formatannotation(parameter.annotation)
         )
-        option = {"name": parameter.name, "type": "" if parameter.annotation is parameter.empty else kind}
         required = parameter.default is parameter.empty
-        options.append({**option, "required": required, "default": "" if required else repr(parameter.default)})
+        options.append(
+            {
+                "name": parameter.name,
+                "type": "" if parameter.annotation is parameter.empty else kind,
+                "required": required,
+                "default": "" if required else repr(parameter.default),
+            }
+        )
     return {"doc": inspect.getdoc(make) or "", "options": options}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """numpy's numbers and arrays as JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-def sendable(returned: Any) -> Any:
+def sendable(returned: object) -> object:
     """The result of an environment, with its images as JSON."""
     if isinstance(returned, list | tuple):
         return [sendable(item) for item in returned]
@@ -110,13 +148,13 @@ def sendable(returned: Any) -> Any:
     return {**returned, "content": [_part(part) for part in returned["content"]]}
 
 
-def _part(part: Any) -> Any:
+def _part(part: object) -> object:
     if not isinstance(part, dict) or part.get("type") != "image":
         return part
     return {"type": "image", "image": {"base64": base64.b64encode(_encoded_picture(part.get("image"))).decode()}}
 
 
-def _encoded_picture(image: Any) -> bytes:
+def _encoded_picture(image: object) -> bytes:
     """A picture as the bytes of a file: those, a struct of `bytes` as the hub's datasets have it, a picture of Pillow,
     or an array of numpy `[height, width, 3]`."""
     if isinstance(image, dict):
@@ -134,16 +172,17 @@ def _encoded_picture(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-def received(row: Any) -> Any:
+def received(row: dict[str, object]) -> dict[str, object]:
     """A row with the pictures in its messages as bytes."""
-    for message in row.get("messages", ()):
+    messages = row.get("messages")
+    for message in messages if isinstance(messages, list) else ():
         for part in message["content"] if isinstance(message["content"], list) else ():
             if part["type"] == "image":
                 part["image"] = base64.b64decode(part["image"]["base64"])
     return row
 
 
-def encoded(request: int, returned: Any) -> str:
+def encoded(request: int, returned: object) -> str:
     """The reply to a request: what was returned, else why it cannot be sent."""
     try:
         return json.dumps({"id": request, "ok": sendable(returned)}, default=plain)
@@ -152,9 +191,11 @@ def encoded(request: int, returned: Any) -> str:
 
 
 class Host:
-    def __init__(self, make: Any, write: Any) -> None:
+    """Answers requests. make: constructs an environment from its options. write: writes a line."""
+
+    def __init__(self, make: Callable[..., Environment], write: Callable[[str], None]) -> None:
         self.make, self.write = make, write
-        self.sessions: dict[int, Any] = {}
+        self.sessions: dict[int, Environment] = {}
         self.threads = ThreadPoolExecutor(THREADS)
         self.encoder = ThreadPoolExecutor(1)  # pictures take long, and calls may hold all of the threads
         self.began: ContextVar[int] = ContextVar("began")
@@ -172,7 +213,8 @@ class Host:
             text = json.dumps({"id": request["id"], "error": detail})
         self.write(text)
 
-    async def call(self, do: str, session: int, arguments: list[Any]) -> Any:
+    async def call(self, do: str, session: int, arguments: list[Any]) -> object:
+        """Call a method of a session's environment. arguments: its arguments, from JSON."""
         if do == "describe":
             return described(self.make)
         if do == "reset":
@@ -182,21 +224,22 @@ class Host:
         if do == "step":
             return await self.run(self.sessions[session].step, *arguments)
         environment = self.sessions.pop(session, None)
-        if hasattr(environment, "close"):
+        if environment is not None and hasattr(environment, "close"):
             await self.run(environment.close)
         return None
 
-    async def run(self, function: Any, *arguments: Any, **options: Any) -> Any:
+    async def run(self, function: Callable[P, T | Awaitable[T]], *arguments: P.args, **options: P.kwargs) -> T:
+        """Call a method of an environment, in a thread unless it is async."""
         request = self.began.get()
-        if inspect.iscoroutinefunction(function):
-            self.say_began(request)
-            return await function(*arguments, **options)
 
-        def call() -> Any:
+        def call() -> T | Awaitable[T]:
             self.say_began(request)  # before the call, which may end the process
             return function(*arguments, **options)
 
-        returned = await asyncio.get_running_loop().run_in_executor(self.threads, call)
+        if inspect.iscoroutinefunction(function):
+            returned = call()
+        else:
+            returned = await asyncio.get_running_loop().run_in_executor(self.threads, call)
         return await returned if inspect.isawaitable(returned) else returned
 
     def say_began(self, request: int) -> None:
@@ -210,7 +253,7 @@ def end_with(owner: int) -> None:
     os._exit(0)
 
 
-async def serve(make: Any, requests: Any, replies: Any) -> None:
+async def serve(make: Callable[..., Environment], requests: BinaryIO, replies: BinaryIO) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 30)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), requests)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from rlcli.environments.environment import EnvironmentFailed, Failure, Message, Opening, Reply
+from rlcli.environments.chat_messages import Message
+from rlcli.environments.environment import EnvironmentFailed, Failure, Opening, Reply
 from rlcli.environments.environment_host import Session
 from rlcli.images.image_processor import NoRoom, Sight
 from rlcli.images.row_images import BadImage
@@ -71,7 +72,7 @@ class ImageSession:
     def __init__(self, session: Session, images: SessionImages) -> None:
         self._session, self._images = session, images
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> Future[Opening]:
+    def reset(self, row: Mapping[str, object], seed: int) -> Future[Opening]:
         return self._images.preprocess(self._session.reset(row, seed))
 
     def step(self, message: Message) -> Future[Reply]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
+from rlcli.environments.chat_messages import Message, TemplateMessage
 from rlcli.errors import ModelError
 from rlcli.images.image_descriptions import described
 from rlcli.images.row_images import BadImage, content_parts
+from rlcli.support.json_types import JsonValue
 from rlcli.types import IMAGE, Prompt
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from rlcli.images.image_rule import ImageRule
 
 
-def split_parts(content: Sequence[Any]) -> tuple[str, tuple[bytes, ...]]:
+def split_parts(content: Sequence[JsonValue]) -> tuple[str, tuple[bytes, ...]]:
     """Split a content of parts into text, with a marker for each image, and the encoded images. A part is a text; an
     image, `{"type": "image", "image": {"base64": …}}`; or OpenAI's `image_url` with a data URL. Raises `BadImage`.
 
@@ -27,11 +29,12 @@ def split_parts(content: Sequence[Any]) -> tuple[str, tuple[bytes, ...]]:
     """
     texts, images = [""], list[bytes]()
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts[-1] += part["text"]
-        elif kind in ("image", "image_url"):
-            images.append(_decoded(_base64_of(part.get(kind))))
+        fields = part if isinstance(part, Mapping) else {}
+        kind, text = fields.get("type"), fields.get("text")
+        if kind == "text" and isinstance(text, str):
+            texts[-1] += text
+        elif isinstance(kind, str) and kind in ("image", "image_url"):
+            images.append(_decoded(_base64_of(fields.get(kind))))
             texts.append("")
         else:
             raise BadImage(f"a content has a part that is neither text nor a picture: {part!r:.100}")
@@ -41,15 +44,15 @@ def split_parts(content: Sequence[Any]) -> tuple[str, tuple[bytes, ...]]:
     return IMAGE.join(text.replace(IMAGE, f"{IMAGE[0]}\u200b{IMAGE[1:]}") for text in texts), tuple(images)
 
 
-def with_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-    """Split a message into one with text as its content, which describes its images in `images`, and the encoded
-    images. Raises `BadImage`."""
-    content = message["content"]
-    if isinstance(content, str):
-        return {name: value for name, value in message.items() if name != "images"}, ()
-    text, images = split_parts(content)
-    with_markers = {**message, "content": text}
-    with_markers.pop("images", None)
+def with_pictures(
+    fields: Mapping[str, JsonValue], content: str | Sequence[JsonValue]
+) -> tuple[Message, tuple[bytes, ...]]:
+    """A message with text as its content, which describes its images in `images`; and the encoded images.
+    fields: its role, and its other fields. content: text or parts. Raises `BadImage`."""
+    text, images = (content, ()) if isinstance(content, str) else split_parts(content)
+    with_text = {**fields, "content": text}
+    with_text.pop("images", None)
+    with_markers = cast("Message", with_text)  # fields that only the chat template reads are not checked
     if images:
         with_markers["images"] = described(images)
         if any(description["width"] is None for description in with_markers["images"]):
@@ -57,12 +60,13 @@ def with_pictures(message: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[byt
     return with_markers, images
 
 
-def in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def in_parts(message: TemplateMessage) -> TemplateMessage:
     """The inverse of `with_pictures`, in the form of chat templates: with markers in place of the images."""
-    if not message.get("images"):
+    content = message.get("content")
+    if not message.get("images") or not isinstance(content, str):
         return message
     plain = {name: value for name, value in message.items() if name != "images"}
-    return {**plain, "content": content_parts(message["content"])}
+    return {**plain, "content": content_parts(content)}
 
 
 def expand_images(
@@ -82,11 +86,11 @@ def expand_images(
     return np.array(ids, np.int32)
 
 
-def messages_of_row(prompt: Prompt, *, urls: bool = False) -> list[dict[str, Any]]:
+def messages_of_row(prompt: Prompt, *, urls: bool = False) -> list[dict[str, JsonValue]]:
     """A row's messages in the form for environments: those with images have parts as their content. urls: images in the
     form of OpenAI's clients."""
     images = iter(prompt.images)
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, JsonValue]] = []
     for message in prompt.messages:
         if not prompt.images or IMAGE not in message["content"]:
             messages.append(dict(message))
@@ -96,7 +100,7 @@ def messages_of_row(prompt: Prompt, *, urls: bool = False) -> list[dict[str, Any
     return messages
 
 
-def _part(part: Mapping[str, Any], images: Iterator[bytes], urls: bool) -> dict[str, Any]:
+def _part(part: Mapping[str, str | None], images: Iterator[bytes], urls: bool) -> dict[str, JsonValue]:
     if part["type"] != "image":
         return dict(part)
     encoded = base64.b64encode(next(images)).decode()

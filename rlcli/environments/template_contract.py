@@ -8,14 +8,16 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rlcli.environments.turn_tokens import Messages, TurnTemplate
+from rlcli.environments.chat_messages import Message, ToolCall, ToolSchema
+from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ModelError
 
-Message = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-TOOLS: list[dict[str, Any]] = [
+TOOLS: list[ToolSchema] = [
     {
         "type": "function",
         "function": {
@@ -36,16 +38,18 @@ def _user(text: str) -> Message:
 
 
 def _said(text: str, reasoning: str = "") -> Message:
-    return {"role": "assistant", "content": text} | ({"reasoning_content": reasoning} if reasoning else {})
+    if reasoning:
+        return {"role": "assistant", "content": text, "reasoning_content": reasoning}
+    return {"role": "assistant", "content": text}
 
 
 def _call(*numbers: int, reasoning: str = "") -> Message:
     """A turn that calls `add` once for each number."""
-    calls = [
+    calls: list[ToolCall] = [
         {"id": f"call{number:05}", "type": "function", "function": {"name": "add", "arguments": {"a": number, "b": 2}}}
         for number in numbers
     ]
-    return _said("", reasoning) | {"tool_calls": calls}
+    return {**_said("", reasoning), "tool_calls": calls}
 
 
 def _result(number: int, text: str) -> Message:
@@ -93,12 +97,14 @@ class Boundary:
     """Tokens that differ, as text, or the reason why it is unsupported."""
 
 
-def check(tokenizer: Any, stops: Collection[int]) -> list[Boundary]:
+def check(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> list[Boundary]:
     """Compare at each of `BOUNDARIES` the appended tokens with one rendering of the whole conversation."""
     return [_checked(tokenizer, stops, name, past, new) for name, (past, new) in BOUNDARIES.items()]
 
 
-def _checked(tokenizer: Any, stops: Collection[int], name: str, past: list[Message], new: Messages) -> Boundary:
+def _checked(
+    tokenizer: PreTrainedTokenizerBase, stops: Collection[int], name: str, past: list[Message], new: list[Message]
+) -> Boundary:
     turns = TurnTemplate(tokenizer, stops, TOOLS if any("tool_calls" in message for message in past) else ())
     if turns.arguments == "{}":
         past = _with_text_arguments(past)
@@ -129,7 +135,7 @@ def _with_text_arguments(messages: list[Message]) -> list[Message]:
     return changed
 
 
-def _difference(tokenizer: Any, ours: list[int], rendered: list[int]) -> str:
+def _difference(tokenizer: PreTrainedTokenizerBase, ours: list[int], rendered: list[int]) -> str:
     """Both texts from the first token that differs on."""
     same = next(
         (i for i, (a, b) in enumerate(zip(ours, rendered, strict=False)) if a != b), min(len(ours), len(rendered))

@@ -9,20 +9,67 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
-JSON_TYPES: dict[Any, str] = {
+if TYPE_CHECKING:
+    from rlcli.environments.chat_messages import Message, ToolCall
+    from rlcli.support.json_types import JsonValue
+
+    Content: TypeAlias = str | list[dict[str, object]]
+    """Content of a message: text, or parts of which some are images."""
+    Answer: TypeAlias = dict[str, object]
+    """Message of a tool: `role`, `name`, `tool_call_id` and `content`."""
+    ToolReply: TypeAlias = tuple[list[Answer], float, bool, dict[str, int]]
+    """Messages, reward, whether the conversation ends, and the numbers of calls and of failed calls."""
+
+JSON_TYPES: dict[object, str] = {
     **{str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array", tuple: "array"},
     **{type(None): "null"},
 }
+
+
+StepResult: TypeAlias = Any
+"""`ToolReply`, or an awaitable of one if a called function is async. It is `Any` because a subclass without async
+functions unpacks it as it is."""
+
+
+class ParametersSchema(TypedDict):
+    """JSON schema of a function's parameters."""
+
+    type: str
+    """"object"."""
+    properties: dict[str, dict[str, JsonValue]]
+    """JSON schema of each parameter, by name."""
+    required: list[str]
+    """Names of the parameters without a default."""
+
+
+class FunctionSchema(TypedDict):
+    """Description of a function."""
+
+    name: str
+    """Its name."""
+    description: str
+    """First paragraph of its docstring."""
+    parameters: ParametersSchema
+    """Its parameters."""
+
+
+class FunctionToolSchema(TypedDict):
+    """A function as a tool, as OpenAI's protocol describes it."""
+
+    type: str
+    """"function"."""
+    function: FunctionSchema
+    """The function."""
 
 
 class NoSchema(Exception):
     """A function that cannot be a tool: the text names it, and what it lacks."""
 
 
-def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+def schema_of(function: Callable[..., object]) -> FunctionToolSchema:
     """The JSON schema of a tool, from its type hints, its docstring's first paragraph and the lines `name: …` of the
     part `Args:`. Raises `NoSchema`.
 
@@ -45,7 +92,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         hints = typing.get_type_hints(function)
     except Exception as error:  # a name in an annotation that does not exist
         raise NoSchema(f"the tool {name} has an annotation that cannot be read: {error}") from error
-    properties: dict[str, Any] = {}
+    properties: dict[str, dict[str, JsonValue]] = {}
     required = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name == "self":
@@ -59,12 +106,12 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
             properties[parameter.name]["description"] = described[parameter.name].strip()
         if parameter.default is parameter.empty:
             required.append(parameter.name)
-    parameters = {"type": "object", "properties": properties, "required": required}
+    parameters: ParametersSchema = {"type": "object", "properties": properties, "required": required}
     description = re.split(r"\n\s*\n|\n\s*Args:", text)[0].replace("\n", " ")
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def _json_type(hint: Any, parameter: str) -> dict[str, Any]:
+def _json_type(hint: object, parameter: str) -> dict[str, JsonValue]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
@@ -72,7 +119,7 @@ def _json_type(hint: Any, parameter: str) -> dict[str, Any]:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
         kinds = [_json_type(argument, parameter) for argument in arguments if argument is not type(None)]
-        schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        schema: dict[str, JsonValue] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
         return schema | {"nullable": True} if type(None) in arguments else schema
     if (origin or hint) in (list, tuple, Sequence):
         return {"type": "array"} | ({"items": _json_type(arguments[0], parameter)} if arguments else {})
@@ -91,7 +138,7 @@ _NOUNS = {"string": "a text", "integer": "a whole number", "number": "a number",
 _NOUNS |= {"object": "an object", "array": "a list", "null": "null"}
 
 
-def argument_of(value: Any, schema: Mapping[str, Any]) -> Any:
+def argument_of(value: JsonValue, schema: Mapping[str, JsonValue]) -> JsonValue:
     """A value that the policy wrote, as the JSON schema of its parameter says: a text stays a text where one is
     expected, and is read as JSON elsewhere. Raises `WrongArgument`.
 
@@ -101,22 +148,23 @@ def argument_of(value: Any, schema: Mapping[str, Any]) -> Any:
     ([1, 2], True)
     """
     kinds = schema.get("anyOf") or schema.get("oneOf")
-    if kinds is None and isinstance(schema.get("type"), list):
-        kinds = [{**schema, "type": kind} for kind in schema["type"]]
+    kind = schema.get("type")
+    if kinds is None and isinstance(kind, list):
+        kinds = [{**schema, "type": each} for each in kind]
     if isinstance(kinds, list):
         return _first_kind(value, [kind for kind in kinds if isinstance(kind, Mapping)], bool(schema.get("nullable")))
-    if schema.get("nullable") and (value is None or (value in ("null", "None") and schema.get("type") != "string")):
+    if schema.get("nullable") and (value is None or (value in ("null", "None") and kind != "string")):
         return None
-    if isinstance(schema.get("enum"), list):
-        return _member_of(value, schema["enum"])
-    kind = schema.get("type")
+    members, items = schema.get("enum"), schema.get("items")
+    if isinstance(members, list):
+        return _member_of(value, members)
     result = _of_kind(value, kind)
-    if kind == "array" and isinstance(schema.get("items"), Mapping):
-        return [argument_of(item, schema["items"]) for item in result]
+    if kind == "array" and isinstance(result, list) and isinstance(items, Mapping):
+        return [argument_of(item, items) for item in result]
     return result
 
 
-def _first_kind(value: Any, kinds: Sequence[Mapping[str, Any]], nullable: bool) -> Any:
+def _first_kind(value: JsonValue, kinds: Sequence[Mapping[str, JsonValue]], nullable: bool) -> JsonValue:
     """The value by the first of several schemas that it can be read by; a text as a text, if one of them allows it."""
     if value is None and nullable:
         return None
@@ -131,7 +179,7 @@ def _first_kind(value: Any, kinds: Sequence[Mapping[str, Any]], nullable: bool) 
     raise WrongArgument(" or ".join(dict.fromkeys(errors)))
 
 
-def _member_of(value: Any, members: Sequence[Any]) -> Any:
+def _member_of(value: JsonValue, members: Sequence[JsonValue]) -> JsonValue:
     """The member of an enumeration that is equal to a value, or that its text stands for."""
     for member in members:
         if type(member) is type(value) and member == value:
@@ -142,9 +190,9 @@ def _member_of(value: Any, members: Sequence[Any]) -> Any:
     raise WrongArgument(f"one of {', '.join(json.dumps(member, default=str) for member in members)}")
 
 
-def _of_kind(value: Any, kind: Any) -> Any:
+def _of_kind(value: JsonValue, kind: JsonValue) -> JsonValue:
     """The value as one of a JSON type, where nothing is lost."""
-    if kind not in _NOUNS:  # any
+    if not isinstance(kind, str) or kind not in _NOUNS:  # any
         return value
     if kind == "string":
         if isinstance(value, str):
@@ -166,15 +214,18 @@ def _of_kind(value: Any, kind: Any) -> Any:
     return value
 
 
-def _read_text(text: str, kind: str) -> Any:
+def _read_text(text: str, kind: str) -> JsonValue:
     """A text as JSON; booleans and null also as Python writes them."""
-    words = {"true": True, "false": False} if kind == "boolean" else {"none": None} if kind == "null" else {}
+    words: dict[str, bool | None] = {}
+    if kind in ("boolean", "null"):
+        words = {"true": True, "false": False} if kind == "boolean" else {"none": None}
     if text.strip().lower() in words:
         return words[text.strip().lower()]
     try:
-        return json.loads(text)
+        value: JsonValue = json.loads(text)
     except (ValueError, RecursionError):
         raise WrongArgument(_NOUNS[kind]) from None
+    return value
 
 
 class ToolEnvironment:
@@ -185,25 +236,26 @@ class ToolEnvironment:
     function returns a text, anything that JSON has, a picture of Pillow, or a list of texts and pictures, also as
     parts of a message's content."""
 
-    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+    def __init__(self, functions: Sequence[Callable[..., object]]) -> None:
         self.functions = {function.__name__: function for function in functions}
         self.schemas = [schema_of(function) for function in functions]
         self._properties = {
             schema["function"]["name"]: schema["function"]["parameters"]["properties"] for schema in self.schemas
         }
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+    def reset(self, row: Mapping[str, Any], seed: int) -> tuple[list[object], list[FunctionToolSchema]]:
         return list(row["messages"]), self.schemas
 
-    def step(self, message: Mapping[str, Any]) -> Any:
+    def step(self, message: Mapping[str, object]) -> StepResult:
         """The reply to a turn; an awaitable of it if one of the called functions is async."""
-        names = [call["function"]["name"] for call in message.get("tool_calls") or []]
+        turn = cast("Message", message)  # of the policy
+        names = [call["function"]["name"] for call in turn.get("tool_calls") or []]
         if any(inspect.iscoroutinefunction(self.functions.get(name)) for name in names):
-            return self._stepped(message)
-        return _reply(message, [self._called(call) for call in message.get("tool_calls") or []])
+            return self._stepped(turn)
+        return _reply(turn, [self._called(call) for call in turn.get("tool_calls") or []])
 
-    async def _stepped(self, message: Mapping[str, Any]) -> Any:
-        contents = []
+    async def _stepped(self, message: Message) -> ToolReply:
+        contents: list[Content] = []
         for call in message.get("tool_calls") or []:
             if inspect.iscoroutinefunction(self.functions.get(call["function"]["name"])):
                 contents.append(await self._awaited(call))
@@ -211,7 +263,7 @@ class ToolEnvironment:
                 contents.append(await asyncio.to_thread(self._called, call))
         return _reply(message, contents)
 
-    def _called(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    def _called(self, call: ToolCall) -> Content:
         """Call a plain function; returns its result as a message's content."""
         try:
             function, arguments = self._bound(call)
@@ -225,19 +277,21 @@ class ToolEnvironment:
             return f"error: {type(error).__name__}: {error}"
         return content_of(returned)
 
-    async def _awaited(self, call: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    async def _awaited(self, call: ToolCall) -> Content:
         """Call an async function; returns its result as a message's content."""
         try:
             function, arguments = self._bound(call)
         except WrongCall as error:
             return f"error: {error}"
         try:
-            returned = await function(*arguments.args, **arguments.kwargs)
+            returned = function(*arguments.args, **arguments.kwargs)
+            if inspect.isawaitable(returned):
+                returned = await returned
         except Exception as error:
             return f"error: {type(error).__name__}: {error}"
         return content_of(returned)
 
-    def _bound(self, call: Mapping[str, Any]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+    def _bound(self, call: ToolCall) -> tuple[Callable[..., object], inspect.BoundArguments]:
         """The function of a call, and its arguments as its schema reads them. Raises `WrongCall`."""
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         function = self.functions.get(name)
@@ -251,7 +305,7 @@ class ToolEnvironment:
         if not isinstance(arguments, Mapping):
             raise WrongCall(f"{name}: the arguments are not a JSON object")
         schemas = self._properties[name]
-        values = {}
+        values: dict[str, JsonValue] = {}
         for parameter, value in arguments.items():
             try:
                 values[parameter] = argument_of(value, schemas[parameter]) if parameter in schemas else value
@@ -268,16 +322,16 @@ class WrongCall(Exception):
     """A call that no function can be called with: the text is the answer to it."""
 
 
-async def _result(awaitable: Any) -> Any:
+async def _result(awaitable: Awaitable[object]) -> object:
     return await awaitable
 
 
-def _reply(message: Mapping[str, Any], contents: Sequence[str | list[dict[str, Any]]]) -> Any:
+def _reply(message: Message, contents: Sequence[Content]) -> ToolReply:
     """The reply to a turn: an answer to each call, malformed ones included, in the order of the calls.
     contents: of the answers to those that can."""
     calls, malformed = message.get("tool_calls") or [], message.get("invalid_tool_calls") or []
     failed = sum(isinstance(content, str) and content.startswith("error: ") for content in contents)
-    answers = [
+    answers: list[Answer] = [
         {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": content}
         for call, content in zip(calls, contents, strict=True)
     ]
@@ -289,7 +343,7 @@ def _reply(message: Mapping[str, Any], contents: Sequence[str | list[dict[str, A
     return answers, 0.0, not answers, {"tool_calls": len(calls), "failed_calls": failed}
 
 
-def content_of(returned: Any) -> str | list[dict[str, Any]]:
+def content_of(returned: object) -> Content:
     """Convert a tool's result to a message's content: parts if it has images, else text.
 
     >>> content_of([1, "two"]), content_of([{"type": "image", "image": b"..."}, "a cat"])
@@ -303,13 +357,13 @@ def content_of(returned: Any) -> str | list[dict[str, Any]]:
     return [_content_part(item) for item in every]
 
 
-def _is_picture(value: Any) -> bool:
+def _is_picture(value: object) -> bool:
     if isinstance(value, dict):
         return value.get("type") == "image" and "image" in value
     return any(base.__module__.startswith("PIL.") for base in type(value).__mro__)
 
 
-def _content_part(value: Any) -> dict[str, Any]:
+def _content_part(value: object) -> dict[str, object]:
     if _is_picture(value):
         return value if isinstance(value, dict) else {"type": "image", "image": value}
     if isinstance(value, dict) and value.get("type") == "text":

@@ -15,15 +15,16 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from rlcli.data.prompts import chat_template
+from rlcli.environments.chat_messages import Message, TemplateMessage, ToolSchema
 from rlcli.environments.message_images import in_parts
 from rlcli.errors import ModelError
+from rlcli.support.json_types import JsonValue
 
-Messages = Sequence[Mapping[str, Any]]
-"""Messages as a chat template takes them: `role` and `content`, of an assistant also `reasoning_content` and
-`tool_calls`, of a tool also `name` and `tool_call_id`."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Appended(NamedTuple):
@@ -42,9 +43,9 @@ class TurnTemplate:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[ToolSchema] = (),
         never: Collection[int] = (),
     ) -> None:
         self._tokenizer, self._tools = tokenizer, tools
@@ -59,19 +60,19 @@ class TurnTemplate:
         ids: list[int] = tokenizer(tail, add_special_tokens=False)["input_ids"]
         self._tail = ids if self._stops.isdisjoint(ids) else []
         """The plain text by which a turn is closed, if it is."""
-        self.arguments: Mapping[str, Any] | str = {}
+        self.arguments: Mapping[str, JsonValue] | str = {}
         """Of a call without any, as the template takes them: some take the JSON text."""
-        result = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
+        result: Message = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": "x"}
         for self.arguments in ({}, "{}"):
             with contextlib.suppress(ModelError):
                 self._ids([*_prefix([result], "", self.arguments), result], opened=True)
                 break
 
-    def first(self, messages: Messages) -> list[int]:
+    def first(self, messages: Sequence[TemplateMessage]) -> list[int]:
         """The prompt: the first messages, with the policy's turn opened. Raises `ModelError` if the template fails."""
         return self._ids(messages, opened=True)
 
-    def prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def prepared(self, message: Message) -> TemplateMessage:
         """A message of the past: what users and tools wrote cannot become control tokens, and the arguments of calls
         are as the template takes them. What the policy has spelled stands for no picture."""
         if message["role"] in ("user", "tool"):
@@ -86,13 +87,13 @@ class TurnTemplate:
         ]
         return {**message, "tool_calls": calls}
 
-    def trimmed(self, messages: Messages) -> list[int]:
+    def trimmed(self, messages: Sequence[TemplateMessage]) -> list[int]:
         """The tokens of a conversation that ends with a turn of the policy, as an engine leaves them: up to the token
         that closes the turn."""
         ids = self._ids(messages, opened=False)
         return ids[: self._closed(ids, messages) or len(ids) - len(self._tail)]
 
-    def append(self, turn: Sequence[int], messages: Messages) -> Appended:
+    def append(self, turn: Sequence[int], messages: Sequence[TemplateMessage]) -> Appended:
         """The tokens between the turn `turn` and the policy's next turn. messages: those of the environment, whose text
         cannot become control tokens. Raises `ModelError` if the template fails, or does not append."""
         new = [self.harmless(message) for message in messages]
@@ -106,7 +107,7 @@ class TurnTemplate:
         # Nothing closes a turn but the token that opens the next one (GLM), which the policy may have drawn.
         return Appended(0, delta[1:]) if delta[:1] == [turn[-1]] else Appended(1, delta)
 
-    def _delta(self, new: Messages) -> tuple[int | None, list[int]]:
+    def _delta(self, new: Sequence[TemplateMessage]) -> tuple[int | None, list[int]]:
         """The token that closes a turn, if there is one, and what follows it: `new`, and the policy's turn opened."""
         prefixes = [_prefix(new, text, self.arguments) for text in REASONING]
         rendered = [(p, self._ids(p, opened=False), self._ids([*p, *new], opened=True)) for p in prefixes]
@@ -130,7 +131,7 @@ class TurnTemplate:
             "rlcli doctor --template MODEL shows where; use a model whose template appends",
         )
 
-    def _closed(self, ids: list[int], messages: Messages) -> int:
+    def _closed(self, ids: list[int], messages: Sequence[TemplateMessage]) -> int:
         """Index after the token that closes the last turn of `messages`, whose tokens are `ids`; 0 if nothing but what
         opens the next turn closes it."""
         start = len(self._ids(messages[:-1], opened=False))
@@ -138,7 +139,7 @@ class TurnTemplate:
             (index for index, token in enumerate(ids) if index >= start and token in self._stops), default=-1
         )
 
-    def _ids(self, messages: Messages, opened: bool) -> list[int]:
+    def _ids(self, messages: Sequence[TemplateMessage], opened: bool) -> list[int]:
         roles = ", ".join(str(message["role"]) for message in messages)
         shown = [in_parts(message) for message in messages]
         text = chat_template.render(
@@ -147,7 +148,7 @@ class TurnTemplate:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def harmless(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def harmless(self, message: TemplateMessage) -> TemplateMessage:
         """The message as a template takes it, with a zero-width space in each marker that its text contains, such as
         `<|im_end|>`: written by an environment, it must not end a turn, open another one, or stand for a picture."""
         message = in_parts(message)
@@ -162,7 +163,19 @@ REASONING = ("z", "")
 drop it then."""
 
 
-def _broken(value: Any, markers: re.Pattern[str] | None) -> Any:
+@overload
+def _broken(value: Message, markers: re.Pattern[str] | None) -> Message: ...
+
+
+@overload
+def _broken(value: TemplateMessage, markers: re.Pattern[str] | None) -> TemplateMessage: ...
+
+
+@overload
+def _broken(value: object, markers: re.Pattern[str] | None) -> object: ...
+
+
+def _broken(value: object, markers: re.Pattern[str] | None) -> object:
     """A value of JSON with a zero-width space in each marker in its texts."""
     if markers is None:
         return value
@@ -173,7 +186,9 @@ def _broken(value: Any, markers: re.Pattern[str] | None) -> Any:
     return [_broken(item, markers) for item in value] if isinstance(value, list) else value
 
 
-def _prefix(new: Messages, reasoning: str, arguments: Mapping[str, Any] | str) -> list[Mapping[str, Any]]:
+def _prefix(
+    new: Sequence[TemplateMessage], reasoning: str, arguments: Mapping[str, JsonValue] | str
+) -> list[TemplateMessage]:
     """A conversation that `new` may follow. A tool's result follows a call with its name and id."""
     calls = [
         {
@@ -184,6 +199,6 @@ def _prefix(new: Messages, reasoning: str, arguments: Mapping[str, Any] | str) -
         for message in new
         if message["role"] == "tool"
     ]
-    turn = {"role": "assistant", "content": "" if calls else "y"}
+    turn: dict[str, object] = {"role": "assistant", "content": "" if calls else "y"}
     turn |= {"reasoning_content": reasoning} if reasoning else {}
     return [{"role": "user", "content": "x"}, turn | ({"tool_calls": calls} if calls else {})]

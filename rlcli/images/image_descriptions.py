@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict
 
 from rlcli.images.decoding import size_of
 from rlcli.images.row_images import BadImage
@@ -21,11 +21,21 @@ KEPT = 32
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
-def described(images: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The descriptions of encoded pictures. Width and height are those of the upright picture, and None if it is
-    broken."""
-    names = ("digest", "width", "height")
-    return [dict(zip(names, _facts(image), strict=True)) for image in images]
+class ImageDescription(TypedDict):
+    """Description of an image."""
+
+    digest: str
+    """`image_digest` of its file."""
+    width: int | None
+    """Pixels of the upright image; None if it is broken."""
+    height: int | None
+    """As `width`."""
+
+
+def described(images: Iterable[bytes]) -> list[ImageDescription]:
+    """The descriptions of encoded images."""
+    facts = map(_facts, images)
+    return [ImageDescription(digest=digest, width=width, height=height) for digest, width, height in facts]
 
 
 def descriptions(value: Any) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from rlcli.model.attention import ATTENTION, Segments
 from rlcli.model.delta_net import packs
 from rlcli.model.device_copies import upload
 from rlcli.model.mixture.routing import Replay
-from rlcli.model.packed_batch import PackedBatch
+from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets
 from rlcli.model.parallel.context_parallel import ContextGroup, Run
 from rlcli.model.tensor_names import named_weights, sees, tower

@@ -15,7 +15,7 @@ from rlcli.model.decoder import Decoder, gathered
 from rlcli.model.logit_chunks import chunk_tokens
 from rlcli.model.logprobs import Likeliest, likeliest_tokens, token_log_probs
 from rlcli.model.lora import base_of, is_adapter, merged, saved_names, scaled_to_zero, write_adapter
-from rlcli.model.packed_batch import PackedBatch
+from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.context_parallel import Run
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from rlcli.errors import ModelError
 from rlcli.model.decoder import Decoder
 from rlcli.model.io.model_config import read_config
-from rlcli.model.packed_batch import PackedBatch
+from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.context_parallel import Run
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ def measure(check: Check, shape: str) -> None:
     work = Workload(
         model=model,
         dtype="float32" if check.device == "cpu" else "bfloat16",
+        prompt_tokens=runs.PROMPT_TOKENS,
         prompts=make_prompts(model, prompts, runs.PROMPT_TOKENS),
         max_tokens=response,
         micro=micro,

@@ -72,7 +72,7 @@ def update(check: Check, compiled: bool) -> None:
 
     from rlcli.model.io.loading import load_policy
     from rlcli.model.optim import build_optimizer
-    from rlcli.model.packed_batch import pack
+    from rlcli.model.packed import pack
 
     model, device = models.make(check, check.shape), torch.device(check.device)
     peak, name = peak_flops(check)

@@ -30,11 +30,12 @@ def prompts(check: Check, model: str, count: int) -> str:
     """A folder with `count` prompts of PROMPT_TOKENS tokens of `model`, whose tokenizer all models made here have."""
     sys.path.insert(0, str(BENCH))
     from _step_prompts import make_prompts
-    from _step_work import write_prompts
+    from _step_work import Workload, write_prompts
 
     folder = check.work / "data"
     if not folder.exists():
-        write_prompts(make_prompts(model, count, PROMPT_TOKENS), folder, 0.0)
+        texts = make_prompts(model, count, PROMPT_TOKENS)
+        write_prompts(Workload(model, PROMPT_TOKENS, 1, 1, ((1,),) * count, prompts=texts), folder, 0.0)
     return str(folder)
 
 

@@ -148,7 +148,7 @@ def run_ours(
 
     with tempfile.TemporaryDirectory(prefix="bench-step-") as name:
         folder = Path(name)
-        write_prompts(work.prompts, folder / "data", equal)
+        write_prompts(work, folder / "data", equal)
         prepared = prepare(
             config_of(
                 work,

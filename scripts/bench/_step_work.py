@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,9 @@ SHAPES = {  # of Qwen2.5, random weights
 }
 VOCABULARY, KV_HEADS = 151936, 2
 
+MARKERS = 2
+"""Tokens that the tiny models' chat template adds to a question."""
+
 UNEQUAL, EQUAL = "unequal", "equal"
 """The ground truths: whether the samples of a group get different rewards or all the same."""
 
@@ -29,20 +31,25 @@ class Workload:
 
     model: str
     """Folder of the model."""
-    dtype: str
-    """What it computes in: float32, or bfloat16 with master weights in float32."""
-    prompts: tuple[BenchPrompt, ...]
-    """All of `prompt_tokens` tokens."""
+    prompt_tokens: int
+    """Tokens of each prompt, the chat template's included."""
     max_tokens: int
     """The longest response."""
     micro: int
     """The most tokens that one worker forwards at once."""
     lengths: tuple[tuple[int, ...], ...]
     """`[prompts][samples]`, tokens of each response."""
+    dtype: str = "float32"
+    """What it computes in: float32, or bfloat16 with master weights in float32."""
+    prompts: tuple[BenchPrompt, ...] = ()
+    """The prompts; without them, texts of letters, each a token of the tiny models' tokenizer."""
 
     @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompts[0].ids)
+    def questions(self) -> list[str]:
+        """The text of each prompt."""
+        return [prompt.question for prompt in self.prompts] or [
+            _letters(number, self.prompt_tokens - MARKERS) for number in range(len(self.lengths))
+        ]
 
     @property
     def samples(self) -> int:
@@ -54,7 +61,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        return self.response_tokens + len(self.prompts) * self.samples * self.prompt_tokens
+        return self.response_tokens + len(self.lengths) * self.samples * self.prompt_tokens
 
 
 def draw_lengths(prompts: int, samples: int, most: int, ragged: bool) -> tuple[tuple[int, ...], ...]:
@@ -90,19 +97,27 @@ def make_model(name: str, folder: Path) -> str:
     return str(made)
 
 
-def write_prompts(prompts: Sequence[BenchPrompt], folder: Path, equal_share: float) -> None:
+def write_prompts(work: Workload, folder: Path, equal_share: float) -> None:
     """train.parquet: the prompts twice, first with groups of unequal rewards alone, then with `equal_share` of them
     equal; unshuffled, steps take the two in turn."""
     from rlcli.prep.split_writer import write_splits
     from rlcli.types import Prompt
 
+    questions = work.questions
+
     def row(number: int) -> Prompt:
-        index = number % len(prompts)
-        equal = number >= len(prompts) and index < equal_share * len(prompts)
-        message = {"role": "user", "content": prompts[index].question}
+        index = number % len(questions)
+        equal = number >= len(questions) and index < equal_share * len(questions)
+        message = {"role": "user", "content": questions[index]}
         return Prompt(f"bench:train:{number}", (message,), "bench", "bench", "bench", EQUAL if equal else UNEQUAL)
 
-    write_splits(folder, {"train": [row(number) for number in range(2 * len(prompts))]}, {})
+    write_splits(folder, {"train": [row(number) for number in range(2 * len(questions))]}, {})
+
+
+def _letters(seed: int, length: int) -> str:
+    import numpy as np
+
+    return bytes(np.random.default_rng(seed).integers(ord("a"), ord("z") + 1, length).tolist()).decode()
 
 
 def reward(request: Any) -> Any:

@@ -47,7 +47,7 @@ from rlcli.runs.tracking.run_console import View
 from rlcli.training.loop import trainer
 from rlcli.training.loop.trainer import Trainer
 from rlcli.training.worker.calls import Workers
-from rlcli.training.worker.worker_pools import Groups
+from rlcli.training.worker.worker_pools import WorkerPools
 from rlcli.types import Prompt
 
 MEMORY_STEPS = 20
@@ -148,7 +148,7 @@ def trainer_over(workers: Workers, args: argparse.Namespace, steps: int) -> Iter
         trackers = Trackers(folder, [], view.note)
         stop: Any = SimpleNamespace(requested=False, armed=False)
         unbuilt: Any = None  # what workers are built from: these are not
-        groups = Groups(workers, None, None, unbuilt)
+        groups = WorkerPools(workers, None, None, unbuilt)
         given = (prompts_of(2 * args.prompts), None, groups, folder, trackers, view, stop)
         facts = RunFacts("cpu", "bfloat16", 5 * args.length, None, frozenset({"policy", "engine"}))
         trainer = Trainer(RunContext(config_of(args, steps), facts), *given)

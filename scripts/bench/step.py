@@ -58,6 +58,7 @@ def main() -> None:
         work = Workload(
             model=model,
             dtype=options.dtype or ("float32" if device == "cpu" else "bfloat16"),
+            prompt_tokens=options.prompt_tokens,
             prompts=make_prompts(model, options.prompts, options.prompt_tokens),
             max_tokens=options.max_tokens,
             micro=options.micro,

@@ -229,9 +229,9 @@ def padded(path: Path, load: Workload, budget: int) -> Callable[[], None]:
 
 @contextmanager
 def not_shared() -> Iterator[None]:
-    from rlcli.model import packed_batch
+    from rlcli.model import packed
 
-    with patch.object(packed_batch, "WORTH_SHARING", 2.0):
+    with patch.object(packed, "WORTH_SHARING", 2.0):
         yield
 
 

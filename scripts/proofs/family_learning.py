@@ -1,6 +1,6 @@
 """Do tiny models of other families learn the quickstart's task, as its own Qwen2 does?
 
-    .venv/bin/python scripts/proofs/family_learning.py [qwen3_5 qwen3_5_moe gpt_oss] [--steps 60] [--json FILE]
+    .venv/bin/python scripts/proofs/family_learning.py [qwen3_5 qwen3_5_moe gpt_oss] [--steps 60] [--json FILE] [--picture FILE]
 
 For each kind: `rlcli prep arithmetic` and `rlcli tiny-model --kind KIND --warm`, then `rlcli train quickstart` on two
 workers, in a scratch folder (or --folder, where a model that is there already is used again). Prints greedy pass@1 on
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +25,8 @@ KINDS = ("qwen3_5", "qwen3_5_moe", "gpt_oss")
 ENOUGH = 0.9
 """Greedy pass@1 at the end."""
 LAST_STEPS = 3
+WINDOW = 5
+"""Steps of which a curve shows the mean."""
 TOKENS = 56
 """Of a response: in harmony's format it has a few more than in the recipe's."""
 
@@ -74,6 +77,25 @@ def row(figures: dict[str, Any]) -> str:
     return f"| `{figures['kind']}` | {figures['steps']} | {before} | {after} | {reward} | {times} |"
 
 
+def draw(results: Sequence[dict[str, Any]], file: Path) -> None:
+    """The reward of each kind over its steps: of single steps, and the mean of WINDOW of them."""
+    from matplotlib.figure import Figure
+
+    from rlcli.runs.tracking.plots import running_mean
+
+    figure = Figure(figsize=(7, 3.2), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for number, figures in enumerate(results):
+        steps, rewards = range(1, len(figures["rewards"]) + 1), figures["rewards"]
+        axes.plot(steps, rewards, color=f"C{number}", alpha=0.25, linewidth=1)
+        label = f"{figures['kind']}: pass@1 {figures['before']['mean']:.0%} → {figures['after']['mean']:.0%}"
+        axes.plot(steps, running_mean(rewards, WINDOW), color=f"C{number}", label=label)
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1))
+    axes.legend(loc="lower right", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kinds", nargs="*", default=KINDS)
@@ -81,6 +103,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--picture", type=Path, default=None)
     arguments = parser.parse_args()
     print(f"| kind | steps | before | after | sampled reward, first → last {LAST_STEPS} | warm start | run |")
     print("|---|---|---|---|---|---|---|", flush=True)
@@ -93,6 +116,8 @@ def main() -> int:
             print(row(results[-1]), flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.picture:
+        draw(results, arguments.picture)
     return 0 if all(figures["passed"] for figures in results) else 1
 
 

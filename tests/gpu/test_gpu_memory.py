@@ -69,7 +69,7 @@ def learning(model: str, checkpointing: Any = False) -> tuple[Any, Any, Any]:
 
     from rlcli.model.io.loading import load_policy
     from rlcli.model.optim import build_optimizer
-    from rlcli.model.packed_batch import pack
+    from rlcli.model.packed import pack
 
     if not dist.is_initialized():
         with socket.socket() as probe:

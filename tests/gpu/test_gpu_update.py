@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.model.packed_batch import PackedBatch, pack
+from rlcli.model.packed import PackedBatch, pack
 from tests.model_fixtures import VOCABULARY, save_tiny
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_shared_prompts_give_what_prompts_apart_give(
 ) -> None:
     base = str(save_tiny(tmp_path / "base"))
     shared = pack(groups(), CUDA)
-    monkeypatch.setattr("rlcli.model.packed_batch.WORTH_SHARING", 2.0)
+    monkeypatch.setattr("rlcli.model.packed.WORTH_SHARING", 2.0)
     apart = pack(groups(), CUDA)
     assert shared.tokens < apart.tokens
     found = [log_probs_and_gradients(load(mesh, base), batch) for batch in (shared, apart)]

@@ -24,7 +24,7 @@ from rlcli.launch.preflight import prepare
 from rlcli.launch.resume import resumption
 from rlcli.runs.checkpoint import Checkpoints
 from rlcli.runs.tracking.run_console import View
-from rlcli.training.worker.worker_pools import Groups
+from rlcli.training.worker.worker_pools import WorkerPools
 
 CASE = "grpo,checkpoint.every=1"
 SOME_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class Filler(View):
         self.noted.append(text)
 
 
-def tell(groups: Groups, out: Path, case: str, view: Filler) -> None:
+def tell(groups: WorkerPools, out: Path, case: str, view: Filler) -> None:
     """Begin, or go on, and print what came of it."""
     (out.parent / "filler").unlink(missing_ok=True)
     error = ""

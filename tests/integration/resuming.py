@@ -33,7 +33,7 @@ from rlcli.runs.folder import RunFolder
 from rlcli.runs.tracking import open_trackers
 from rlcli.runs.tracking.run_console import View
 from rlcli.training.worker.calls import WorkerCalls
-from rlcli.training.worker.worker_pools import Groups
+from rlcli.training.worker.worker_pools import WorkerPools
 
 STEPS, STOP = 4, 2
 MIXED = "data.mix=tokens"
@@ -77,7 +77,7 @@ def settings(case: str) -> list[str]:
     return [*sets_for(recipe), *EVALUATED, f"checkpoint.every={STOP}", *own]
 
 
-def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Checkpoint | None = None) -> None:
+def run(config: Resolved, groups: WorkerPools, out: Path, view: View, checkpoint: Checkpoint | None = None) -> None:
     ready = prepare(config.config)
     spec = worker_spec(ready.context, out / "logs", groups.spec.group_id)
     groups.policy.call(WorkerCalls.build, spec)
@@ -100,7 +100,7 @@ def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Che
             trackers.close()
 
 
-def go_on(groups: Groups, folder: Path, workers: int) -> None:
+def go_on(groups: WorkerPools, folder: Path, workers: int) -> None:
     resumed = resumption(folder, None, {"cluster.workers": workers}, [], lambda note: None)
     assert resumed.step == STOP
     run(resumed.resolved, groups, folder, View(), resumed.checkpoint)

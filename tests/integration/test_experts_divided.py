@@ -44,7 +44,7 @@ def loss(_: Any, outputs: Any) -> Any:
 
 
 def micro(own: list[Row]) -> Any:
-    from rlcli.model.packed_batch import dummy, pack
+    from rlcli.model.packed import dummy, pack
 
     return SimpleNamespace(packed=pack(own, CPU) if own else dummy(CPU), empty=not own)
 

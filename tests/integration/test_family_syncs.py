@@ -42,7 +42,7 @@ def compared(engine: Any, lm: Any) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from rlcli.model.packed_batch import pack
+    from rlcli.model.packed import pack
     from rlcli.model.policy import PolicyModel
     from rlcli.model.tensor_names import named_weights
     from rlcli.model.weight_check.checksum import Checksums

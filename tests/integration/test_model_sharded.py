@@ -52,7 +52,7 @@ def training(
 ) -> Iterator[tuple[float, float]]:
     """Loss and gradient norm, step after step: a sum over all response tokens over one global denominator."""
     from rlcli.model.optim import build_optimizer, clip_grad_norm
-    from rlcli.model.packed_batch import dummy, pack
+    from rlcli.model.packed import dummy, pack
 
     optimizer = build_optimizer(model, lr=lr, betas=(0.9, 0.99), weight_decay=0.1)
     denominator = sum(len(tokens) - prompt for tokens, prompt in ROWS)
@@ -77,14 +77,14 @@ def train(*args: Any) -> list[tuple[float, float]]:
 
 
 def values(model: Any) -> torch.Tensor:
-    from rlcli.model.packed_batch import pack
+    from rlcli.model.packed import pack
 
     with torch.no_grad():
         return model(pack(ROWS, CPU)).values
 
 
 def log_probs(policy: Any, rows: list[Row] = ROWS) -> torch.Tensor:
-    from rlcli.model.packed_batch import pack
+    from rlcli.model.packed import pack
 
     with torch.no_grad():
         return policy(pack(rows, CPU)).log_probs

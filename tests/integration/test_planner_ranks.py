@@ -66,7 +66,7 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlcli.model.packed_batch import pack
+    from rlcli.model.packed import pack
     from rlcli.model.parallel.buckets import buckets
     from rlcli.model.parallel.fsdp_sharding import shard
     from rlcli.model.policy import PolicyModel

@@ -44,7 +44,7 @@ class Learning:
         self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
 
     def step(self) -> float:
-        from rlcli.model.packed_batch import pack
+        from rlcli.model.packed import pack
 
         rows = ROWS[self.rank :: self.world]
         out = self.model(pack(rows, CPU))

@@ -160,6 +160,7 @@ _ASSIGNED = re.compile(r"(?<!\w)([A-Za-z_]\w*+)(?:\+?=|:=)")
 _SURELY_SET = re.compile(r"(?m)^(?:export |readonly |declare (?:-\w+ )?)?([A-Za-z_]\w*+)=")
 _WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*+):?[-=?+]")
 _TESTED = re.compile(r"(?:\[|test|&&|\|\|) (?:! )?-[znv] [\"']?\$?\{?([A-Za-z_]\w*+)")
+_LOOPED = re.compile(r"\bfor\s+(?:\(\(\s*)?([A-Za-z_]\w*+)")
 _ARRAY = re.compile(r"(?<!\w)([A-Za-z_]\w*+)(?:\+?=\(|\[)")
 _BY_BASH = frozenset(
     (
@@ -254,7 +255,7 @@ def capture(
     pairs = _pairs(captured.calls, other.calls)
     calls = [_agreed(call, same) for call, same in pairs]
     differs = any(call is same for call, same in pairs) or [c.words for c in calls] != [c.words for c in captured.calls]
-    assigned = _names(_ASSIGNED, text)
+    assigned = _names(_ASSIGNED, text) | _names(_LOOPED, text)
     never = [f"${name}" for name in (*unset, *absent) if name not in assigned]
     return replace(captured, calls=calls, unset=never if differs else [])
 
@@ -283,14 +284,15 @@ def _names(pattern: re.Pattern[str], text: str) -> frozenset[str]:
 
 
 def _pairs(calls: Sequence[Call], others: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Each call with the same one of another run; with itself if there is none."""
+    """Each call with the one of another run that shares the most words; with itself if there is none."""
     if [call.words[:1] for call in calls] == [call.words[:1] for call in others]:
         return [*zip(calls, others, strict=True)]
     pairs = []
     for call in calls:
-        programs = {word for word in call.words if "=" not in word and not word.startswith("-")}
-        same = [other for other in others if other.words[:1] == call.words[:1] and programs & {*other.words}]
-        pairs.append((call, same[0] if same else call))
+        words = {*call.words[1:]}
+        programs = {word for word in words if "=" not in word and not word.startswith("-")}
+        same = [other for other in others if other.words[:1] == call.words[:1] and programs & {*other.words[1:]}]
+        pairs.append((call, max(same, key=lambda other: len(words & {*other.words}), default=call)))
     return pairs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from rlcli.cli.env.environment_task import EnvironmentName, RowNumber, Task, Tas
 from rlcli.cli.env.print_messages import STYLES, answer, print_end, print_message, print_opening, print_reply
 from rlcli.cli.options import Sets
 from rlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlcli.environments.chat_messages import Message, ToolCall
 
 BLOCK = '"""'
 """A line of this alone begins and ends a turn of several lines."""
@@ -66,9 +69,11 @@ def play(
 
 def play_person(task: Task) -> None:
     """Play turns from standard input, until the environment is done or the input ends."""
+    from rlcli.environments.calls import function_of
+
     session, opening = task.reset()
     print_opening(opening)
-    tools = {tool.get("function", tool).get("name") for tool in opening.tools}
+    tools = {function_of(tool).get("name") for tool in opening.tools}
     total, turns = 0.0, 0
     while (message := read_turn(tools)) is not None:
         if not sys.stdin.isatty():  # else the terminal has shown it
@@ -82,7 +87,7 @@ def play_person(task: Task) -> None:
     print_end("the input ended", turns, total)
 
 
-def read_turn(tools: Collection[Any]) -> dict[str, Any] | None:
+def read_turn(tools: Collection[object]) -> Message | None:
     """The next turn as a message; None at the end of the input. An unreadable call is requested again."""
     while True:
         text = _read_text()
@@ -96,7 +101,7 @@ def read_turn(tools: Collection[Any]) -> dict[str, Any] | None:
             console.stderr().print(f"{error}", markup=False)
 
 
-def as_message(text: str, tools: Collection[Any]) -> dict[str, Any]:
+def as_message(text: str, tools: Collection[object]) -> Message:
     """A typed turn: a call if it begins with the name of a tool. Raises `ConfigError` for arguments that are not JSON.
 
     >>> as_message('add {"a": 1}', ["add"])["tool_calls"][0]["function"]
@@ -115,7 +120,7 @@ def as_message(text: str, tools: Collection[Any]) -> dict[str, Any]:
         raise ConfigError(
             f"the arguments of {name} are not a JSON object: {rest[:80]}", f'write {name} {{"name": value}}'
         )
-    call = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}
+    call: ToolCall = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 

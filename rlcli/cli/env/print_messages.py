@@ -10,13 +10,14 @@ from rlcli.cli import console
 from rlcli.errors import RlcliError
 
 if TYPE_CHECKING:
+    from rlcli.environments.chat_messages import Message
     from rlcli.environments.environment import Opening, Reply
     from rlcli.environments.environment_host import Session
 
 STYLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "green"}
 
 
-def answer(session: Session, message: Mapping[str, Any]) -> Reply:
+def answer(session: Session, message: Message) -> Reply:
     """The environment's reply to a turn. Raises `RlcliError` if it fails."""
     from rlcli.environments.environment import EnvironmentFailed
 
@@ -29,14 +30,14 @@ def answer(session: Session, message: Mapping[str, Any]) -> Reply:
 
 
 def print_opening(opening: Opening) -> None:
+    from rlcli.environments.calls import function_of, properties_of
+
     for message in opening.messages:
         print_message(message)
     for tool in opening.tools:
-        function = tool.get("function", tool)
-        properties = function.get("parameters", {}).get("properties", {})
-        print_message(
-            {"role": f"tool {function.get('name')}", "content": f"takes {', '.join(properties) or 'nothing'}"}
-        )
+        function = function_of(tool)
+        parameters = ", ".join(properties_of(function)) or "nothing"
+        print_message({"role": f"tool {function.get('name')}", "content": f"takes {parameters}"})
 
 
 def print_reply(reply: Reply) -> None:

@@ -6,9 +6,10 @@ import queue
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rlcli.config.schema import RunConfig
+from rlcli.environments.chat_messages import EnvironmentRow
 from rlcli.environments.environment import EnvironmentFailed
 from rlcli.environments.environment_pool import limits_of, row_of
 from rlcli.environments.gateway.agent_processes import AgentRun, run_agent, words_of
@@ -107,7 +108,7 @@ class AgentPool:
         """End all programs. Idempotent."""
         self._gateway.close()
 
-    def _row(self, prompt: Prompt) -> dict[str, Any]:
+    def _row(self, prompt: Prompt) -> EnvironmentRow:
         """The row for a program, with the answer only if `environment.ground_truth` is set."""
         row = row_of(prompt, urls=True)
         if not self._section.ground_truth:

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from rlcli.environments.chat_messages import EnvironmentRow
 from rlcli.environments.environment import EnvironmentFailed, Failure
 from rlcli.environments.gateway.gateway_server import Gateway, GatewaySession
 from rlcli.environments.gateway.session_record import Branch
@@ -55,7 +56,7 @@ def run_agent(
     gateway: Gateway,
     session: GatewaySession,
     command: str,
-    row: Mapping[str, Any],
+    row: EnvironmentRow,
     *,
     deadline_s: float,
     memory_bytes: int = 0,
@@ -84,7 +85,7 @@ class _Agent:
     """Its session."""
     command: str
     """Its command line."""
-    row: Mapping[str, Any]
+    row: EnvironmentRow
     """Row of the dataset, as JSON values."""
     deadline_s: float
     """Longest time without a request for a turn."""

@@ -156,7 +156,7 @@ def _finished_of(key: int, run: AgentRun) -> FinishedConversation:
     trajectory = replace(joined, stop_reason="length" if ended in OUT_OF_TOKENS else "stop")
     rewards = [] if run.reward is None else [run.reward]
     report = EnvironmentReport(rewards=rewards, ended=ended, info={})
-    messages = [dict(message) for message in last.messages]
+    messages = [message.copy() for message in last.messages]
     return FinishedConversation(
         key=key,
         trajectory=trajectory,

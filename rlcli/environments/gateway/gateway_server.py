@@ -15,8 +15,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
+from rlcli.environments.calls import cleaned, format_of, parse
+from rlcli.environments.chat_messages import ToolSchema
 from rlcli.environments.conversation import Limits
 from rlcli.environments.environment import MOST_REWARD
 from rlcli.environments.gateway.chat_protocol import (
@@ -37,11 +39,11 @@ from rlcli.environments.gateway.session_record import (
     Record,
     TurnRequest,
 )
-from rlcli.environments.tool_calls import cleaned, format_of, parse
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ModelError
 from rlcli.images.image_processor import NoRoom, Sight
 from rlcli.images.row_images import BadImage
+from rlcli.support.json_types import JsonValue
 from rlcli.types import Ended
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from jaxtyping import Int32, UInt8
     from transformers import PreTrainedTokenizerBase
+
+TurnResult = TypeVar("TurnResult", Answer, GeneratedTurn)
 
 MOST_BYTES = 64 << 20
 """Of a request's body."""
@@ -192,8 +196,7 @@ class Gateway:
             app.router.add_post(f"/sessions/{{id}}/{path}", self._handler(handle))
         app.router.add_post("/sessions/{id}/reward", self._handler(self._reward, of_reward=True))
         app.router.add_get("/sessions/{id}/v1/models", self._handler(self._models))
-        options: dict[str, Any] = {"access_log": None, "logger": _logger()}
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0, **options)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0, access_log=None, logger=_logger())
         try:
             self.loop.run_until_complete(runner.setup())
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -212,7 +215,7 @@ class Gateway:
 
     def _handler(
         self,
-        handle: Callable[[web.Request, GatewaySession, Any], Awaitable[web.StreamResponse]],
+        handle: Callable[[web.Request, GatewaySession, JsonValue], Awaitable[web.StreamResponse]],
         *,
         of_reward: bool = False,
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -252,13 +255,13 @@ class Gateway:
             raise Refused(404, f"there is no session {request.match_info['id'][:40]!r}")
         return session
 
-    async def _models(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+    async def _models(self, request: web.Request, session: GatewaySession, body: JsonValue) -> web.StreamResponse:
         from aiohttp import web
 
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "rlcli"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _reward(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+    async def _reward(self, request: web.Request, session: GatewaySession, body: JsonValue) -> web.StreamResponse:
         from aiohttp import web
 
         reward = body.get("reward") if isinstance(body, dict) else None
@@ -267,7 +270,7 @@ class Gateway:
         session.reward, session.reward_refused = float(reward), ""
         return web.json_response({"reward": session.reward})
 
-    async def _chat(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+    async def _chat(self, request: web.Request, session: GatewaySession, body: JsonValue) -> web.StreamResponse:
         from aiohttp import web
 
         chat = read_chat(body)
@@ -280,18 +283,16 @@ class Gateway:
             await stream.write(chunk.encode())
         return stream
 
-    async def _generate(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+    async def _generate(self, request: web.Request, session: GatewaySession, body: JsonValue) -> web.StreamResponse:
         from aiohttp import web
 
-        tokens = body.get("token_ids") if isinstance(body, dict) else None
+        fields = body if isinstance(body, dict) else {}
+        values = fields.get("token_ids")
         vocabulary = len(self._tokenizer)
-        if (
-            not isinstance(tokens, list)
-            or not tokens
-            or not all(type(t) is int and 0 <= t < vocabulary for t in tokens)
-        ):
+        tokens = [t for t in values if type(t) is int and 0 <= t < vocabulary] if isinstance(values, list) else []
+        if not isinstance(values, list) or not values or len(tokens) != len(values):
             raise Refused(400, f"token_ids is no list of ids below {vocabulary}")
-        sampling = body.get("sampling_params") or {}
+        sampling = fields.get("sampling_params") or {}
         if not isinstance(sampling, dict) or sampling.get("n") not in (None, 1):
             raise Refused(400, "sampling_params is no JSON object, or asks for more than one choice")
         limit = read_max_tokens(sampling, "max_tokens")
@@ -302,10 +303,10 @@ class Gateway:
             "logprobs": logprobs_content(self._pairs(turn)),
             "finish_reason": turn.finish_reason,
         }
-        name = str(body.get("request_id") or _turn_id(session))
+        name = str(fields.get("request_id") or _turn_id(session))
         return web.json_response({"request_id": name, "choices": [choice], "prompt_logprobs": None})
 
-    async def _alone(self, session: GatewaySession, turn: Callable[[], Awaitable[Any]]) -> Any:
+    async def _alone(self, session: GatewaySession, turn: Callable[[], Awaitable[TurnResult]]) -> TurnResult:
         if session.busy:
             raise Refused(409, "another request of this session is not answered yet: one client at a time")
         session.busy = True
@@ -398,7 +399,7 @@ class Gateway:
         ids, values = turn.tokens.tolist(), turn.log_probs.tolist()
         return [(self._tokenizer.decode([token]), value) for token, value in zip(ids, values, strict=True)]
 
-    def _template(self, offered: str, tools: Sequence[Any]) -> TurnTemplate:
+    def _template(self, offered: str, tools: Sequence[ToolSchema]) -> TurnTemplate:
         if offered not in self._templates:
             never = () if self._sight is None else self._sight.rule.never
             self._templates[offered] = TurnTemplate(self._tokenizer, self._stops, tools, never)
@@ -431,7 +432,7 @@ def _is_bug(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, RequestPayloadError)))
 
 
-async def _body(request: web.Request) -> Any:
+async def _body(request: web.Request) -> JsonValue:
     if request.method == "GET":
         return None
     if (request.content_length or 0) > MOST_BYTES:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from rlcli.data.trajectories import Trajectory
+from rlcli.environments.chat_messages import Message
 from rlcli.environments.conversation import Limits
-from rlcli.environments.gateway.chat_protocol import Message, Refused, same
+from rlcli.environments.gateway.chat_protocol import Refused, same
 from rlcli.environments.message_images import expand_images
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.images.image_rule import ImageRule
@@ -161,7 +162,7 @@ class Record:
         if request.extends is not None:
             request.extends.is_end = False
         messages = [] if message is None else [*request.messages, message]
-        self.calls += len((message or {}).get("tool_calls", ()))
+        self.calls += 0 if message is None else len(message.get("tool_calls", ()))
         self.turns.append(Branch(trajectory.routed(turn.routes), messages, request.offered))
 
     def _ask(

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from rlcli.model.attention import Attention
 from rlcli.model.device_copies import upload
-from rlcli.model.packed_batch import PackedBatch
+from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import all_gather
 from rlcli.model.parallel.row_exchange import exchange
 

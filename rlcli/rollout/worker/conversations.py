@@ -253,7 +253,7 @@ class Conversations:
             assert conversation.ended is not None, "only ended conversations are finished"
             rewards = [reward for _, reward in conversation.rewards]
             report = EnvironmentReport(rewards=rewards, ended=conversation.ended, info=dict(conversation.info))
-            messages = [dict(message) for message in conversation.messages]
+            messages = [message.copy() for message in conversation.messages]
             return FinishedConversation(
                 key=key,
                 trajectory=conversation.finished(),

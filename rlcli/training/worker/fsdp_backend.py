@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rlcli.model.logprobs import Likeliest
     from rlcli.model.lora import LoraSpec
-    from rlcli.model.packed_batch import PackedBatch
+    from rlcli.model.packed import PackedBatch
     from rlcli.model.parallel.context_parallel import ContextGroup
     from rlcli.model.parallel.offload import Offload
     from rlcli.model.parallel.weight_delta import LastSent

@@ -87,7 +87,7 @@ class PolicyRole:
 
     def probe_log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[np.ndarray, " R"]:
         """Log-probs of all tokens but the first, at temperature 1, as the engine's `prompt_log_probs`."""
-        from rlcli.model.packed_batch import pack
+        from rlcli.model.packed import pack
 
         # The engine's log-probs of a prompt are over all tokens, also those that it never samples.
         packed = replace(pack([(tokens, 1)], self.device, rule=self.images), never=None)
@@ -99,7 +99,7 @@ class PolicyRole:
     ) -> list[Float32[np.ndarray, " R"]]:
         """Log-probs at temperature 1 of the tokens behind each row's prompt. rows: tokens, and how many of them are the
         prompt. unit: not 0, layers round their outputs once more, by this relative amount (`rlcli.model.rounding`)."""
-        from rlcli.model.packed_batch import pack
+        from rlcli.model.packed import pack
 
         packed = replace(pack(rows, self.device, rule=self.images), never=None)
         with self.policy.rounded_again(unit, seed) if unit else nullcontext():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcli.model.device_copies import Move
-    from rlcli.model.packed_batch import PackedBatch
+    from rlcli.model.packed import PackedBatch
 
 
 TokenColumn = Literal[
@@ -192,7 +192,7 @@ class TrainBatch:
     def pack_of_teacher(self, micro: MicroBatch, number: int) -> PackedBatch:
         """The samples of a micro-batch that teacher `number` scores; a dummy without response tokens if there are
         none."""
-        from rlcli.model.packed_batch import dummy
+        from rlcli.model.packed import dummy
 
         return micro.of_teachers.get(number) or dummy(self.device, self.rule)
 
@@ -260,7 +260,7 @@ class TrainBatch:
         import numpy as np
         import torch
 
-        from rlcli.model.packed_batch import dummy
+        from rlcli.model.packed import dummy
 
         shard, row = step.columns.shard, step.columns.row
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
@@ -288,7 +288,7 @@ class TrainBatch:
         """A pack, on the host. branches: of trajectories, each with the index of its sample in the micro-batch."""
         import torch
 
-        from rlcli.model.packed_batch import pack
+        from rlcli.model.packed import pack
 
         rows = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
         masks, indexes = [branch.drawn for _, branch in branches], [index for index, _ in branches]

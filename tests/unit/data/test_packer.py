@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.data.packer import ATTENTION, MinibatchPlan, Plan, plan_batches
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 
 relaxed = settings(deadline=None)
 

@@ -13,7 +13,7 @@ from rlcli.data.expert_routes import check_routes, continued, padded, route_type
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.rollout.in_flight import RequestOutput, VersionedTokens
 
 IDS = np.arange(30, dtype=np.int32)

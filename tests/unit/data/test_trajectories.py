@@ -24,7 +24,7 @@ from rlcli.data.signature import tokens_digest
 from rlcli.data.step_images import read_pictures
 from rlcli.data.trajectories import Span, Trajectory
 from rlcli.environments.finished_conversation import FinishedConversation
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
 from rlcli.rollout.worker.pending_samples import Saver, pending_sample

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.environments.tool_calls import format_of, parse
+from rlcli.environments.calls import format_of, parse
 from rlcli.errors import ConfigError
 
 XML = (

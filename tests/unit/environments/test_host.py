@@ -311,6 +311,19 @@ def test_an_environment_is_described_where_it_runs(file: Path) -> None:
     assert description(f"{documented}:BOTH")["doc"] == "double: Doubles a number.\n\ndouble: Doubles a number."
 
 
+def test_a_process_that_writes_no_json_object_is_ended(tmp_path: Path) -> None:
+    writer = tmp_path / "writer.py"
+    writer.write_text(
+        "import contextlib, os, time\n"
+        "for descriptor in range(3, 20):\n"
+        "    with contextlib.suppress(OSError):\n"
+        "        os.write(descriptor, b'[]\\n')\n"
+        "time.sleep(60)\n"
+    )
+    with pytest.raises(SetupError, match="does not load: its process ended with signal 9"):
+        EnvironmentHost(EnvironmentSpec(f"{writer}:Any"))
+
+
 def test_what_does_not_load_is_one_line(file: Path) -> None:
     broken = file.with_name("broken.py")
     broken.write_text("import nothing_of_this_name\n")

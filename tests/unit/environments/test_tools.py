@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 from PIL import Image
 
+from rlcli.environments.calls import parse
 from rlcli.environments.environment import opening_of, reply_of
-from rlcli.environments.tool_calls import parse
 from rlcli.environments.tools import (
     NoSchema,
     ToolEnvironment,
@@ -178,6 +178,7 @@ def test_a_call_gets_its_result_or_what_was_wrong_with_it(name: str, arguments: 
         ("3", {"type": ["integer", "null"]}, 3),
         ("3", {"anyOf": [{"type": "boolean"}, {"type": "integer"}]}, 3),
         ("3", {}, "3"),
+        ("3", {"type": {"of": "an environment"}}, "3"),
     ],
 )
 def test_an_argument_is_read_by_its_schema(value: Any, schema: dict[str, Any], read: Any) -> None:

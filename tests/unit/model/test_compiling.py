@@ -13,7 +13,7 @@ from rlcli.errors import SetupError
 from rlcli.model.attention import ATTENTION, packed_attention
 from rlcli.model.compiling import compile_layers
 from rlcli.model.io.loading import load_policy
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from tests.model_fixtures import ragged_rows, save_tiny, tiny_lm
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.model.parallel.context_parallel import ContextGroup, Heads
 from tests.model_fixtures import ragged_rows
 from tests.pretend_gpu import DEVICE, OnGpu, PretendGpu

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlcli.errors import ModelError
 from rlcli.model import delta_net
 from rlcli.model.attention import Segments
-from rlcli.model.packed_batch import PackedBatch, pack
+from rlcli.model.packed import PackedBatch, pack
 from rlcli.model.policy import PolicyModel
 from rlcli.model.recurrence import CHUNK, ConcatenatedPieces, PaddedPieces, Pieces
 from tests.model_fixtures import HYBRIDS, VOCABULARY, Row, tiny_lm

@@ -20,7 +20,7 @@ from rlcli.model.io.model_config import read_config
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.mixture.routing import Load, Replay, load_metrics
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.model.policy import PolicyModel
 from rlcli.model.tensor_names import stored, stored_shapes
 from rlcli.model.value_model import read_value_config

@@ -16,7 +16,7 @@ from rlcli.model.io.loading import load_policy
 from rlcli.model.io.model_state import copied, load_state, save_state, trained_state
 from rlcli.model.io.tiny_vision import save_vision_model
 from rlcli.model.optim import build_optimizer, clip_grad_norm
-from rlcli.model.packed_batch import PackedBatch, pack
+from rlcli.model.packed import PackedBatch, pack
 from rlcli.model.parallel import fsdp_sharding
 from rlcli.model.parallel.parallel_dims import ParallelDims
 from rlcli.model.tensor_names import named_weights, tower

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def gradients(model: Any) -> dict[str, Tensor]:
     """Of a pack of two sequences; checks that the graph held something."""
-    from rlcli.model.packed_batch import pack
+    from rlcli.model.packed import pack
 
     packs = pack([(np.arange(5, 25, dtype=np.int32), 4), (np.arange(40, 49, dtype=np.int32), 3)], CPU)
     outputs = model(packs, temperature=0.9, want_entropy=True)

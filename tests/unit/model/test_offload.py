@@ -35,7 +35,7 @@ class Learning:
         self.offload.add("policy", self.model, self.optimizer)
 
     def step(self) -> None:
-        from rlcli.model.packed_batch import pack
+        from rlcli.model.packed import pack
 
         self.offload.to_device("policy", "policy.optimizer")
         tokens = torch.arange(5, 25, dtype=torch.int32).numpy()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlcli.errors import ModelError
 from rlcli.model.attention import Segments, packed_attention
 from rlcli.model.io.model_config import SUPPORTED, WINDOWED
-from rlcli.model.packed_batch import dummy, pack
+from rlcli.model.packed import dummy, pack
 from rlcli.model.policy import PolicyModel
 from tests.flash_stand_in import use_varlen
 from tests.model_fixtures import VOCABULARY, Row, padded_log_probs, ragged_rows, tiny_lm

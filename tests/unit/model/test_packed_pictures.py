@@ -14,7 +14,7 @@ from rlcli.images.qwen_patches import PatchRule
 from rlcli.model.io.weight_files import WeightFiles
 from rlcli.model.logprobs import token_log_probs
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
-from rlcli.model.packed_batch import PackedBatch, dummy, pack
+from rlcli.model.packed import PackedBatch, dummy, pack
 from rlcli.model.policy import PolicyModel
 from rlcli.model.tensor_names import named_weights, tower
 from tests.vision_fixtures import Seen, padded_log_probs, pictures_for, row_of, seeing

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.model.policy import PolicyModel
 from rlcli.model.rounding import FP8_UNIT, UNITS, rounded_again, unit_of
 from tests.model_fixtures import ragged_rows, tiny_lm

@@ -55,8 +55,8 @@ def test_each_ascii_character_and_each_marker_is_one_token() -> None:
 
 
 def test_a_tiny_model_with_tools_has_a_template_for_every_conversation(tmp_path: Path) -> None:
+    from rlcli.environments.calls import format_of
     from rlcli.environments.template_contract import Agreement, check
-    from rlcli.environments.tool_calls import format_of
 
     model = make_tiny_model(tmp_path / "tools", tools=True, hidden=64, layers=1, heads=2, kv_heads=1)
     tokenizer = AutoTokenizer.from_pretrained(model)

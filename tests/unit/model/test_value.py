@@ -17,7 +17,7 @@ from rlcli.export.exported_weights import write_value
 from rlcli.model.io.loading import load_value
 from rlcli.model.io.model_checks import check_value_model
 from rlcli.model.io.model_config import SUPPORTED
-from rlcli.model.packed_batch import dummy, pack
+from rlcli.model.packed import dummy, pack
 from rlcli.model.value_model import ValueModel
 from tests.export_fixtures import stored
 from tests.model_fixtures import VOCABULARY, Row, ragged_rows, save_tiny, save_tokenizer, tiny_config

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlcli.model.io.model_config import SUPPORTED
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.muon import hidden_matrices
-from rlcli.model.packed_batch import PackedBatch, pack
+from rlcli.model.packed import PackedBatch, pack
 from rlcli.model.policy import PolicyModel
 from tests.kept_bytes import kept_by_torch
 

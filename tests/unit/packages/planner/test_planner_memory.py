@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlcli.config.schema import RunConfig
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.optim import build_optimizer, clip_grad_norm
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.model.parallel import fsdp_sharding
 from rlcli.model.parallel.fsdp_sharding import shard
 from rlcli.model.policy import PolicyModel
@@ -207,13 +207,13 @@ def test_what_is_copied_from_other_modules_is_what_they_say() -> None:
     from rlcli_planner import activations, engine_memory
     from rlcli_planner import run_setting as setting
 
-    from rlcli.model import packed_batch
+    from rlcli.model import packed
     from rlcli.model.mixture import expert_adapters
     from rlcli.model.parallel import buckets
     from rlcli.rollout.vllm import vllm_arguments
 
     assert (pass_memory.BUCKET_BYTES, pass_memory.WHOLE_BYTES) == (buckets.BUCKET_BYTES, fsdp_sharding.WHOLE_BYTES)
     assert activations.ALIGNED == expert_adapters.ALIGNED
-    assert setting.SHARED_FROM == packed_batch.WORTH_SHARING
+    assert setting.SHARED_FROM == packed.WORTH_SHARING
     assert engine_memory.CPU_BATCHED_TOKENS == vllm_arguments.CPU_BATCHED_TOKENS
     assert engine_memory.GPU_BATCHED_TOKENS == vllm_arguments.GPU_BATCHED_TOKENS

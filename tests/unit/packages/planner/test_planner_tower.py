@@ -22,7 +22,7 @@ from transformers import AutoModelForImageTextToText
 from rlcli.images.families import KINDS
 from rlcli.model.io.frozen_weights import freeze
 from rlcli.model.io.tiny_vision import image_rule, vision_config
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.model.policy import PolicyModel
 from tests.kept_bytes import kept_by_torch
 from tests.live_bytes import LiveBytes

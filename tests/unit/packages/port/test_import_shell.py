@@ -328,6 +328,19 @@ N=$((SLURM_NNODES*8))
     assert given.warnings == []
 
 
+def test_calls_of_two_runs_are_paired_by_their_words(tmp_path: Path) -> None:
+    """The second run, whose unset variables have values, starts workers that the first one does not."""
+    prepare = 'python prepare.py --out "$PWD/a"\npython prepare_test.py --out "$PWD/b"\n'
+    workers = "for ((i = 1; i <= $((NODES - 1)); i++)); do [[ $i -gt 2 ]] && break; ray start --address $HEAD & done\n"
+    text = f"{prepare}{workers}srun -w $HEAD {TRAIN} {ROLLOUT}.n=6 trainer.nnodes=$NODES data.train_batch_size=32"
+    imported = import_file(script(tmp_path, text))
+    assert imported.settings["rollout.samples_per_prompt"] == 6
+    assert imported.settings["rollout.prompts_per_step"] == 32
+    (unset,) = [line for line in imported.warnings if line.startswith("not set")]
+    assert all(name in unset for name in ("$NODES", "$HEAD"))
+    assert "$i" not in unset
+
+
 def test_marks_survive_arithmetic_and_a_change_of_case(tmp_path: Path) -> None:
     text = f"""set -u
 port=$(python3 -c "print(1)")

@@ -76,7 +76,7 @@ class Workers(CalledByName):
     ) -> Iterator[Progress | RolloutBatch]:
         assert queue is None
         leaders = range(0, self.count, self.tensor_parallel)
-        self.rounds.append(sorted((t for rank in leaders for t in tasks[rank]), key=lambda t: t.prompt))
+        self.rounds.append(sorted((t for rank in leaders for t in tasks[rank]), key=lambda t: t.group))
         self.calls.append(call)
         for rank in reversed(range(self.count)):
             own = tasks[rank] if rank in leaders else []
@@ -288,7 +288,7 @@ def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
         slow = 2
 
         def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
-            report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
+            report, row = super().report(rank, tasks, call), {t.group: number(t.prompt.id) for t in tasks}
             killed = [
                 replace(s, verdict=replace(s.verdict, outcome=Outcome.TIMEOUT)) if row[s.prompt] < self.slow else s
                 for s in report.samples
@@ -307,7 +307,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
 
     class Failing(Workers):
         def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
-            report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
+            report, row = super().report(rank, tasks, call), {t.group: number(t.prompt.id) for t in tasks}
             failed = [
                 replace(s, verdict=Verdict(0.0, Outcome.TIMEOUT)) if row[s.prompt] == 1 and s.sample == 0 else s
                 for s in report.samples
@@ -340,7 +340,7 @@ def test_a_prompt_repeated_in_a_step_gets_new_samples_in_any_round() -> None:
     workers = Workers(unequal_where(lambda row: row == 2))
     source = source_of(workers, rows=3, keep="unequal", oversample=2.0, max_batches=3)
     batch = source.take(1)  # 8 prompts of 3 rows: 2 good groups; then 4: 1 or 2 more
-    drawn = [(t.source.id, t.first_sample) for tasks in workers.rounds for t in tasks]
+    drawn = [(t.prompt.id, t.first_sample) for tasks in workers.rounds for t in tasks]
     assert len(workers.rounds) == 2
     assert len(set(drawn)) == len(drawn) == 12
     assert sorted(first for prompt_id, first in drawn if prompt_id == "row:1") == [0, 2, 4, 6]

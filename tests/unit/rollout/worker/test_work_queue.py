@@ -51,7 +51,7 @@ def test_equal_tasks_are_assigned_in_turn_and_the_rest_stays_in_order() -> None:
     assert (positions(shares), left) == ([[0, 2, 4, 6], [1, 3, 5]], [])
     shares, left = assign(tasks, 2, LIMIT, slots=4)
     assert positions(shares) == [[0, 2], [1, 3]]
-    assert [one.prompt for one in left] == [4, 5, 6]
+    assert [one.group for one in left] == [4, 5, 6]
     assert positions(assign(tasks[:1], 2, LIMIT, slots=1)[0]) == [[0], []]  # a group is never divided
 
 
@@ -59,15 +59,15 @@ def test_resumed_then_large_groups_are_assigned_to_the_least_loaded() -> None:
     sizes = [100, 3000, 100, 900, 1000, 1100]
     shares, _ = assign([task(i, prompt_tokens=size) for i, size in enumerate(sizes)], 2, LIMIT)
     assert positions(shares) == [[1, 0], [5, 4, 3, 2]]
-    shares, left = assign([task(0, prompt_tokens=3000), task(1, partial=30), task(2)], 1, LIMIT, slots=2)
-    assert (positions(shares), [one.prompt for one in left]) == ([[1]], [0, 2])
+    shares, left = assign([task(0, prompt_tokens=3000), task(1, begun=30), task(2)], 1, LIMIT, slots=2)
+    assert (positions(shares), [one.group for one in left]) == ([[1]], [0, 2])
 
 
 def test_groups_of_earlier_steps_come_first_at_any_length() -> None:
     older = replace(task(1, prompt_tokens=2), step=3)
     oldest = replace(task(2, prompt_tokens=1), step=2)
     _, left = assign([replace(task(0, prompt_tokens=3000), step=4), older, oldest], 1, LIMIT, slots=1)
-    assert [one.prompt for one in left] == [1, 0]
+    assert [one.group for one in left] == [1, 0]
 
 
 def test_each_group_of_a_queue_is_taken_once_and_only_if_it_fits() -> None:

@@ -14,7 +14,7 @@ from rlcli.runs.folder import RunFolder
 from rlcli.runs.tracking.run_console import View
 from rlcli.training.listener import ListenedRun, Listener, Listeners, listener_types
 from rlcli.training.loop.trainer import Trainer
-from rlcli.training.worker.worker_pools import Groups
+from rlcli.training.worker.worker_pools import WorkerPools
 from rlcli.training.worker.worker_spec import WorkerSpec
 from tests.contexts import context_of
 from tests.trainers import PROMPTS, Stop
@@ -55,7 +55,7 @@ class Failing(Listener):
 
 
 def trainer_with(folder: Path, listeners: Mapping[str, type[Recorder]]) -> Trainer:
-    groups = Groups(MagicMock(), None, None, MagicMock(spec=WorkerSpec))
+    groups = WorkerPools(MagicMock(), None, None, MagicMock(spec=WorkerSpec))
     config = RunConfig.model_validate({"train": {"steps": 2}})
     view = MagicMock(spec=View, show_samples=0)
     return Trainer(

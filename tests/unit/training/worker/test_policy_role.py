@@ -206,7 +206,7 @@ def test_an_update_with_shared_prompts_is_that_of_samples_apart(
 ) -> None:
     config, found = configured(base), []
     for worth in (1 / 16, 2.0):
-        monkeypatch.setattr("rlcli.model.packed_batch.WORTH_SHARING", worth)
+        monkeypatch.setattr("rlcli.model.packed.WORTH_SHARING", worth)
         role = role_of(config, mesh)
         batch = batch_of(role, config)
         found.append((sum(micro.packed.tokens for micro in batch), *updated(role, batch)))

@@ -22,7 +22,7 @@ from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
-from rlcli.model.packed_batch import pack
+from rlcli.model.packed import pack
 from rlcli.model.parallel.parallel_dims import ParallelDims
 from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
 from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader

@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from rlcli.environments.chat_messages import InvalidToolCall, Message, ToolCall, ToolSchema
 from rlcli.environments.tools import WrongArgument, argument_of
 from rlcli.errors import ConfigError
+from rlcli.support.json_types import JsonValue
 
 NAME_CHARS = 256
 """Maximum length of the name of a tool or of a parameter in XML."""
@@ -23,7 +25,9 @@ class Call:
     """One call of a tool."""
 
     name: str
-    arguments: dict[str, Any]
+    """Name of the tool."""
+    arguments: Mapping[str, JsonValue]
+    """Value of each parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,12 @@ class MalformedCall:
 
 
 class Parsed(NamedTuple):
-    """message: as a chat template takes it; calls that cannot be read are in its `invalid_tool_calls`, each with `id`,
-    `text` and `error`. failed: how many these are."""
+    """A turn of the policy."""
 
-    message: dict[str, Any]
+    message: Message
+    """The turn as a message."""
     failed: int
+    """Number of calls that cannot be read, which are in its `invalid_tool_calls`."""
 
 
 Calls = Sequence[Call | MalformedCall]
@@ -115,7 +120,7 @@ def format_of(chat_template: str) -> str:
     return "llama" if '"parameters"' in chat_template and "ipython" in chat_template else ""
 
 
-def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[ToolSchema] = ()) -> Parsed:
     """Parse a turn of the policy into a message. form: one of FORMATS; empty: no calls. opened: the prompt has opened a
     <think>. tools: the JSON schemas of the tools, by which values without a type are read. Calls within the reasoning
     are none. Raises `ConfigError` for an unknown form."""
@@ -123,8 +128,8 @@ def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping
         raise ConfigError(f"'{form}' is no format of tool calls", f"give one of {', '.join(FORMATS)}")
     reasoning, content = _split(text, opened)
     content, calls = FORMATS[form](content) if form else (content, ())
-    right: list[dict[str, Any]] = []
-    malformed: list[dict[str, Any]] = []
+    right: list[ToolCall] = []
+    malformed: list[InvalidToolCall] = []
     for index, call in enumerate(calls, 1):
         number = f"call{index:05}"
         if isinstance(call, MalformedCall):
@@ -132,7 +137,7 @@ def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping
             continue
         arguments = typed(call, tools) if form == "xml" else call.arguments
         right.append({"id": number, "type": "function", "function": {"name": call.name, "arguments": arguments}})
-    message: dict[str, Any] = {"role": "assistant", "content": content.strip() if right else content}
+    message: Message = {"role": "assistant", "content": content.strip() if right else content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
     if right:
@@ -142,7 +147,7 @@ def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[Mapping
     return Parsed(message, len(malformed))
 
 
-def typed(call: Call, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def typed(call: Call, tools: Sequence[ToolSchema]) -> Mapping[str, JsonValue]:
     """The arguments of a call whose values are texts, each as the tool's schema says. A text that is no such value
     stays as it is, as does one of an unknown tool or parameter.
 
@@ -160,15 +165,30 @@ def typed(call: Call, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return arguments
 
 
-def _properties(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _properties(name: str, tools: Sequence[ToolSchema]) -> Mapping[str, JsonValue]:
     """The schemas of a tool's parameters, by name; empty if the tools do not describe it."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, Mapping) and function.get("name") == name:
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            return properties if isinstance(properties, Mapping) else {}
+            return properties_of(function)
     return {}
+
+
+def function_of(tool: ToolSchema) -> Mapping[str, JsonValue]:
+    """The function that a schema describes; also of a schema that is only the function's own part.
+
+    >>> function_of({"type": "function", "function": {"name": "add"}}), function_of({"name": "add"})
+    ({'name': 'add'}, {'name': 'add'})
+    """
+    function = tool.get("function", tool)
+    return function if isinstance(function, Mapping) else {}
+
+
+def properties_of(function: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """The schemas of a function's parameters, by name; empty if it describes none."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _split(text: str, opened: bool) -> tuple[str | None, str]:
@@ -195,20 +215,21 @@ def _of_json(text: str, key: str) -> Calls:
     return [_call_of(text, value, key, form)]
 
 
-def _call_of(text: str, value: Any, key: str, form: str) -> Call | MalformedCall:
+def _call_of(text: str, value: JsonValue, key: str, form: str) -> Call | MalformedCall:
     """One call. Its arguments may be JSON text, as OpenAI's interface writes them."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(name, str):
         return MalformedCall(text, f"the call cannot be read: it is not of the form {form}")
     arguments = value.get(key, {})
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = cleaned(json.loads(arguments))
     if not isinstance(arguments, dict):
-        return MalformedCall(text, f"the call of {value['name']:.60} cannot be read: {key} is not a JSON object")
-    return Call(value["name"], arguments)
+        return MalformedCall(text, f"the call of {name:.60} cannot be read: {key} is not a JSON object")
+    return Call(name, arguments)
 
 
-def cleaned(value: Any) -> Any:
+def cleaned(value: JsonValue) -> JsonValue:
     """A value of JSON without halves of surrogate pairs, which no file and no tokenizer takes. Raises `RecursionError`
     for one that is nested too deeply.
 
@@ -218,5 +239,5 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {cleaned(key): cleaned(item) for key, item in value.items()}
+        return {str(cleaned(key)): cleaned(item) for key, item in value.items()}
     return [cleaned(item) for item in value] if isinstance(value, list) else value
