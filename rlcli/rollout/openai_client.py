@@ -12,13 +12,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 from anyio.from_thread import start_blocking_portal
 
 from rlcli.errors import EndpointError
 from rlcli.registry import near
+from rlcli.support.json_types import JsonValue
 from rlcli.types import Message
 
 TRIES = 6
@@ -174,21 +174,22 @@ class ChatClient:
         }
         answer, latency_s = await self._send(http, "POST", "chat/completions", body)
         try:
-            choice = answer["choices"][0]
-            text = choice["message"].get("content") or ""
-            usage = answer.get("usage") or {}
+            completion = _object(answer)
+            choice = _object(_array(completion["choices"])[0])
+            text = _object(choice["message"]).get("content") or ""
+            usage = _object(completion.get("usage") or {})
             tokens = usage.get("completion_tokens")
             reason = choice.get("finish_reason") or "stop"
             if not isinstance(text, str) or not isinstance(reason, str) or not isinstance(tokens, int | None):
                 raise TypeError
-        except (KeyError, IndexError, TypeError, AttributeError):
+        except (KeyError, IndexError, TypeError):
             raise self._out_of_protocol("chat/completions", json.dumps(answer)) from None
         return ChatResult(request.key, text, reason, tokens, latency_s)
 
     async def _models(self, http: httpx.AsyncClient) -> list[str]:
         answer, _ = await self._send(http, "GET", "models")
         try:
-            return [str(model["id"]) for model in answer["data"]]
+            return [str(_object(model)["id"]) for model in _array(_object(answer)["data"])]
         except (KeyError, TypeError):
             raise self._out_of_protocol("models", json.dumps(answer)) from None
 
@@ -201,7 +202,7 @@ class ChatClient:
 
     async def _send(
         self, http: httpx.AsyncClient, method: str, path: str, body: dict[str, object] | None = None
-    ) -> tuple[Any, float]:
+    ) -> tuple[JsonValue, float]:
         """Send a request; returns the endpoint's JSON answer and its latency in seconds. Temporary failures are
         retried."""
         limit_s = min(self.timeout_s, LISTING_S) if method == "GET" else self.timeout_s
@@ -262,9 +263,10 @@ class ChatClient:
         hint = "give --endpoint up to and with /v1" if status == 404 else "change the request or the server"
         return EndpointError(f"{endpoint} answers {status} to /{path}: {detail}", hint)
 
-    def _json(self, path: str, response: httpx.Response) -> Any:
+    def _json(self, path: str, response: httpx.Response) -> JsonValue:
         try:
-            return response.json()
+            answer: JsonValue = response.json()
+            return answer
         except ValueError:  # JSON and Unicode errors
             raise self._out_of_protocol(path, response.text) from None
 
@@ -291,6 +293,20 @@ class ChatClient:
         line = "".join(character if character.isprintable() else " " for character in text)
         line = " ".join(line.split())
         return line if len(line) <= 200 else line[:199] + "…"
+
+
+def _object(value: JsonValue) -> Mapping[str, JsonValue]:
+    """Raises TypeError for JSON that is no object."""
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return value
+
+
+def _array(value: JsonValue) -> Sequence[JsonValue]:
+    """Raises TypeError for JSON that is no array."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError
+    return value
 
 
 def _refused_values(response: httpx.Response, body: Mapping[str, object]) -> list[str]:

@@ -10,7 +10,7 @@ not changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,8 +19,14 @@ from rlcli.model.logit_chunks import BLOCK_LOGITS
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Float64, Int64, UInt64
     from torch import Generator, Tensor
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-    from vllm.v1.worker.worker_base import WorkerBase
+
+    from rlcli.rollout.vllm.vllm_types import ModelRunner
+
+    TopKTopP = Callable[
+        [Float[Tensor, "B V"], dict[int, Generator], Int64[Tensor, " B"] | None, Float[Tensor, " B"] | None],
+        tuple[Int64[Tensor, " B"], Float32[Tensor, "B V"] | None],
+    ]
+    """vLLM's `TopKTopPSampler.forward`."""
 
 SEED = "rlcli_seed"
 """The key of a request's `extra_args` that holds its seed; with vLLM's own `seed` vLLM would create a generator."""
@@ -117,7 +123,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def install(worker: WorkerBase) -> bool:
+def install(worker: object) -> bool:
     """Make this vLLM worker's sampler draw by counter. Returns False if it has no such hook: then requests have `seed`.
 
     Called in the worker through `collective_rpc`. vLLM's processing before (temperature, top-p) and after (greedy
@@ -127,18 +133,18 @@ def install(worker: WorkerBase) -> bool:
     sampler = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
     batch = getattr(runner, "input_batch", None)
     attributes = ((sampler, "logprobs_mode"), (batch, "req_ids"), (batch, "num_tokens_no_spec"), (runner, "requests"))
-    if sampler is None or not all(hasattr(owner, name) for owner, name in attributes):
+    if runner is None or sampler is None or not all(hasattr(owner, name) for owner, name in attributes):
         return False
     sampler.forward = _Sampler(runner, sampler.forward, sampler.logprobs_mode)
     return True
 
 
-def draws_by_place(worker: WorkerBase) -> bool:
+def draws_by_place(worker: object) -> bool:
     """Whether this vLLM worker's own draws depend only on (seed, position), as in its second model runner."""
     return type(getattr(worker, "model_runner", None)).__module__.startswith("vllm.v1.worker.gpu.")
 
 
-def draw_keys_of(runner: GPUModelRunner, requests: int, rows: Sequence[int] = ()) -> Int64[np.ndarray, " B"] | None:
+def draw_keys_of(runner: ModelRunner, requests: int, rows: Sequence[int] = ()) -> Int64[np.ndarray, " B"] | None:
     """Keys of the requests in the batch of vLLM's first model runner, in its order; None if it has another number of
     requests (vLLM's own warm-up). Requests of vLLM itself are greedy, and their keys are not used. rows: number of keys
     of each request, for its next token and the following ones; empty: one each."""
@@ -158,7 +164,7 @@ def draw_keys_of(runner: GPUModelRunner, requests: int, rows: Sequence[int] = ()
 class _Sampler:
     """Replaces `TopKTopPSampler.forward`, with the same arguments and results."""
 
-    def __init__(self, runner: GPUModelRunner, original: Callable[..., Any], logprobs_mode: str) -> None:
+    def __init__(self, runner: ModelRunner, original: TopKTopP, logprobs_mode: str) -> None:
         import torch
         from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
@@ -180,8 +186,7 @@ class _Sampler:
 
         keys = draw_keys_of(self._runner, len(logits))
         if keys is None:
-            result: tuple[Tensor, Tensor | None] = self._original(logits, generators, k, p)
-            return result
+            return self._original(logits, generators, k, p)
         logits = self._filter(logits, k, p).to(torch.float32)
         returned = None
         if self._mode == "processed_logits":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A server of vLLM or SGLang, such as http://host:8000.")]
+COLUMNS: tuple[Literal["kind", "state", "running", "finished", "lost", "weights"], ...]
 COLUMNS = ("kind", "state", "running", "finished", "lost", "weights")
 
 
@@ -36,7 +37,7 @@ def list_engines(run: RunName, json: Json = False) -> None:
     from rlcli.rollout.servers.server_record import states
     from rlcli.support.redact import printable
 
-    workers: list[dict[str, Any]] = states(find_record(run))
+    workers = states(find_record(run))
     if json:
         console.emit_json(workers)
         return

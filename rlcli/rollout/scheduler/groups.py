@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, cast
 
 import numpy as np
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NONE = SampleTable.of([])
 UNKNOWN = -1
 
+Fields: TypeAlias = dict[str, Any]
+"""Fields of a record as JSON values, which `asdict` does not type."""
+
 
 class OpenGroupState(TypedDict, total=False):
     """Plain values of an incomplete group, besides those of every group."""
@@ -31,7 +34,7 @@ class OpenGroupState(TypedDict, total=False):
     """As `Group.prompt_index`."""
     first_sample: int
     """As `Group.first_sample`."""
-    begun: list[dict[str, Any]]
+    begun: list[Fields]
     """Fields of each `PartialRollout`."""
 
 
@@ -40,9 +43,9 @@ class SavedGroup(TypedDict, total=False):
 
     step: int
     """As `Group.step`."""
-    baseline: dict[str, Any] | None
+    baseline: Fields | None
     """Fields of the greedy response's verdict."""
-    samples: list[dict[str, Any]]
+    samples: list[Fields]
     """Fields of each verified `Sample`."""
     open: OpenGroupState | None
     """None if the group is complete."""
@@ -59,7 +62,7 @@ class SavedGroup(TypedDict, total=False):
 
 
 class SourceState(TypedDict, total=False):
-    """Plain values of a `Source` in a checkpoint."""
+    """Plain values of a `Source` in a checkpoint. Older checkpoints have only groups."""
 
     waiting: list[SavedGroup]
     """Groups that no step has taken."""
@@ -67,6 +70,13 @@ class SourceState(TypedDict, total=False):
     """As `StepTotals.state`."""
     groups: int
     """Groups that streaming rollouts have numbered."""
+    ahead: object
+    """Samples that were generated ahead, in the form of an earlier version, which is refused."""
+
+
+def source_state(state: Mapping[str, object]) -> SourceState:
+    """The part of a checkpoint's state that belongs to its `Source`."""
+    return cast("SourceState", state)  # read from JSON; `Checkpoint.restoring` reports values of other types
 
 
 class Source(Protocol):
@@ -94,7 +104,7 @@ class Source(Protocol):
         """State for `restore`: plain values, and references to shards of tokens."""
         ...
 
-    def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
+    def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
         """Continue from the result of `state`."""
         ...
 
@@ -260,10 +270,10 @@ def as_plain(groups: Sequence[Group]) -> tuple[list[SavedGroup], list[ShardRef]]
 def as_groups(plain: Sequence[SavedGroup], shards: Sequence[ShardRef]) -> list[Group]:
     """The inverse of `as_plain`. Incomplete groups are queued: no engine has them."""
 
-    def verdict(fields: Mapping[str, Any]) -> Verdict:
+    def verdict(fields: Fields) -> Verdict:
         return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
 
-    def sample(fields: Mapping[str, Any]) -> Sample:
+    def sample(fields: Fields) -> Sample:
         values = {RENAMED.get(name, name): value for name, value in fields.items()}
         values |= {name: tuple(values[name]) for name in RAGGED if name in values}
         return Sample(**{**values, "verdict": verdict(fields["verdict"])})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import PromptTask, RolloutBatch, ShardRef
@@ -81,7 +80,7 @@ class Rollouts(ABC):
         groups, shards = as_plain(self._snapshot())
         return {"waiting": groups, "rounds": self.totals.state(), "groups": self._numbered}, shards
 
-    def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
+    def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
         """Restore the result of `state`. Older checkpoints have only groups."""
         if state.get("ahead"):
             raise CheckpointError(

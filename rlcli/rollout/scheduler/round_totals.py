@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rlcli.data.columns import TruncatedRule
 from rlcli.data.messages import RolloutBatch, ScoredGroup
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import REPORT, RunFailed
+from rlcli.rollout.scheduler.groups import Fields
 from rlcli.rollout.scheduler.sample_filter import rewarded
 from rlcli.rollout.scheduler.verifier_failures import Failures
 from rlcli.types import Prompt
@@ -57,7 +57,7 @@ class StepTotals:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> StepTotals:
+    def restored(cls, state: Fields) -> StepTotals:
         """The inverse of `state`."""
         scored_groups = [ScoredGroup(*group) for group in state["judged"]]
         return cls(

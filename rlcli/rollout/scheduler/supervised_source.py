@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -72,7 +71,7 @@ class SupervisedSource:
         """No group waits."""
         return {"waiting": []}, []
 
-    def restore(self, state: Mapping[str, Any], shards: Sequence[ShardRef]) -> None:
+    def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
         """There is no state besides the cursor."""
 
     def drop(self) -> None:

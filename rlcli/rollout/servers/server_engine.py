@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rlcli.errors import ConfigError
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
@@ -20,6 +20,7 @@ from rlcli.support.files import private_folder
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.model.weight_check.engine_weights import Verified
@@ -158,7 +159,7 @@ class ServerEngine:
         worst: np.ndarray = log_probs[int(distance.argmax())]
         return cached, worst
 
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         assert not self.unfinished, "weights change between generations"
         self._loads += 1
         folder, last = self._folder / f"weights-{self._loads}", self._folder / f"weights-{self._loads - 1}"
@@ -213,11 +214,30 @@ class ServerEngine:
         ask = self._ask(tokens, most=1, temperature=0.0, prompt_log_probs=prompt_log_probs)
         return self._fleet.on_each(lambda server: server.generate(ask, self.spec.servers.answer_s))
 
-    def _ask(self, tokens: list[int], **sampling: Any) -> Ask:
+    def _ask(
+        self,
+        tokens: list[int],
+        *,
+        most: int,
+        temperature: float,
+        top_p: float = 1.0,
+        seed: int = 0,
+        position: int = 0,
+        prompt_log_probs: bool = False,
+    ) -> Ask:
         self._asked += 1
-        sampling = {"temperature": 1.0, "top_p": 1.0, "seed": 0} | sampling
-        # A version of the weights, of this process: a server may outlive both.
-        return Ask(f"{self._salt}-{self._asked}", tokens, salt=f"{self._salt}-{self._fleet.version}", **sampling)
+        return Ask(
+            f"{self._salt}-{self._asked}",
+            tokens,
+            most,
+            temperature,
+            top_p,
+            seed,
+            # A version of the weights, of this process: a server may outlive both.
+            salt=f"{self._salt}-{self._fleet.version}",
+            position=position,
+            prompt_log_probs=prompt_log_probs,
+        )
 
     def _raise_failure(self) -> None:
         if not self._fleet.failures.empty():

@@ -13,11 +13,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.rollout.engine import EngineSpec
@@ -135,7 +135,7 @@ class Fleet:
         self._aborting = self._loading = False
         self._started, self._ready_at = False, time.monotonic()
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlcli-servers", daemon=True)
         self._thread.start()
 
@@ -146,7 +146,7 @@ class Fleet:
         used."""
         self.call(self._start(addresses))
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
+    def call(self, work: Coroutine[object, None, T]) -> T:
         """The result of a coroutine that runs in the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -172,7 +172,7 @@ class Fleet:
         self._sent = sent
         return self.on_each(lambda server: server.verify(sent, self.spec.servers.answer_s))
 
-    def on_each(self, work: Callable[[ServerKind], Coroutine[Any, Any, T]]) -> list[T]:
+    def on_each(self, work: Callable[[ServerKind], Awaitable[T]]) -> list[T]:
         """The results of all servers that are ready; one that fails is lost, and at least one does not."""
         return self.call(self._on_each(work))
 
@@ -227,7 +227,7 @@ class Fleet:
                 member.leaves = True
                 member.changed.set()
 
-    def _in_loop(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_loop(self, work: Coroutine[object, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -438,7 +438,7 @@ class Fleet:
             self._loading = False
             self._dispatch()
 
-    async def _on_each(self, work: Callable[[ServerKind], Coroutine[Any, Any, T]]) -> list[T]:
+    async def _on_each(self, work: Callable[[ServerKind], Awaitable[T]]) -> list[T]:
         while True:
             members = [member for member in self.members if member.ready]
             servers = [member.speaks for member in members]
@@ -506,7 +506,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ServerFault) else f"{type(error).__name__}: {error}"
 
 
-async def _within(work: Coroutine[Any, Any, Any], seconds: float) -> None:
+async def _within(work: Awaitable[object], seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(work, seconds)
 

@@ -8,7 +8,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from rlcli.errors import DataError
 from rlcli.runs.folder import add_event, append_line
@@ -20,6 +20,58 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.2
 WISHES = "wishes.jsonl"
+
+
+class Wish(TypedDict):
+    """A request to change the servers of a run: a line of `wishes.jsonl`."""
+
+    time: float
+    """Unix time."""
+    wish: str
+    """`add` or `remove`."""
+    server: str
+    """Address of the server."""
+
+
+class ServerState(TypedDict):
+    """State of one server."""
+
+    server: str
+    """Its address."""
+    kind: str
+    """`vllm` or `sglang`; empty while it is not attached."""
+    state: str
+    """`starting`, `ready`, `lost` or `gone`."""
+    running: int
+    """Responses that it generates."""
+    finished: int
+    """Responses that it has generated."""
+    lost: int
+    """How many times it was lost."""
+    weights: int
+    """Version of its weights."""
+    pid: int | None
+    """Id of its process group, if the run started it."""
+    why: str
+    """Why it is lost or gone."""
+
+
+class WorkerServers(TypedDict):
+    """State of the servers of one engine."""
+
+    worker: int
+    """Rank of the engine."""
+    weights: int
+    """Version of the weights that servers are to have."""
+    servers: list[ServerState]
+    """State of each server."""
+
+
+class WorkerRecord(WorkerServers):
+    """The file `worker-RANK.json`."""
+
+    time: float
+    """Unix time of the last change."""
 
 
 class Record:
@@ -34,7 +86,7 @@ class Record:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._read = 0
-        self._written: dict[str, Any] = {}
+        self._written: WorkerServers | None = None
 
     def log_of(self, number: int) -> Path:
         """Output of a server that this engine starts."""
@@ -72,7 +124,7 @@ class Record:
                         fleet.join(url)
                 self._write(fleet)
 
-    def _wishes(self) -> list[dict[str, Any]]:
+    def _wishes(self) -> list[Wish]:
         """Requests that were not read yet."""
         assert self._folder is not None
         lines = wishes_of(self._folder)
@@ -82,7 +134,7 @@ class Record:
     def _write(self, fleet: Fleet) -> None:
         """Only what has changed."""
         assert self._folder is not None
-        rows = [
+        rows: list[ServerState] = [
             {
                 "server": member.url,
                 "kind": member.server.kind if member.server is not None else "",
@@ -96,7 +148,7 @@ class Record:
             }
             for member in list(fleet.members)
         ]
-        state = {"worker": self._rank, "weights": fleet.version, "servers": rows}
+        state: WorkerServers = {"worker": self._rank, "weights": fleet.version, "servers": rows}
         if state == self._written:
             return
         with replacing(self._folder / f"worker-{self._rank}.json") as temporary:
@@ -104,16 +156,16 @@ class Record:
         self._written = state
 
 
-def wishes_of(folder: Path) -> list[dict[str, Any]]:
+def wishes_of(folder: Path) -> list[Wish]:
     """Lines of the file of wishes; none that is cut off."""
     path = folder / WISHES
     if not path.exists():
         return []
-    wishes = []
+    wishes: list[Wish] = []
     with opened(path) as file:
         for line in bounded_lines(file, path, max_bytes=LINES_BYTES):
             if line.endswith(b"\n") and (wish := json_object(line)) is not None:
-                wishes.append(wish)
+                wishes.append(cast("Wish", wish))  # `wish` has written the line
     return wishes
 
 
@@ -124,9 +176,9 @@ def wish(run: Path, action: str, url: str) -> None:
     append_line(folder / WISHES, json.dumps({"time": round(time.time(), 3), "wish": action, "server": url}))
 
 
-def states(run: Path) -> list[dict[str, Any]]:
+def states(run: Path) -> list[WorkerRecord]:
     """The last states that the engines of a run wrote, one of each worker. Raises `DataError` if it has no servers."""
-    records = []
+    records: list[WorkerRecord] = []
     for path in sorted((run / "logs" / "engines").glob("worker-*.json")):
         try:
             records.append(read_json(path))

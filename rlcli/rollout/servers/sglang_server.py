@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, Ask, checked_answer
@@ -43,7 +43,7 @@ class SglangServer:
         await self.generate(Ask("attach", [0, 0], 1, 1.0, 1.0, 0, "attach"), ATTACH_S)
 
     async def generate(self, ask: Ask, timeout_s: float) -> Answer:
-        params: dict[str, Any] = {
+        params: dict[str, object] = {
             "temperature": ask.temperature,
             "top_p": ask.top_p,
             "max_new_tokens": ask.most,

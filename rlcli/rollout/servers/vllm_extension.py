@@ -7,13 +7,16 @@ do what `VllmEngine` does in its own process: draw by counter, load weights, and
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from rlcli.model.weight_check.engine_weights import Elements
+    from rlcli.rollout.vllm.vllm_types import ModelConfig, ModelRunner
 
 CONFIGURED = (
     *("architectures", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"),
@@ -22,21 +25,49 @@ CONFIGURED = (
 """Fields of a model's configuration that servers and run must have in common."""
 
 
+class Attached(TypedDict):
+    """Result of `rlcli_attach`: what the server has."""
+
+    configured: dict[str, object]
+    """Its model's values of `CONFIGURED`."""
+    by_counter: bool
+    """Whether draws depend on (seed, position) only, by our sampler."""
+    by_place: bool
+    """Whether they do so by vLLM's own sampler."""
+
+
+class LoadResult(TypedDict, total=False):
+    """Result of `rlcli_load`: one of these."""
+
+    loaded: int
+    """Number of tensors."""
+    error: str
+    """Why the weights cannot be loaded."""
+
+
+class HeldParts(TypedDict):
+    """Result of `rlcli_parts`: the weights that a worker holds."""
+
+    parts: list[tuple[str, Elements, int, int | None]]
+    """Fields of each `Part`, whose tuples are lists in JSON."""
+    untouched: list[str]
+    """Parameters that no load has changed."""
+
+
 class Extension:
     """Methods of a vLLM worker."""
 
     device: torch.device
     """The worker's device."""
-    model_config: Any
+    model_config: ModelConfig
     """vLLM's config of the model."""
-    model_runner: Any
+    model_runner: ModelRunner
     """vLLM's model runner."""
-    reload_weights: Any
+    reload_weights: Callable[..., object]
     """vLLM's method that reloads weights from an iterator."""
 
-    def rlcli_attach(self) -> dict[str, Any]:
-        """Draw by counter from now on, if this worker can. Returns what the server has: `configured`, its model;
-        `by_counter`, `by_place`: whether draws depend on (seed, position) only, by our sampler or by vLLM's."""
+    def rlcli_attach(self) -> Attached:
+        """Draw by counter from now on, if this worker can."""
         from rlcli.rollout import sampling
         from rlcli.rollout.vllm.hooks import cpu_kernels
 
@@ -49,8 +80,8 @@ class Extension:
         configured["architectures"] = self.model_config.hf_config.architectures
         return {"configured": configured, "by_counter": by_counter, "by_place": sampling.draws_by_place(self)}
 
-    def rlcli_load(self, folder: str) -> dict[str, Any]:
-        """Load all safetensors files of a folder, under checkpoint names. Returns the number of tensors, or `error`."""
+    def rlcli_load(self, folder: str) -> LoadResult:
+        """Load all safetensors files of a folder, under checkpoint names."""
         from rlcli.model.tensor_names import for_vllm
         from rlcli.model.weight_check.engine_weights import Recorder
         from rlcli.rollout.vllm.hooks.cpu_kernels import repack
@@ -75,7 +106,7 @@ class Extension:
             return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         return {"loaded": len(loaded)}
 
-    def rlcli_parts(self, sent: str) -> dict[str, Any]:
+    def rlcli_parts(self, sent: str) -> HeldParts:
         """Checksums of this worker's parts of the sent tensors. sent: JSON, name → [checksum, elements, dtype]."""
         import torch
 
@@ -87,7 +118,10 @@ class Extension:
         }
         layout = getattr(self, "rlcli_layout", None) or Layout()
         parts = layout.parts(weights_of(self.model_runner.get_model()), tensors)
-        return {"parts": [list(part) for part in parts], "untouched": layout.untouched}
+        return {
+            "parts": [(part.name, part.elements, part.numel, part.checksum) for part in parts],
+            "untouched": layout.untouched,
+        }
 
 
 def _tensors(files: list[Path], names: list[str]) -> Iterator[tuple[str, Tensor]]:

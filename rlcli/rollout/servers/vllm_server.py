@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Concatenate, TypeVar
 
 import numpy as np
 
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, Ask, checked_answer
-from rlcli.rollout.servers.vllm_extension import CONFIGURED
+from rlcli.rollout.servers.vllm_extension import CONFIGURED, Extension
 from rlcli.rollout.vllm.vllm_arguments import PLAIN
 from rlcli.support.json_link import Link, Refused, ServerFault
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from rlcli.model.weight_check.checksum import Sent
     from rlcli.model.weight_check.engine_weights import Verified
+
+T = TypeVar("T")
 
 GENERATE = "/inference/v1/generate"
 START = (
@@ -56,7 +60,7 @@ class VllmServer:
                 f"--max-model-len {self._spec.max_length}"
             )
         try:
-            ranks = await self._call("rlcli_attach", ATTACH_S)
+            ranks = await self._call(Extension.rlcli_attach, ATTACH_S)
         except ServerFault as error:
             raise Refused(f"{url} has no methods of rlcli in its workers ({error}): {START}") from None
         self._check_model(ranks[0]["configured"])
@@ -68,7 +72,7 @@ class VllmServer:
             raise Refused(f"{error}: {START}") from None
 
     async def generate(self, ask: Ask, timeout_s: float) -> Answer:
-        params: dict[str, Any] = {
+        params: dict[str, object] = {
             "temperature": ask.temperature,
             "top_p": ask.top_p,
             "max_tokens": ask.most,
@@ -123,7 +127,7 @@ class VllmServer:
             raise ServerFault(f"{self._link.url} answers {status} to /health")
 
     async def load(self, folder: str, version: str, timeout_s: float) -> None:
-        for rank in await self._call("rlcli_load", timeout_s, folder):
+        for rank in await self._call(Extension.rlcli_load, timeout_s, folder):
             if "error" in rank:
                 raise Refused(f"{self._link.url} cannot load the weights: {rank['error']}")
 
@@ -134,8 +138,11 @@ class VllmServer:
             name: [tensor.checksum, tensor.numel, str(tensor.dtype).removeprefix("torch.")]
             for name, tensor in sent.items()
         }
-        ranks = await self._call("rlcli_parts", timeout_s, json.dumps(arguments))
-        parts = [[Part(name, _tuple(region), *rest) for name, region, *rest in rank["parts"]] for rank in ranks]
+        ranks = await self._call(Extension.rlcli_parts, timeout_s, json.dumps(arguments))
+        parts = [
+            [Part(name, _tuple(elements), numel, checksum) for name, elements, numel, checksum in rank["parts"]]
+            for rank in ranks
+        ]
         result = compare(sent, parts)
         untouched = sorted({name for rank in ranks for name in rank["untouched"]})
         return result._replace(differences=[*result.differences, *(f"{name} was not sent" for name in untouched)])
@@ -146,7 +153,7 @@ class VllmServer:
     async def wake(self, tag: str, timeout_s: float) -> None:
         await self._link.post(f"/wake_up?tags={tag}", {}, timeout_s)
 
-    def _seed(self, ask: Ask) -> dict[str, Any]:
+    def _seed(self, ask: Ask) -> dict[str, object]:
         """As `VllmEngine` draws, so that a response is the same on any server."""
         if self._by_counter:
             return {"extra_args": {own_sampling.SEED: ask.seed}}
@@ -155,13 +162,13 @@ class VllmServer:
         return {"seed": ask.seed}
 
     @cached_property
-    def _config(self) -> Any:
+    def _config(self) -> PreTrainedConfig:
         """Config of the run's model."""
         from rlcli.model.io.model_config import read_config
 
         return read_config(self._spec.model)
 
-    def _check_model(self, configured: Mapping[str, Any]) -> None:
+    def _check_model(self, configured: Mapping[str, object]) -> None:
         config = self._config
         text = config.get_text_config()
         for name in CONFIGURED:
@@ -172,9 +179,10 @@ class VllmServer:
                     f"{ours}"
                 )
 
-    async def _call(self, method: str, timeout_s: float, *args: str) -> list[Any]:
+    async def _call(self, method: Callable[Concatenate[Extension, ...], T], timeout_s: float, *args: str) -> list[T]:
         """Call a method in all its workers."""
-        response = await self._link.post("/collective_rpc", {"method": method, "args": list(args)}, timeout_s)
+        body = {"method": method.__name__, "args": list(args)}
+        response = await self._link.post("/collective_rpc", body, timeout_s)
         try:
             ranks = response["results"]
             if not all(isinstance(rank, dict) for rank in ranks) or not ranks:
@@ -184,5 +192,6 @@ class VllmServer:
         return list(ranks)
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+def _tuple(elements: Sequence[object]) -> tuple[object, ...]:
+    """Nested lists of JSON as tuples."""
+    return tuple(_tuple(element) if isinstance(element, list) else element for element in elements)

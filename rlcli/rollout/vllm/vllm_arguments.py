@@ -6,15 +6,18 @@ Nothing here starts an engine or touches a device, so that tests can resolve the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import SetupError
 from rlcli.model.io.model_config import engine_keys, has_recurrent_layers, is_latent
 from rlcli.model.io.mxfp4 import quantization
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.vllm.hooks import expert_kernels, image_prompts, speculation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 QUANTIZED = {"fp8": "fp8_per_tensor"}
 """vLLM's names of the methods that quantise whole weights as they are loaded, at each sync too. (Its `fp8` is for
@@ -40,12 +43,13 @@ CPU_BLOCK = 32
 whole blocks of a prompt are shared by its samples."""
 
 
-def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+def engine_arguments(spec: EngineSpec) -> dict[str, object]:
     """Arguments of vLLM's `LLM`, which are those of its `EngineArgs`, for `VllmEngine`. Raises `SetupError` for drafts
     that the installed vLLM cannot verify."""
-    overrides: Any = engine_keys(spec.model) | ({"head_dtype": "float32"} if spec.float_head else {})
+    keys = engine_keys(spec.model) | ({"head_dtype": "float32"} if spec.float_head else {})
+    overrides: Mapping[str, object] | Callable[[PreTrainedConfig], PreTrainedConfig] = keys
     if spec.weights_follow and quantization(spec.model):
-        overrides = partial(unquantized, overrides)
+        overrides = partial(unquantized, keys)
     return {
         **_shared_arguments(spec),
         # Random weights would also replace how a model that sees pictures normalises them, which no sync sends.
@@ -65,7 +69,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def unquantized(overrides: Mapping[str, Any], config: Any) -> Any:
+def unquantized(overrides: Mapping[str, object], config: PreTrainedConfig) -> PreTrainedConfig:
     """vLLM's configuration of a model whose files are in MXFP4, for weights that are sent in bfloat16."""
     config.update(overrides)
     if hasattr(config, "quantization_config"):
@@ -110,7 +114,7 @@ def environment_variables(spec: EngineSpec) -> dict[str, str]:
     return (shared if spec.tensor_parallel > 1 else {}) | (drafting if spec.speculate else {})
 
 
-def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
+def _shared_arguments(spec: EngineSpec) -> dict[str, object]:
     """Arguments of both an engine in the worker's process and a server."""
     return {
         "model": spec.model,
@@ -129,7 +133,7 @@ def _shared_arguments(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
+def _on_cpu(spec: EngineSpec) -> dict[str, object]:
     """No prompt is prefilled in pieces: for each unfinished piece vLLM rewinds the random generator, which CPU
     generators cannot do (`CPU Generator does not use offset`)."""
     return {
@@ -142,7 +146,7 @@ def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
+def _on_gpu(spec: EngineSpec) -> dict[str, object]:
     """Ray shows each worker only its own GPU. vLLM's all-reduces that write into each other's memory look for the
     others' GPUs among those that this process sees, and fail: NCCL is used instead. So does the pass of its compiler
     that fuses an all-reduce with the norm after it, which is on by default on Hopper and Blackwell."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlcli.data.expert_routes import check_routes, route_type
 from rlcli.errors import RunFailed, SetupError
@@ -32,8 +32,16 @@ from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
 from rlcli.rollout.vllm.vllm_arguments import PLAIN, engine_arguments, environment_variables
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float32, Int32, UInt8
+    from torch import Tensor, nn
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    from rlcli.data.expert_routes import Routes
     from rlcli.model.weight_check.checksum import Sent
-    from rlcli.model.weight_check.engine_weights import Layout, Verified
+    from rlcli.model.weight_check.engine_weights import Layout, Part, Verified
+    from rlcli.rollout.vllm.vllm_types import CompletionOutput, Llm, ModelConfig, RequestOutput
 
 T = TypeVar("T")
 
@@ -70,14 +78,14 @@ class VllmEngine:
                 packed_matrices.install()
             elif spec.lora_rank:
                 expert_kernels.install()
-            self._llm = LLM(**engine_arguments(spec))
+            self._llm: Llm = LLM(**engine_arguments(spec))
         # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.
         for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):
             segment.unlink(missing_ok=True)
         self._engine = self._llm.llm_engine
         borrowed.give_back(self._model)
         check_head(spec, self._engine.vllm_config.model_config)
-        self._adapter: Any = None
+        self._adapter: LoRARequest | None = None
         self._prompts = image_prompts.Prompts(self._llm, spec.images)
         self._requests = 0
         self._keys: dict[str, int] = {}
@@ -199,17 +207,17 @@ class VllmEngine:
         agreed: T = get_tp_group().broadcast_object(value, src=0)
         return agreed
 
-    def prompt_log_probs(self, tokens: Any) -> Any:
+    def prompt_log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[np.ndarray, " T-1"]:
         (output,) = self._finished([self._ask(tokens, prompt_logprobs=0)])
         return _prompt_log_probs(tokens, output)
 
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         from rlcli.model.tensor_names import for_vllm
         from rlcli.model.weight_check.engine_weights import Recorder
 
         kind, written = self._engine.vllm_config.model_config.hf_config.model_type, WrittenWeights.of(self._model)
 
-        def load(weights: Iterable[tuple[str, Any]]) -> None:
+        def load(weights: Iterable[tuple[str, Tensor]]) -> None:
             others = written.others(for_vllm(weights, kind))
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": others})
 
@@ -276,20 +284,20 @@ class VllmEngine:
             parts = layout.parts(held, sent)
         self._kernels_read = True
         group = get_tp_group()
-        ranks: list[Any] = [None] * group.world_size
+        ranks: list[list[Part]] = [[]] * group.world_size
         dist.all_gather_object(ranks, parts, group=group.cpu_group)
         result = compare(sent, ranks)
         return result._replace(
             differences=[*result.differences, *(f"{name} was not sent" for name in layout.untouched)]
         )
 
-    def cached_tokens(self, prompt: Any) -> int:
+    def cached_tokens(self, prompt: Int32[np.ndarray, " T"]) -> int:
         if self._engine.is_sleeping():
             return 0
         (output,) = self._finished([self._ask(self._block(prompt))])
         return output.num_cached_tokens or 0
 
-    def probe(self, tokens: Any) -> tuple[int, Any]:
+    def probe(self, tokens: Int32[np.ndarray, " T"]) -> tuple[int, Float32[np.ndarray, " T-1"]]:
         # The first one added is scheduled first: the other one cannot have cached its block before.
         names = [self._ask(self._block(tokens)), self._ask(tokens, prompt_logprobs=0)]
         block, scored = self._finished(names)
@@ -323,7 +331,7 @@ class VllmEngine:
             self._engine.engine_core.shutdown()
 
     @property
-    def _model(self) -> Any:
+    def _model(self) -> nn.Module:
         """vLLM's model, which is in this process."""
         (model,) = self._llm.apply_model(_itself)
         return model
@@ -336,38 +344,41 @@ class VllmEngine:
             torch.accelerator.empty_cache()
             self._llm.wake_up(tags=[tag])
 
-    def _block(self, prompt: Any) -> Any:
+    def _block(self, prompt: Int32[np.ndarray, " T"]) -> Int32[np.ndarray, " block"]:
         """A prompt of one block of the prefix cache, `prompt` repeated, and the token that is computed."""
         import numpy as np
 
         return np.resize(prompt, min(self._engine.vllm_config.cache_config.block_size, self.spec.max_length - 2) + 1)
 
-    def _ask(self, prompt: Any, **params: Any) -> str:
-        """Add a prompt to generate one token for."""
+    def _ask(self, prompt: Int32[np.ndarray, " T"], *, prompt_logprobs: int | None = None) -> str:
+        """Add a prompt to generate one token for. prompt_logprobs: as in `SamplingParams`."""
         from vllm import SamplingParams
 
-        return self._add(prompt, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, **params))
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, prompt_logprobs=prompt_logprobs)
+        return self._add(prompt, params)
 
-    def _finished(self, names: Sequence[str]) -> list[Any]:
+    def _finished(self, names: Sequence[str]) -> list[RequestOutput]:
         """The engine's outputs of these requests. Responses that are generated go on meanwhile."""
-        outputs: dict[str, Any] = {}
+        outputs: dict[str, RequestOutput] = {}
         while not outputs.keys() >= set(names):
             self._early += self._sorted_out(self._engine.step(), outputs)
         return [outputs[name] for name in names]
 
-    def _sorted_out(self, outputs: Sequence[Any], others: dict[str, Any]) -> list[Generation]:
+    def _sorted_out(self, outputs: Sequence[RequestOutput], others: dict[str, RequestOutput]) -> list[Generation]:
         """The finished responses among vLLM's outputs. others: receives finished outputs of other requests, by name."""
         finished = [output for output in outputs if output.finished]
         others |= {output.request_id: output for output in finished if output.request_id not in self._keys}
         ours = [output for output in finished if output.request_id in self._keys]
-        outputs = [
+        generations = [
             self._generation(output.request_id, len(output.prompt_token_ids), output.outputs[0]) for output in ours
         ]
         for output in ours:
             del self._keys[output.request_id]
-        return outputs
+        return generations
 
-    def _generation(self, name: str, prompt: int, output: Any, routes_so_far: Sequence[Any] = ()) -> Generation:
+    def _generation(
+        self, name: str, prompt: int, output: CompletionOutput, routes_so_far: Sequence[Routes] = ()
+    ) -> Generation:
         """Convert vLLM's output for a prompt of `prompt` tokens. routes_so_far: of one
         that is not finished, in parts."""
         import numpy as np
@@ -392,7 +403,12 @@ class VllmEngine:
             routes=routes,
         )
 
-    def _add(self, prompt: Any, params: Any, shown: Sequence[Any] = ()) -> str:
+    def _add(
+        self,
+        prompt: Int32[np.ndarray, " T"],
+        params: SamplingParams,
+        shown: Sequence[UInt8[np.ndarray, "height width 3"]] = (),
+    ) -> str:
         self._requests += 1
         name, salt = str(self._requests), {"cache_salt": str(self._salt)} if self._salt else {}
         self._engine.add_request(
@@ -403,13 +419,13 @@ class VllmEngine:
         )
         return name
 
-    def _params(self, request: GenerationRequest) -> Any:
+    def _params(self, request: GenerationRequest) -> SamplingParams:
         import numpy as np
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         prefix_length, sampling = 0 if request.response_prefix is None else len(request.response_prefix), self._sampling
-        seed: dict[str, Any] = {"extra_args": {own_sampling.SEED: request.seed}}
+        seed: dict[str, object] = {"extra_args": {own_sampling.SEED: request.seed}}
         if not self._by_counter:
             seed = {"seed": request.seed}
             if (
@@ -439,17 +455,16 @@ def _name_shared_files(spec: EngineSpec) -> None:
         process_state.sockets_in(Path("/dev/shm") / f"{shared_memory_prefix(spec.group_id)}sockets")
 
 
-def _prompt_log_probs(tokens: Any, output: Any) -> Any:
-    """float32 `[len(tokens) - 1]`."""
+def _prompt_log_probs(tokens: Int32[np.ndarray, " T"], output: RequestOutput) -> Float32[np.ndarray, " T-1"]:
     import numpy as np
 
     pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
     return np.asarray([entry[int(token)].logprob for token, entry in pairs], dtype=np.float32)
 
 
-def check_head(spec: EngineSpec, model_config: Any) -> None:
+def check_head(spec: EngineSpec, model_config: ModelConfig) -> None:
     """SetupError if logits are to be in float32, and this vLLM computes them in another precision all the same, as
-    0.24 does. model_config: vLLM's."""
+    0.24 does."""
     if spec.float_head and str(model_config.head_dtype) != "torch.float32":
         raise SetupError(
             f"model.head_dtype = float32: this vLLM computes the logits in {model_config.head_dtype} all the same",
@@ -475,7 +490,7 @@ def check_version() -> None:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
 
 
-def _itself(model: Any) -> Any:
+def _itself(model: nn.Module) -> nn.Module:
     return model
 
 

@@ -18,6 +18,7 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.evaluation.evaluation_report import evaluate
 from rlcli.model.optim import lr_at
+from rlcli.rollout.scheduler.groups import source_state
 from rlcli.rollout.scheduler.prefetch import Prefetcher
 from rlcli.rollout.scheduler.rollout_source import by_rank, source_of
 from rlcli.rollout.scheduler.sample_filter import rewarded
@@ -460,7 +461,7 @@ class Trainer:
             waiting = str(checkpoint.path / WAITING)
             shards = self.workers.call(WorkerCalls.read_waiting, waiting) if state["waiting"] else []
             self.source.cursor = self.source.cursor.restored(state["cursor"])
-            self.source.restore(state, shards)
+            self.source.restore(source_state(state), shards)
             self.algorithm.kl.restore(state["kl"])
             self.algorithm.entropy.restore(state["entropy"])
             self.guard.restore(state["bad_updates"])

@@ -292,8 +292,8 @@ def test_an_engine_s_steps_are_the_trainer_s_pass(transposed: bool) -> None:
     count, length, own = 2, 9, torch.tensor([3, 1])
     mixed, b, a = (torch.randn(count, length, size) for size in (channels, values, values))
     others = layer.kv_cache[1][[0, 2, 4]].clone()
-    prefilled = _Steps(layer, own, has_state=False).taken(*(x[:, :6].flatten(0, 1) for x in (mixed, b, a)))
-    steps = [_Steps(layer, own, has_state=True).taken(*(x[:, t] for x in (mixed, b, a))) for t in range(6, length)]
+    prefilled = _Steps(layer, own, has_state=False).outputs(*(x[:, :6].flatten(0, 1) for x in (mixed, b, a)))
+    steps = [_Steps(layer, own, has_state=True).outputs(*(x[:, t] for x in (mixed, b, a))) for t in range(6, length)]
     found = torch.cat([prefilled.view(count, 6, values, value), torch.stack(steps, 1)], 1)
     sizes = delta_net.Sizes(keys, values, key, value, width, 1e-6)
     padded = torch.cat([torch.zeros(count, width - 1, channels), mixed], 1)

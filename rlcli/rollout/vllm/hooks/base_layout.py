@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import nn
+    from vllm.config import ModelConfig
+
     from rlcli.model.weight_check.engine_weights import Layout
 
 
@@ -18,9 +21,10 @@ def recorded() -> Iterator[list[Layout]]:
 
     from rlcli.model.weight_check.engine_weights import Recorder
 
-    load, read, layouts = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights, list[Any]()
+    load, read = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights
+    layouts: list[Layout] = []
 
-    def load_weights(loader: Any, model: Any, config: Any) -> None:
+    def load_weights(loader: DefaultModelLoader, model: nn.Module, config: ModelConfig) -> None:
         with Recorder(model) as recorder:
             loader.get_all_weights = lambda *about: recorder.given(read(loader, *about))
             load(loader, model, config)

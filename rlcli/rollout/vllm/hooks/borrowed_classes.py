@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class _Before(NamedTuple):
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     bases: tuple[type, ...]
 
 
@@ -27,13 +30,13 @@ class BorrowedClasses:
     def decorating(self, decorate: Callable[..., None]) -> Callable[..., None]:
         """As vLLM's method `decorate`, of which this remembers the classes."""
 
-        def noting(model: Any, cls: type, *args: Any, **kwargs: Any) -> None:
+        def noting(model: object, cls: type, *args: object, **kwargs: object) -> None:
             self._before.setdefault(cls, _Before(dict(vars(cls)), cls.__bases__))
             decorate(model, cls, *args, **kwargs)
 
         return noting
 
-    def give_back(self, model: Any) -> None:
+    def give_back(self, model: nn.Module | None) -> None:
         """Give the modules of vLLM's `model`, if there is one, separate classes, and restore the original classes."""
         for cls, original in self._before.items():
             changes = {name: value for name, value in vars(cls).items() if original.attributes.get(name) is not value}

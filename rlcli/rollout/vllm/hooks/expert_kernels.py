@@ -6,8 +6,6 @@ engine holds is then not what was sent, and the comparison after the first sync 
 
 from __future__ import annotations
 
-from typing import Any
-
 ARGUMENTS = {"moe_backend": "triton"}
 """vLLM's arguments for them. Models without experts have no use for it."""
 
@@ -24,5 +22,5 @@ def install() -> bool:
     return True
 
 
-def _unsupported(config: Any) -> bool:
+def _unsupported(config: object) -> bool:
     return False

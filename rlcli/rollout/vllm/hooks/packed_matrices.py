@@ -8,9 +8,12 @@ kernels, with the same bits as the result, and can undo it.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jaxtyping import Shaped
+    from torch import Tensor, nn
+
     from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
 
 MIN_ELEMENTS = 1 << 18
@@ -30,35 +33,36 @@ def install() -> None:
         return
     vllm_pack, vllm_multiply = ops.create_onednn_mm, ops.onednn_mm
 
-    def create_onednn_mm(weight: Any, *args: Any, **kwargs: Any) -> Any:
+    def create_onednn_mm(weight: Shaped[Tensor, "inputs outputs"], *args: object, **kwargs: object) -> object:
         if weight.numel() >= MIN_ELEMENTS:
             try:
-                return PackedMatrix(weight.t())  # `weight` is [inputs, outputs]
+                return PackedMatrix(weight.t())
             except RuntimeError:  # float16, on CPUs that cannot multiply it
                 pass
         return vllm_pack(weight, *args, **kwargs)
 
-    def onednn_mm(handler: Any, x: Any, bias: Any) -> Any:
+    def onednn_mm(handler: object, x: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(handler, PackedMatrix):
             return handler(x, None, bias)
-        return vllm_multiply(handler, x, bias)
+        product: Tensor = vllm_multiply(handler, x, bias)
+        return product
 
     ops.create_onednn_mm, ops.onednn_mm = create_onednn_mm, onednn_mm
 
 
-def expose(model: Any) -> int:
+def expose(model: nn.Module) -> int:
     """Let each layer of `model` that multiplies by a `PackedMatrix` call it directly: the check recognises it by its
     type. Returns how many layers do. Called after each load, which packs anew."""
     exposed = 0
     for layer in model.modules():
         matrix = _packed_by(vars(layer).get("cpu_linear"))
         if matrix is not None:
-            layer.cpu_linear = matrix
+            vars(layer)["cpu_linear"] = matrix
             exposed += 1
     return exposed
 
 
-def _packed_by(kernel: Any) -> PackedMatrix | None:
+def _packed_by(kernel: object) -> PackedMatrix | None:
     """The matrix by which vLLM's function `kernel` multiplies, if torch has packed it."""
     from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
 

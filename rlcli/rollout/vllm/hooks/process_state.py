@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.support.files import private_folder
@@ -20,7 +19,7 @@ def unique_shared_memory_names(group_id: str) -> None:
 
     original = _CPUSHMDistributed.make_group_name
 
-    def unique(communicator: Any) -> str:
+    def unique(communicator: object) -> str:
         return shared_memory_prefix(group_id) + str(original(communicator)).strip("/").replace(":", "-")
 
     _CPUSHMDistributed.make_group_name = staticmethod(unique)

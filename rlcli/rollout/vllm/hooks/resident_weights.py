@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 POOLED = "_maybe_get_memory_pool_context"
 """The method of vLLM's GPU worker that chooses the memory for what is allocated next, by a tag."""
@@ -18,8 +17,10 @@ def kept() -> Iterator[None]:
 
     pooled = getattr(Worker, POOLED)
 
-    def context(worker: Any, tag: str) -> AbstractContextManager[Any]:
-        memory_pool: AbstractContextManager[Any] = contextlib.nullcontext() if tag == "weights" else pooled(worker, tag)
+    def context(worker: object, tag: str) -> AbstractContextManager[object]:
+        if tag == "weights":
+            return contextlib.nullcontext()
+        memory_pool: AbstractContextManager[object] = pooled(worker, tag)
         return memory_pool
 
     setattr(Worker, POOLED, context)

@@ -7,21 +7,45 @@ vLLM's own recorder (`enable_return_routed_experts`) is in its second model runn
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import numpy as np
 
 from rlcli.data.expert_routes import route_type, unknown
 from rlcli.errors import SetupError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Int
+    from torch import Tensor, nn
+
+    from rlcli.data.expert_routes import Routes
+    from rlcli.rollout.vllm.vllm_types import BlockTable, Worker
+
 HINT = "leave rollout.replay_routes out"
+
+
+class Router(Protocol):
+    """vLLM's router of a layer, which chooses the experts of each token."""
+
+    def set_capture_fn(self, capture_fn: Callable[[Int[Tensor, "T chosen"]], None]) -> None:
+        """Have it call this with the experts of each step."""
+        ...
+
+
+class ExpertRunner(Protocol):
+    """vLLM's `MoERunner`: the experts of a layer."""
+
+    router: Router
+    """Chooses among them."""
 
 
 class Recorder:
     """Records what one worker of vLLM computes, from now on. Raises `SetupError` if its model has no experts, or its
     routers cannot be heard."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._runner = worker.model_runner
         routers = _routers(self._runner.get_model())
         config = worker.vllm_config.model_config
@@ -33,7 +57,7 @@ class Recorder:
         for index, router in enumerate(routers):
             router.set_capture_fn(partial(self._record, index))
 
-    def of(self, name: str, tokens: int) -> np.ndarray:
+    def of(self, name: str, tokens: int) -> Routes:
         """The routes of the first tokens of a request that runs, or has ended in the last step; none of one that waits.
         name: as it was added; vLLM appends to it."""
         batch, table = self._runner.input_batch, self._table
@@ -48,13 +72,13 @@ class Recorder:
         return routes
 
     @property
-    def _table(self) -> Any:
+    def _table(self) -> BlockTable:
         """Block table of the first group of caches: all layers of a supported model that attend to everything are in
         it."""
         return self._runner.input_batch.block_table[0]
 
-    def _record(self, layer: int, experts: Any) -> None:
-        """chosen: of the step's tokens, [T, chosen]."""
+    def _record(self, layer: int, experts: Int[Tensor, "T chosen"]) -> None:
+        """experts: of the step's tokens."""
         from vllm.forward_context import get_forward_context
 
         mappings = get_forward_context().slot_mapping
@@ -65,9 +89,13 @@ class Recorder:
         self._routes[slots[slots >= 0], layer] = experts.cpu().numpy()[: len(slots)][slots >= 0]
 
 
-def _routers(model: Any) -> list[Any]:
+def _is_runner(module: nn.Module) -> TypeGuard[ExpertRunner]:
+    return type(module).__name__ == "MoERunner"
+
+
+def _routers(model: nn.Module) -> list[Router]:
     """Routers of the layers, in their order."""
-    routers = [module.router for module in model.modules() if type(module).__name__ == "MoERunner"]
+    routers = [module.router for module in model.modules() if _is_runner(module)]
     if not routers:
         raise SetupError("rollout.replay_routes: the engine's model has no experts", HINT)
     if not all(hasattr(router, "set_capture_fn") for router in routers):

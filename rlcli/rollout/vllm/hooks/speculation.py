@@ -12,13 +12,26 @@ copy, so that the result holds uninitialised memory, and log-probs are nats off 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import SetupError
 from rlcli.rollout.sampling import draw_keys_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Float, Float32, Int64
     from torch import Tensor
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    from rlcli.rollout.sampling import Draw
+    from rlcli.rollout.vllm.vllm_types import ModelRunner, Worker
+
+    Verify = Callable[
+        [SpecDecodeMetadata, Float[Tensor, "drafts V"] | None, Float[Tensor, "rows V"], SamplingMetadata], SamplerOutput
+    ]
 
 SUPPORTED = ((0, 32), (0, 33))
 """vLLM releases whose verification of drafts this file can replace: at least the first, below the second."""
@@ -27,7 +40,7 @@ LONGEST, SHORTEST = 4, 2
 """The most and the fewest last tokens of a response that are looked for in its prompt and in the response so far."""
 
 
-def settings(drafts: int) -> dict[str, Any]:
+def settings(drafts: int) -> dict[str, object]:
     """vLLM's arguments to draft this many tokens in each step. Raises `SetupError` if the installed vLLM is another one
     than this file was written for."""
     import vllm
@@ -44,21 +57,22 @@ def settings(drafts: int) -> dict[str, Any]:
     return {"speculative_config": method | lengths, "async_scheduling": False}
 
 
-def install(worker: Any) -> bool:
+def install(worker: object) -> bool:
     """Make this vLLM worker verify drafts as described above; False if its runner has no such hook. After
     `sampling.install`, whose way to draw it uses. Called in the worker through `collective_rpc`."""
-    runner: Any = getattr(worker, "model_runner", None)
-    verifier: Any = getattr(runner, "rejection_sampler", None)
-    sampler: Any = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
-    if verifier is None or not hasattr(getattr(sampler, "forward", None), "draw"):
+    runner = getattr(worker, "model_runner", None)
+    verifier = getattr(runner, "rejection_sampler", None)
+    sampler = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
+    if runner is None or verifier is None or sampler is None or not hasattr(getattr(sampler, "forward", None), "draw"):
         return False
     verifier.forward = Verifier(runner, verifier.forward, sampler.forward.draw)
     return True
 
 
-def counted(worker: Any) -> tuple[int, int]:
+def counted(worker: Worker) -> tuple[int, int]:
     """Drafted and accepted tokens of this vLLM worker so far. Called in the worker through `collective_rpc`."""
     verifier = worker.model_runner.rejection_sampler.forward
+    assert isinstance(verifier, Verifier), "called after `install`"
     return verifier.drafted, verifier.accepted
 
 
@@ -66,13 +80,19 @@ class Verifier:
     """Replaces `RejectionSampler.forward`: the same arguments, the same results. drafted, accepted: tokens so far.
     draw: as `sampling.gumbel_argmax`."""
 
-    def __init__(self, runner: Any, original: Any, draw: Any) -> None:
+    def __init__(self, runner: ModelRunner, original: Verify, draw: Draw) -> None:
         self.drafted = self.accepted = 0
         self._runner, self._original, self._draw = runner, original, draw
 
-    def __call__(self, metadata: Any, draft_probs: Any, logits: Tensor, sampling: Any) -> Any:
-        """metadata: vLLM's `SpecDecodeMetadata`. logits: `[rows, V]`, of each request the rows of its drafts and then
-        one more. Returns vLLM's `SamplerOutput`, with −1 in place of what is rejected."""
+    def __call__(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: Float[Tensor, "drafts V"] | None,
+        logits: Float[Tensor, "rows V"],
+        sampling: SamplingMetadata,
+    ) -> SamplerOutput:
+        """logits: of each request the rows of its drafts and then one more. The result has −1 in place of what is
+        rejected."""
         import torch
         from vllm.v1.outputs import SamplerOutput
 
@@ -99,8 +119,10 @@ class Verifier:
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=log_probs)
 
 
-def processed(logits: Tensor, owner: Tensor, sampling: Any) -> Tensor:
-    """Logits `[rows, V]` in float32 after temperature and top-p. owner: the request of each row, int64 `[rows]`."""
+def processed(
+    logits: Float[Tensor, "rows V"], owner: Int64[Tensor, " rows"], sampling: SamplingMetadata
+) -> Float32[Tensor, "rows V"]:
+    """Logits after temperature and top-p. owner: the request of each row."""
     import torch
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 

@@ -8,10 +8,10 @@ it. They are written here instead, while the others are loaded, so that no weigh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 WRITTEN = ("gpt_oss",)
 """`model_type`s of which some weights are written."""
@@ -36,15 +36,15 @@ class WrittenWeights:
     rank, ranks: of the engine's tensor parallelism.
     """
 
-    def __init__(self, model: Any, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, model: nn.Module, rank: int = 0, ranks: int = 1) -> None:
         self._rank, self._ranks = rank, ranks
         kind = getattr(getattr(model, "config", None), "model_type", "")
-        self.parameters: dict[str, Any] = dict(model.named_parameters()) if kind in WRITTEN else {}
+        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters()) if kind in WRITTEN else {}
         """What is written into, by vLLM's names."""
         self.parameters = {name: parameter for name, parameter in self.parameters.items() if name.endswith(_ENDS)}
 
     @classmethod
-    def of(cls, model: Any) -> WrittenWeights:
+    def of(cls, model: nn.Module) -> WrittenWeights:
         """For this process's part of an engine's model."""
         from vllm.distributed.parallel_state import get_tp_group
 
@@ -77,7 +77,7 @@ class WrittenWeights:
                 held.zero_()
         return True
 
-    def _held(self, name: str) -> Any:
+    def _held(self, name: str) -> nn.Parameter | None:
         """The parameter for a tensor of a checkpoint."""
         for end, theirs in NAMES.items():
             if name.endswith(end):
