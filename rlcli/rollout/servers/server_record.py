@@ -8,7 +8,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict
 
 from rlcli.errors import DataError
 from rlcli.runs.folder import add_event, append_line
@@ -25,8 +25,6 @@ WISHES = "wishes.jsonl"
 class Wish(TypedDict):
     """A request to change the servers of a run: a line of `wishes.jsonl`."""
 
-    time: float
-    """Unix time."""
     wish: str
     """`add` or `remove`."""
     server: str
@@ -157,15 +155,17 @@ class Record:
 
 
 def wishes_of(folder: Path) -> list[Wish]:
-    """Lines of the file of wishes; none that is cut off."""
+    """Lines of the file of wishes; none that is cut off or is no request."""
     path = folder / WISHES
     if not path.exists():
         return []
     wishes: list[Wish] = []
     with opened(path) as file:
         for line in bounded_lines(file, path, max_bytes=LINES_BYTES):
-            if line.endswith(b"\n") and (wish := json_object(line)) is not None:
-                wishes.append(cast("Wish", wish))  # `wish` has written the line
+            values = json_object(line) if line.endswith(b"\n") else None
+            server, action = (values.get("server"), values.get("wish")) if values is not None else (None, None)
+            if isinstance(server, str) and isinstance(action, str):
+                wishes.append({"wish": action, "server": server})
     return wishes
 
 

@@ -53,6 +53,9 @@ def test_servers_are_asked_to_join_and_to_leave(folder: Path) -> None:
     assert run(["engines", "remove", str(folder), "http://a:1"]) == 0
     found = [(one["wish"], one["server"]) for one in wishes_of(folder / "logs" / "engines")]
     assert found == [("add", "http://c:1"), ("remove", "http://a:1")]
+    with (folder / "logs" / "engines" / "wishes.jsonl").open("a") as file:
+        file.write('{"wish": "add"}\n[]\n{"server": 1, "wish": "add"}\nno JSON\n')
+    assert len(wishes_of(folder / "logs" / "engines")) == 2, "a line that is no request is left out"
 
 
 @pytest.mark.parametrize(
