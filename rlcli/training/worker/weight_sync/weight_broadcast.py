@@ -24,7 +24,7 @@ from rlcli.training.worker.weight_sync.weight_transfer import Header, Named, buf
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from torch.distributed import BroadcastOptions, ProcessGroupGloo, ProcessGroupNCCL, Work
+    from torch.distributed import BroadcastOptions, Work
 
 BUCKET_BYTES = 32 << 20
 """Bytes of tensors in one broadcast, unless a single one is larger: as many as are gathered at once."""
@@ -32,8 +32,8 @@ JOIN_S = 60.0
 """Longest wait for all members to join."""
 
 
-class _Broadcasts(Protocol):
-    """The method of a process group's backend that torch's type stubs leave out."""
+class _Group(Protocol):
+    """A process group of any backend. torch's type stubs leave this method out, hence the casts."""
 
     def broadcast(self, tensors: list[Tensor], opts: BroadcastOptions, /) -> Work: ...
 
@@ -56,10 +56,10 @@ class Broadcast:
         # Not a default group: each of the two worlds has its own.
         store = store_at(host, port, rank, world, timedelta(seconds=JOIN_S))
         self._device = device
-        self._sizes = ProcessGroupGloo(PrefixStore("sizes", store), rank, world, timeout)
-        self._tensors: ProcessGroupGloo | ProcessGroupNCCL = self._sizes
+        self._sizes = cast("_Group", ProcessGroupGloo(PrefixStore("sizes", store), rank, world, timeout))
+        self._tensors = self._sizes
         if device.type == "cuda":
-            self._tensors = tensor_group(PrefixStore("tensors", store), rank, world, timeout)
+            self._tensors = cast("_Group", tensor_group(PrefixStore("tensors", store), rank, world, timeout))
         self._store = store  # of rank 0, which serves it to the others
         self._syncs = 0
 
@@ -118,12 +118,12 @@ class Broadcast:
         self._await((self._broadcast(self._tensors, values), values))
         return list(unpacked(header, values))
 
-    def _broadcast(self, group: ProcessGroupGloo | ProcessGroupNCCL, tensor: Tensor) -> Work:
+    def _broadcast(self, group: _Group, tensor: Tensor) -> Work:
         import torch.distributed as dist
 
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        return cast("_Broadcasts", group).broadcast([tensor], options)
+        return group.broadcast([tensor], options)
 
     def _await(self, sent: tuple[Work, Tensor] | None) -> None:
         """Wait for a broadcast, whose buffer is kept until then."""
