@@ -80,7 +80,7 @@ def build_algorithm(
         correction=Corrections.of(correction, values),
         kl_estimator=kl.part(kl_estimator, values),
         options=values,
-        kl=kl_controller(kl_coef, kl_target, **chosen_options(kl_controller, values)),
+        kl=kl_controller(kl_coef, kl_target, **chosen_options(kl_controller, options or {})),
         kl_in_reward=kl_in == "reward" and kl_coef > 0,
         entropy=EntropyController(entropy_coef, entropy_target),
         nll_coef=nll_coef,

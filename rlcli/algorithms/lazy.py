@@ -6,7 +6,7 @@ not import torch, which takes seconds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 else:
 
     class _Torch:
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             import torch
 
             return getattr(torch, name)
 
     torch = _Torch()
-    Tensor = Any
+    Tensor = object
     """Only for annotations."""
 
 __all__ = ["Tensor", "torch"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Generic, Literal, ParamSpec, TypeVar
 
 from rlcli.algorithms.inputs import Inputs
 from rlcli.errors import RlcliError, UnknownName
@@ -24,6 +24,7 @@ Level = Literal["response", "turn", "token"]
 """What an advantage function gives a number to."""
 
 R = TypeVar("R")
+V = TypeVar("V")
 R_co = TypeVar("R_co", covariant=True)
 P = ParamSpec("P")
 
@@ -186,7 +187,7 @@ def options_of(function: Callable[..., object]) -> dict[str, object]:
     return {name: parameter.default for name, parameter in parameters.items() if parameter.kind is _OPTION}
 
 
-def chosen_options(function: Callable[..., object], options: Mapping[str, object]) -> dict[str, Any]:
+def chosen_options(function: Callable[..., object], options: Mapping[str, V]) -> dict[str, V]:
     """Those of `options` that `function` takes.
 
     >>> chosen_options(lambda rewards, *, scale=1: rewards * scale, {"scale": 2, "beta": 9})

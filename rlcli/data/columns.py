@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from rlcli.rewards.processes.scoring_worker import OVERRAN
 from rlcli.types import UNVERIFIED, Outcome, Sample, Verdict
@@ -119,14 +119,15 @@ class SampleTable(Sequence[Sample]):
     parts: dict[str, Float64[np.ndarray, " S"]] = field(default_factory=dict)
     """Name of a part of the reward → its values; NaN where a verdict does not have the part."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, np.ndarray | dict[str, np.ndarray]]:
         """State without empty ragged columns: each would cost every rank as much as many samples."""
         return {name: value for name, value in vars(self).items() if name not in RAGGED or value.shape[1]}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, np.ndarray | dict[str, np.ndarray]]) -> None:
         import numpy as np
 
-        empty: dict[str, Any] = {n: np.zeros((len(state["prompt"]), 0), dtype) for n, (_, dtype) in RAGGED.items()}
+        samples = len(state["prompt"])
+        empty: dict[str, np.ndarray] = {name: np.zeros((samples, 0), dtype) for name, (_, dtype) in RAGGED.items()}
         vars(self).update(empty | state)
 
     @classmethod
@@ -268,7 +269,7 @@ class SampleTable(Sequence[Sample]):
         return map(self.__getitem__, range(len(self)))
 
 
-def ragged(name: str, rows: Sequence[Sequence[Any]]) -> np.ndarray:
+def ragged(name: str, rows: Sequence[Sequence[float]]) -> np.ndarray:
     """The column `name` of RAGGED, `[S, K]`, from one sequence of values per sample.
 
     >>> ragged("turn_rewards", [(1.0, 0.5), (), (2.0,)]).tolist()

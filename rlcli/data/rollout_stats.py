@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,16 @@ class Counter:
     """Its key in checkpoints, if that is not the field's name."""
     is_saved: bool = True
     """Whether checkpoints hold it; not those that are set only when a step takes its groups."""
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _over_workers(counter: Counter, values: Sequence[Number], slowest: Number) -> Number:
+    """A counter's value for a round. values: of each worker; slowest: of the one that took longest."""
+    if counter.workers == "slowest":
+        return slowest
+    return sum(values) if counter.workers == "sum" else max(values)
 
 
 @dataclass(frozen=True, slots=True)  # pickled without the names: every rank sends one
@@ -93,11 +103,10 @@ class RolloutStats:
     def of_round(cls, workers: Sequence[RolloutStats]) -> RolloutStats:
         """One round that all workers generated at the same time."""
         slowest = max(workers, key=lambda stats: stats.seconds)
-        values: dict[str, Any] = {}
-        for name, counter in COUNTERS.items():
-            column = [getattr(stats, name) for stats in workers]
-            over_workers = {"sum": sum(column), "max": max(column), "slowest": getattr(slowest, name)}
-            values[name] = over_workers[counter.workers]
+        values = {
+            name: _over_workers(counter, [getattr(stats, name) for stats in workers], getattr(slowest, name))
+            for name, counter in COUNTERS.items()
+        }
         values["rounds"] = 1
         values["idle_s"] = slowest.seconds - math.fsum(stats.seconds for stats in workers) / len(workers)
         return replace(slowest, **values)

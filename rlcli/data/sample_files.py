@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from rlcli.errors import RunFailed
 from rlcli.images.image_descriptions import described
@@ -21,6 +21,8 @@ from rlcli.types import Prompt, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 MOST_ROWS = 10_000_000
 """Rows of a file of samples: one with more was not written by a run, and does not fit into memory."""
@@ -46,6 +48,67 @@ class LogProbSummary:
         return cls(float(log_probs.mean()), float(log_probs.min())) if len(log_probs) else None
 
 
+class SampleRow(TypedDict):
+    """One row of a file of samples, without its step (see `sample_row`)."""
+
+    prompt_id: str
+    """Id of the prompt."""
+    sample: int
+    """Index within the prompt's group; -1: the greedy response."""
+    prompt: str
+    """Content of the prompt's last message."""
+    response: str
+    """The response; in a conversation its last turn."""
+    ground_truth: str
+    """Reference answer of the prompt."""
+    answer: str | None
+    """The answer that the verifier read."""
+    score: float
+    """Score of the verdict."""
+    outcome: str
+    """Outcome of the verification."""
+    detail: str
+    """Detail of the verdict."""
+    parts: dict[str, float]
+    """Parts of the reward by name."""
+    extra: dict[str, str] | None
+    """What the verifier logs of the response, by name."""
+    verify_s: float
+    """Seconds of the verification."""
+    prompt_tokens: int | None
+    """Tokens of the prompt."""
+    response_tokens: int | None
+    """Response tokens, of all turns."""
+    finish_reason: str
+    """Why the response ended: "stop" or "length", or as a served model has it."""
+    version: int | None
+    """Policy version of the first response token."""
+    newest_version: int | None
+    """Policy version of the last response token."""
+    turns: int
+    """Turns of the policy."""
+    mean_log_prob: float | None
+    """Mean log-prob of the response tokens, in nats."""
+    min_log_prob: float | None
+    """Minimum of these."""
+    perplexity: float | None
+    """exp(-mean log-prob)."""
+    left_out: str | None
+    """Why the response is excluded from the loss and from its group's statistics."""
+    ended: str | None
+    """Why the conversation ended."""
+    messages: str
+    """All messages, as JSON."""
+    turn_rewards: list[float] | None
+    """Rewards of the turns by the environment."""
+    group: int | None
+    """Number of the group among those that the step generated."""
+    images: Sequence[Mapping[str, object]] | None
+    """Size and digest of each picture of the prompt."""
+    problem: str
+    """Equal for rows of the dataset that pose the same problem (`Prompt.problem`)."""
+
+
 def sample_row(
     prompt: Prompt,
     sample: int,
@@ -61,10 +124,10 @@ def sample_row(
     turns: int = 1,
     left_out: str = "",
     ended: str | None = None,
-    messages: Sequence[Mapping[str, Any]] = (),
+    messages: Sequence[Mapping[str, object]] = (),
     turn_rewards: Sequence[float] = (),
     group: int | None = None,
-) -> dict[str, Any]:
+) -> SampleRow:
     """One row. Values unknown for a served model's response (its log-probs, the tokens of its prompt) are None.
 
     sample: index within the prompt's group; -1 is the greedy response. response_tokens, log_probs: of the tokens that
@@ -97,9 +160,9 @@ def sample_row(
         "version": version,
         "newest_version": newest_version,
         "turns": turns,
-        "mean_log_prob": log_probs and log_probs.mean,
-        "min_log_prob": log_probs and log_probs.least,
-        "perplexity": log_probs and math.exp(-log_probs.mean),
+        "mean_log_prob": log_probs.mean if log_probs else None,
+        "min_log_prob": log_probs.least if log_probs else None,
+        "perplexity": math.exp(-log_probs.mean) if log_probs else None,
         "left_out": left_out or None,
         "ended": ended,
         "messages": json.dumps(
@@ -112,17 +175,18 @@ def sample_row(
     }
 
 
-def is_conversation(row: Mapping[str, Any]) -> bool:
+def is_conversation(row: Mapping[str, object]) -> bool:
     """Return whether a row is of a conversation with an environment or an agent. (Every row has messages.)
 
     >>> is_conversation({"turns": 1, "ended": None}), is_conversation({"turns": 1, "ended": "done"})
     (False, True)
     """
-    return (row.get("turns") or 1) > 1 or row.get("ended") is not None
+    turns = row.get("turns")
+    return (isinstance(turns, int | float) and turns > 1) or row.get("ended") is not None
 
 
 @cache
-def schema() -> Any:
+def schema() -> pa.Schema:
     """The columns, with explicit types: otherwise a part without any answer would have no type for `answer`."""
     import pyarrow as pa
 
@@ -162,7 +226,7 @@ def schema() -> Any:
     )
 
 
-def check_rows(file: Path, metadata: Any) -> None:
+def check_rows(file: Path, metadata: pq.FileMetaData) -> None:
     """UnfitFile if a file of samples has more rows than any run writes. metadata: of the parquet file."""
     if metadata.num_rows > MOST_ROWS:
         raise UnfitFile(file, f"has {metadata.num_rows:,} rows, more than {MOST_ROWS:,}", "give a file of samples")
@@ -182,14 +246,14 @@ def sample_files(room: Path, step: int) -> list[Path]:
     )
 
 
-def write_samples(path: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
+def write_samples(path: Path, step: int, rows: Sequence[SampleRow]) -> None:
     """Write `rows`, each from `sample_row`, like `write_table`, with a column `step`."""
     import pyarrow as pa
 
     write_table(path, pa.Table.from_pylist([{"step": step, **row} for row in rows], schema=schema()))
 
 
-def write_table(path: Path, table: Any, group_rows: int | None = None) -> None:
+def write_table(path: Path, table: pa.Table, group_rows: int | None = None) -> None:
     """Write a table of samples atomically; the file and its name are on disk when this returns. group_rows: of a row
     group, if they are large. Raises RunFailed if it cannot be written."""
     import pyarrow.parquet as pq
@@ -214,11 +278,11 @@ class PartWriter:
 
     def __init__(self, pattern: str, step: int) -> None:
         self._pattern, self._step = pattern, step
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[SampleRow] = []
         self._number = 0
         self._began = self._wrote = time.monotonic()
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: SampleRow) -> None:
         """Add one row, and write the pending ones when it is time."""
         self._rows.append(row)
         now = time.monotonic()

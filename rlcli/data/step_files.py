@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-    from jaxtyping import Float32, Float64, Int64
+    from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
     from rlcli.data.trajectories import Trajectory
 
@@ -66,6 +66,39 @@ class TokenValues:
     """Entropy of the trainer's distribution, in nats."""
     advantages: Float32[np.ndarray, " R"] | None = None
     """Advantages that the loss used."""
+
+
+@dataclass(frozen=True)
+class TokensRow:
+    """A row of `tokens-RANK.parquet`, whose columns are these fields: one sample's T tokens. NaN where a token has no
+    value."""
+
+    step: int
+    """Step that trained on the sample."""
+    prompt_id: str
+    """Id of its prompt."""
+    saved_step: int
+    """Step in whose files its row is saved."""
+    group: int
+    """Number of its group in these files."""
+    sample: int
+    """Index within the group."""
+    ids: Int32[np.ndarray, " T"]
+    """Token ids."""
+    text: Sequence[str]
+    """Text of each token."""
+    drawn: Bool[np.ndarray, " T"]
+    """Whether the policy generated the token."""
+    engine_log_prob: Float32[np.ndarray, " T"]
+    """Log-prob by the engine, in nats."""
+    trainer_log_prob: Float32[np.ndarray, " T"]
+    """Log-prob by the trainer before the update, in nats."""
+    entropy: Float32[np.ndarray, " T"]
+    """Entropy of the trainer's distribution, in nats."""
+    advantage: Float32[np.ndarray, " T"]
+    """Advantage that the loss used."""
+    version: Float64[np.ndarray, " T"]
+    """Policy version that generated the token."""
 
 
 @cache
@@ -143,7 +176,7 @@ def advantages_table(
 
 def tokens_row(
     step: int, sample: RecordedSample, trajectory: Trajectory, text: Sequence[str], values: TokenValues
-) -> dict[str, Any]:
+) -> TokensRow:
     """The row of one sample. text: the text of each token."""
     import numpy as np
 
@@ -159,30 +192,30 @@ def tokens_row(
             column[mask] = response_values
         return column
 
-    return {
-        "step": step,
-        "prompt_id": sample.prompt_id,
-        "saved_step": sample.saved_step,
-        "group": sample.group,
-        "sample": sample.sample,
-        "ids": trajectory.tokens,
-        "text": text,
-        "drawn": mask,
-        "engine_log_prob": spread(trajectory.log_probs),
-        "trainer_log_prob": spread(values.trainer_log_probs),
-        "entropy": spread(values.entropy),
-        "advantage": spread(values.advantages),
-        "version": versions,
-    }
+    return TokensRow(
+        step=step,
+        prompt_id=sample.prompt_id,
+        saved_step=sample.saved_step,
+        group=sample.group,
+        sample=sample.sample,
+        ids=trajectory.tokens,
+        text=text,
+        drawn=mask,
+        engine_log_prob=spread(trajectory.log_probs),
+        trainer_log_prob=spread(values.trainer_log_probs),
+        entropy=spread(values.entropy),
+        advantage=spread(values.advantages),
+        version=versions,
+    )
 
 
-def tokens_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+def tokens_table(rows: Sequence[TokensRow]) -> pa.Table:
     """The table of rows from `tokens_row`."""
     import numpy as np
     import pyarrow as pa
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
-        values = [row[name] for row in rows]
+        values = [getattr(row, name) for row in rows]
         if not pa.types.is_list(kind):
             return pa.array(values, type=kind)
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)

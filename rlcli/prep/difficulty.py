@@ -70,7 +70,9 @@ def write_kept(file: Path, target: Path, rates: Mapping[int, float], keep: Keep,
     else:
         table = table.append_column("extra_info", column)
     provenance = recorded(table.schema.metadata) or {}
-    write_tables({target: stamped(table, {**provenance, "filters": [*provenance.get("filters", []), record]})})
+    filters = provenance.get("filters")
+    earlier = filters if isinstance(filters, list) else []
+    write_tables({target: stamped(table, {**provenance, "filters": [*earlier, record]})})
     return len(selected)
 
 

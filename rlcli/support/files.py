@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rlcli.errors import SetupError
 from rlcli.support.reading import LINES_BYTES, json_objects, opened, read_json
@@ -176,8 +176,17 @@ def read_objects(path: Path, max_bytes: int = LINES_BYTES) -> list[dict[str, Any
     return list(json_objects(path, max_bytes=max_bytes))
 
 
-def described(path: Path) -> dict[str, Any]:
-    """`{"size": bytes, "sha256": hex}` of a file. Raises `UnfitFile`, and OSError if it cannot be read."""
+class FileFacts(TypedDict):
+    """Size and hash of a file."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+    """Hexadecimal digits."""
+
+
+def described(path: Path) -> FileFacts:
+    """Size and hash of a file. Raises `UnfitFile`, and OSError if it cannot be read."""
     with opened(path, links=True) as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}

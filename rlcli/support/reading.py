@@ -57,7 +57,7 @@ _LONG_KEY = re.compile(
 """A TOML key with more parts: `tomllib` takes a time that grows with their square."""
 
 
-class _Lines(Protocol):
+class BinaryLines(Protocol):
     """A binary file, or one that is decompressed while it is read."""
 
     def readline(self, size: int = -1, /) -> bytes: ...
@@ -173,7 +173,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def bounded_lines(
-    file: _Lines, name: str | Path, max_line_bytes: int = LINE_BYTES, max_bytes: int = 0
+    file: BinaryLines, name: str | Path, max_line_bytes: int = LINE_BYTES, max_bytes: int = 0
 ) -> Iterator[bytes]:
     """The lines of a file with their line feeds, the last one perhaps without. max_bytes: of all lines; 0: any number.
     Raises `UnfitFile` for a longer line, and for more bytes.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import RlcliError
 from rlcli.registry import Registry
@@ -35,7 +35,7 @@ class ListenedRun:
     """Prints a warning of a step."""
     event: Callable[..., object]
     """Writes an event to `events.jsonl`: its name, then its fields by keyword."""
-    plan: Callable[[], Any] = lambda: None
+    plan: Callable[[], object] = lambda: None
     """The planner's input for this run, or None. Computed when it is called."""
 
 

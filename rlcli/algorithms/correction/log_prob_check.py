@@ -30,9 +30,9 @@ samples   ν of the worst sample: a fault in a few of them, such as shifted posi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,6 +114,17 @@ def joined(tables: Sequence[np.ndarray]) -> np.ndarray:
     return rows
 
 
+class MomentsState(TypedDict):
+    """`Moments` as plain values, for checkpoints."""
+
+    sums: list[float]
+    """`[MOMENTS]`."""
+    products: list[list[float]]
+    """`[MOMENTS, MOMENTS]`."""
+    weights: float
+    squares: float
+
+
 @dataclass(frozen=True)
 class Moments:
     """Weighted sums over samples, sufficient for every statistic but that of single samples.
@@ -170,7 +181,7 @@ class Moments:
         n = self.samples
         return math.sqrt(max(float(g @ self.products @ g), 0.0) * n / (n - 1)) if n > 1 else math.inf
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[bytes, float, float], Moments], tuple[bytes, float, float]]:
         """Pickled as half of the symmetric products and without the arrays' headers: each rank sends it in each
         step."""
         import numpy as np
@@ -188,7 +199,7 @@ class Moments:
         products[rows, columns] = products[columns, rows] = numbers[MOMENTS:]
         return cls(numbers[:MOMENTS], products, weights, squares)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> MomentsState:
         """As plain values."""
         return {
             "sums": self.sums.tolist(),
@@ -198,7 +209,7 @@ class Moments:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Moments:
+    def restored(cls, state: MomentsState) -> Moments:
         import numpy as np
 
         return cls(np.array(state["sums"]), np.array(state["products"]), state["weights"], state["squares"])

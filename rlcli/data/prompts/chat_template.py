@@ -13,13 +13,18 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.data.prompts.template_choice import is_plain
 from rlcli.errors import ConfigError, ModelError
 from rlcli.images.row_images import content_parts
 from rlcli.rewards import harmony
 from rlcli.types import Prompt, VerifyRequest
+
+if TYPE_CHECKING:
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+    from transformers import PreTrainedTokenizerBase
 
 Value = str | bool | int | float
 
@@ -36,8 +41,11 @@ _TEMPLATE_MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(
 
 
 def fix(
-    tokenizer: Any, values: Mapping[str, Value], day: date | None, note: Callable[[str], None] = lambda text: None
-) -> Any:
+    tokenizer: PreTrainedTokenizerBase,
+    values: Mapping[str, Value],
+    day: date | None,
+    note: Callable[[str], None] = lambda text: None,
+) -> PreTrainedTokenizerBase:
     """The tokenizer, with the template variables `values` set and midnight of `day` as the current time.
 
     A template without variables that reads no date (then `day` may be None) stays unchanged, character for
@@ -61,7 +69,7 @@ def fix(
     return tokenizer
 
 
-def reads(tokenizer: Any) -> set[str]:
+def reads(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """The undeclared variables and functions of the tokenizer's template; none for a broken one, which `check`
     reports."""
     import jinja2
@@ -73,7 +81,7 @@ def reads(tokenizer: Any) -> set[str]:
 
         tags = {"generation"}  # noqa: RUF012
 
-        def parse(self, parser: Any) -> Any:
+        def parse(self, parser: Parser) -> list[Node]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -88,18 +96,18 @@ def reads(tokenizer: Any) -> set[str]:
     return variables
 
 
-def asks_for_date(tokenizer: Any) -> bool:
+def asks_for_date(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the rendered text depends on the day. For a tokenizer whose template is not fixed yet."""
     return DATE in reads(tokenizer)
 
 
 def render(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, object]],
     *,
     what: str = "",
     opened: bool = True,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[Mapping[str, object]] = (),
 ) -> str:
     """A conversation as text, with the assistant's turn opened. what: its name in errors, such as "prompt sums:0".
     tools: JSON schemas of the functions that the assistant may call. Raises `ModelError` if the template is broken,
@@ -129,7 +137,7 @@ def render(
     return text
 
 
-def in_parts(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+def in_parts(prompt: Prompt) -> Sequence[Mapping[str, object]]:
     """The messages as chat templates of vision-language models read them: text and pictures in their order. Without
     pictures they stay text, in which `<image>` means nothing."""
     if not prompt.images:
@@ -137,7 +145,7 @@ def in_parts(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
     return [{**message, "content": content_parts(message["content"])} for message in prompt.messages]
 
 
-def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
+def check(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[str]:
     """Warnings about the template, tried on conversations with the roles of the prompts.
 
     Raises `ModelError` if it fails, renders nothing, leaves a system's or user's message out, or if a prompt would
@@ -172,7 +180,7 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
     return notes
 
 
-def check_family(tokenizer: Any, path: str, kind: str) -> list[str]:
+def check_family(tokenizer: PreTrainedTokenizerBase, path: str, kind: str) -> list[str]:
     """Notes on a template that seems to be another family's: it writes a marker that the tokenizer divides into several
     tokens. (Some published models, as Zephyr, are trained so.) kind: the `model_type`. Raises `ModelError` for a
     `gpt_oss` model whose template does not write harmony's format."""
@@ -197,14 +205,14 @@ def check_family(tokenizer: Any, path: str, kind: str) -> list[str]:
     ]
 
 
-def opens_thinking(tokenizer: Any) -> bool:
+def opens_thinking(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the generation prompt ends within a <think>."""
     question = [{"role": "user", "content": PROBE.format(0, 0)}]
     _, _, opening = render(tokenizer, question).rpartition(question[0]["content"])
     return VerifyRequest(opening, "").answer_text() is None
 
 
-def end_of_turn(tokenizer: Any) -> int | None:
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The id of the token by which the template closes an assistant's message; None if it closes it by plain text.
 
     For a template that writes nothing after the message (GLM) it is the token that opens the next turn.
@@ -223,7 +231,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
     return None
 
 
-def control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
     """Pattern of the control tokens: special ones, and added ones that the chat template writes. In the text of a
     message they are tokenized as control tokens too."""
     template = str(tokenizer.chat_template)
@@ -242,7 +250,7 @@ def any_of(texts: Collection[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
 
-def stop_tokens(tokenizer: Any, path: str, extra_ids: Sequence[int]) -> dict[int, str]:
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, path: str, extra_ids: Sequence[int]) -> dict[int, str]:
     """Every id that ends a response → its text, ascending: the tokenizer's end of sequence, those of the generation
     config, the token that closes a turn of the chat template, and `rollout.stop_token_ids` (`extra_ids`). Raises
     `ConfigError` for an id in `extra_ids` that the tokenizer does not have."""
@@ -263,7 +271,7 @@ def stop_tokens(tokenizer: Any, path: str, extra_ids: Sequence[int]) -> dict[int
     return {token: str(tokenizer.convert_ids_to_tokens(token) or f"token {token}") for token in ids}
 
 
-def _first_marker(tokenizer: Any, tail: str) -> int | None:
+def _first_marker(tokenizer: PreTrainedTokenizerBase, tail: str) -> int | None:
     """The first token of `tail` after white space, if it is a marker and not the beginning of plain text."""
     added = tokenizer.added_tokens_decoder
     for token in tokenizer(tail, add_special_tokens=False)["input_ids"]:
@@ -274,7 +282,7 @@ def _first_marker(tokenizer: Any, tail: str) -> int | None:
     return None
 
 
-def _check_begin(tokenizer: Any, text: str, name: str) -> None:
+def _check_begin(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> None:
     begin = tokenizer.bos_token_id
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if begin is not None and ids[:2] == [begin, begin]:

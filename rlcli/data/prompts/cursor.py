@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict, final
 
 import numpy as np
 
+from rlcli.data.prompts.pass_rates import PassRatesState
 from rlcli.errors import DataError
 
 RESUME = "resume with the same data.path, weights and data.mix, or start a new run from the current state of this one"
+
+
+@final
+class WalkState(TypedDict):
+    """The state of a `PromptCursor`, as checkpoints hold it."""
+
+    count: int
+    """Number of prompts."""
+    seed: int
+    """Seed of the order."""
+    shuffle: bool
+    """Whether epochs are shuffled."""
+    epoch: int
+    """Number of the current epoch, from 0."""
+    position: int
+    """Prompts of that epoch that were drawn."""
+
+
+@final
+class SelectingState(TypedDict):
+    """The state of a `SelectingCursor`."""
+
+    rule: str
+    """`data.sampling`."""
+    walk: WalkState
+    """The order of prompts that are drawn one after the other."""
+    takes: int
+    """Random draws so far."""
+    rates: PassRatesState
+    """Pass rates of the prompts."""
+
+
+@final
+class MixedState(TypedDict):
+    """The state of a `MixedCursor`."""
+
+    sets: list[str]
+    """Names of the datasets."""
+    weights: list[float]
+    """Weight of each."""
+    unit: str
+    """`data.mix`."""
+    cursors: list[WalkState | SelectingState]
+    """State of each set's cursor."""
+    drawn: list[int]
+    """Prompts drawn from each set."""
+    finished: list[int]
+    """Finished groups of each set."""
+    tokens: list[int]
+    """Tokens of each set's finished groups."""
+
+
+CursorState = WalkState | SelectingState | MixedState
+"""The state of any cursor; a run may resume with a config that selects another cursor, which refuses it."""
 
 
 class PromptCursor:
@@ -57,11 +112,17 @@ class PromptCursor:
         """Figures for the step's metrics: none."""
         return {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> WalkState:
         """The state that `restored` needs to continue exactly from here; saved in checkpoints as JSON."""
-        return {name: getattr(self, name) for name in ("count", "seed", "shuffle", "epoch", "position")}
+        return {
+            "count": self.count,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "epoch": self.epoch,
+            "position": self.position,
+        }
 
-    def restored(self, state: Mapping[str, Any]) -> PromptCursor:
+    def restored(self, state: CursorState) -> PromptCursor:
         """The cursor with the state `state`, over this one's prompts. Raises `DataError` if their number has changed or
         the run had several sets with weights."""
         if "sets" in state:

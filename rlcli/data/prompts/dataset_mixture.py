@@ -11,13 +11,13 @@ set (Webster's method), and only the order within a set is random.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts.cursor import RESUME, PromptCursor, shown
+from rlcli.data.prompts.cursor import RESUME, CursorState, MixedState, PromptCursor, shown
 from rlcli.data.prompts.prompt_selection import REST_STEPS, SelectingCursor
 from rlcli.data.prompts.prompt_table import JoinedPrompts
 from rlcli.errors import DataError
@@ -94,7 +94,7 @@ class MixedCursor:
                 means[name] = means.get(name, 0.0) + value * cursor.count / self.count
         return means
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> MixedState:
         """The state that `restored` needs to continue exactly from here."""
         return {
             "sets": self.names,
@@ -106,15 +106,18 @@ class MixedCursor:
             "tokens": list(self.tokens),
         }
 
-    def restored(self, state: Mapping[str, Any]) -> MixedCursor:
+    def restored(self, state: CursorState) -> MixedCursor:
         """The cursor with the state `state`, over these sets. Raises `DataError` if the sets have changed."""
-        saved_sets = (state.get("sets"), state.get("weights"), state.get("unit"))
-        if saved_sets != (self.names, self.weights, self.unit):
-            current = shown(self.names, self.weights, self.unit)
-            raise DataError(f"data: the run began with {shown(*saved_sets)} and now has {current}", RESUME)
+        current = (self.names, self.weights, self.unit)
+        saved = (state["sets"], state["weights"], state["unit"]) if "sets" in state else (None, None, None)
+        if "sets" not in state or saved != current:
+            raise DataError(f"data: the run began with {shown(*saved)} and now has {shown(*current)}", RESUME)
         mixed = MixedCursor(self.names, self.starts, self.weights, seed=0, shuffle=False, unit=self.unit)
-        mixed.cursors = [cursor.restored(saved) for saved, cursor in zip(state["cursors"], self.cursors, strict=True)]
-        mixed.drawn, mixed.finished, mixed.tokens = (list(state[name]) for name in ("drawn", "finished", "tokens"))
+        mixed.cursors = [
+            cursor.restored(own_state) for own_state, cursor in zip(state["cursors"], self.cursors, strict=True)
+        ]
+        mixed.drawn, mixed.finished = list(state["drawn"]), list(state["finished"])
+        mixed.tokens = list(state["tokens"])
         return mixed
 
     def _behind(self, set_index: int) -> float:

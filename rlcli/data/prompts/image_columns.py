@@ -5,22 +5,25 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.support.files import cache_folder, closed_folder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 IMAGES = "images"
 
 
-def image_column(schema: Any) -> str:
+def image_column(schema: pa.Schema) -> str:
     """The column that holds the rows' pictures: `images`, as in verl's files, or `image`, one for each row, as in some
     of TRL's. Empty if there is none; columns of these names with other types are not read."""
     import pyarrow.types as kinds
 
-    def is_binary(kind: Any) -> bool:
+    def is_binary(kind: pa.DataType) -> bool:
         return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
 
-    def is_one(kind: Any) -> bool:
+    def is_one(kind: pa.DataType) -> bool:
         return is_binary(kind) or (kinds.is_struct(kind) and not {"bytes", "path"}.isdisjoint(f.name for f in kind))
 
     for name in (IMAGES, "image"):
@@ -33,14 +36,14 @@ def image_column(schema: Any) -> str:
     return ""
 
 
-def are_counts(images: Any) -> bool:
+def are_counts(images: pa.ChunkedArray) -> bool:
     """Return whether a table's column of images has only their counts (see `PromptTable.without`)."""
     import pyarrow.types as kinds
 
     return bool(kinds.is_integer(images.type))
 
 
-def image_counts(column: Any) -> Any:
+def image_counts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Number of images in each row of a column of images."""
     import pyarrow.compute
     import pyarrow.types as kinds
@@ -53,13 +56,13 @@ def image_counts(column: Any) -> Any:
     return pyarrow.compute.cast(column.is_valid(), "int64")
 
 
-def is_text_type(kind: Any) -> bool:
+def is_text_type(kind: pa.DataType) -> bool:
     import pyarrow.types as kinds
 
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
 
 
-def mapped(batches: Callable[[], Iterator[Any]]) -> Any:
+def mapped(batches: Callable[[], Iterator[pa.RecordBatch]]) -> pa.Table:
     """A table of record batches in a file without a name, below the cache folder, and mapped from there: the system
     reads what is looked at, and takes the memory back when it needs it. In memory if there is no room for the file.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 from rlcli.errors import SetupError
 from rlcli.support.importing import python
@@ -32,7 +32,7 @@ def spread(work: Callable[[T], R], items: Sequence[T], processes: int = 0) -> It
     cores = len(os.sched_getaffinity(0))
     processes = min(processes or min(cores, MOST_PROCESSES), len(items))
     with ExitStack() as stack:
-        idle: SimpleQueue[_Child] = SimpleQueue()
+        idle: SimpleQueue[_Child[T, R]] = SimpleQueue()
         # Kill first, so that a caller that leaves early does not wait for unwanted results.
         pool = stack.enter_context(ThreadPoolExecutor(max(processes, 1)))
         for _ in range(processes):
@@ -42,7 +42,7 @@ def spread(work: Callable[[T], R], items: Sequence[T], processes: int = 0) -> It
         def ask(item: T) -> R:
             child = idle.get()
             try:
-                return child.ask(item)  # type: ignore[no-any-return]
+                return child.ask(item)
             finally:
                 idle.put(child)
 
@@ -50,10 +50,10 @@ def spread(work: Callable[[T], R], items: Sequence[T], processes: int = 0) -> It
             yield future.result()
 
 
-class _Child:
+class _Child(Generic[T, R]):
     """One process, which answers until its standard input is closed."""
 
-    def __init__(self, work: Callable[..., Any]) -> None:
+    def __init__(self, work: Callable[[T], R]) -> None:
         self._process = subprocess.Popen(
             python("rlcli.data.prompts.parallel_map"),
             stdin=subprocess.PIPE,
@@ -61,9 +61,10 @@ class _Child:
             env={**without_secrets(os.environ), "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # this process handles Ctrl-C
         )
-        self._work: Callable[..., Any] | None = work
+        self._work: Callable[[T], R] | None = work
 
-    def ask(self, item: Any) -> Any:
+    def ask(self, item: T) -> R:
+        """`work(item)` of the process, or the exception that it raised there."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -80,9 +81,10 @@ class _Child:
             ) from error
         if not worked:
             raise result
-        return result
+        answer: R = result
+        return answer
 
-    def __enter__(self) -> _Child:
+    def __enter__(self) -> _Child[T, R]:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -98,7 +100,7 @@ def main() -> None:
     """Main function of a child: answer on the original standard output; anything printed goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    work: Callable[..., Any] | None = None
+    work: Callable[[object], object] | None = None
     while True:
         try:
             item = pickle.load(sys.stdin.buffer)

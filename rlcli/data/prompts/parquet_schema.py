@@ -21,12 +21,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from rlcli.errors import DataError
 from rlcli.support.files import replacing_all
 from rlcli.support.reading import parse_json
 from rlcli.types import Message, Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 IMAGE_ROWS = 32
 """Of a row group, if they have pictures: megabytes each, and to show one of them a page reads its group."""
@@ -39,6 +42,32 @@ class UnfitStruct(Exception):
     """Values of `extra_info` that would not read back exactly from the type that the column has."""
 
 
+class RewardModel(TypedDict):
+    """The column `reward_model` of a row."""
+
+    style: str
+    """Verifier expression, or `NO_VERIFIER`."""
+    ground_truth: str
+    """Reference answer."""
+
+
+class PromptRow(TypedDict):
+    """One parquet row of prompts, before it is written."""
+
+    data_source: str
+    """Name of the dataset."""
+    prompt: list[dict[str, str]]
+    """Chat messages."""
+    ability: str
+    """Kind of task."""
+    reward_model: RewardModel
+    """How a response is scored."""
+    extra_info: dict[str, object]
+    """Further fields of the row: JSON values."""
+    images: NotRequired[list[bytes]]
+    """Encoded pictures, one for each `<image>` in the messages."""
+
+
 def row(
     *,
     data_source: str,
@@ -46,26 +75,28 @@ def row(
     verifier: str,
     ground_truth: str,
     ability: str = "math",
-    extra_info: Mapping[str, Any] | None = None,
+    extra_info: Mapping[str, object] | None = None,
     images: Sequence[bytes] = (),
-) -> dict[str, Any]:
+) -> PromptRow:
     """One parquet row, as `write_rows` takes it. images: encoded, one for each `<image>` in the messages.
 
     >>> r = row(data_source="toy", messages=[{"role": "user", "content": "1+1="}], verifier="gsm8k", ground_truth="2")
     >>> r["reward_model"]
     {'style': 'gsm8k', 'ground_truth': '2'}
     """
-    columns = {
+    columns: PromptRow = {
         "data_source": data_source,
         "prompt": [dict(message) for message in messages],
         "ability": ability,
         "reward_model": {"style": verifier, "ground_truth": ground_truth},
         "extra_info": dict(extra_info or {}),
     }
-    return columns | ({"images": list(images)} if images else {})
+    if images:
+        columns["images"] = list(images)
+    return columns
 
 
-def prompt_row(prompt: Prompt) -> dict[str, Any]:
+def prompt_row(prompt: Prompt) -> PromptRow:
     """The parquet row of a prompt. Its id is not stored: readers derive it from data source, split and row number."""
     return row(
         data_source=prompt.data_source,
@@ -78,7 +109,7 @@ def prompt_row(prompt: Prompt) -> dict[str, Any]:
     )
 
 
-def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> int:
+def write_rows(path: str | Path, rows: Iterable[PromptRow]) -> int:
     """Write `rows` to the parquet file `path`, atomically, and return their number.
 
     Raises `DataError` if there are none, if one does not fit the schema, or if `path` cannot be written.
@@ -93,14 +124,14 @@ def write_prompts(path: str | Path, prompts: Iterable[Prompt]) -> int:
     return write_rows(path, map(prompt_row, prompts))
 
 
-def write_tables(tables: Mapping[Path, Any]) -> None:
+def write_tables(tables: Mapping[Path, pa.Table]) -> None:
     """Write each pyarrow table to its parquet file, atomically: all of them or, with a `DataError`, none."""
     if not all(map(len, tables.values())):
         raise DataError("no rows to write", "check the source and the counts")
     write_parts({path: [table] for path, table in tables.items()})
 
 
-def write_parts(parts: Mapping[Path, Iterable[Any]]) -> None:
+def write_parts(parts: Mapping[Path, Iterable[pa.Table]]) -> None:
     """Write the pyarrow tables of each parquet file one after another: all files or, with a `DataError`, none. The
     tables of a file have one schema, and there is at least one."""
     paths = list(parts)
@@ -123,7 +154,7 @@ def write_parts(parts: Mapping[Path, Iterable[Any]]) -> None:
         ) from error
 
 
-def _write_file(file: Path, tables: Iterable[Any]) -> None:
+def _write_file(file: Path, tables: Iterable[pa.Table]) -> None:
     import pyarrow.parquet
 
     rest = iter(tables)
@@ -134,16 +165,20 @@ def _write_file(file: Path, tables: Iterable[Any]) -> None:
             writer.write_table(table, **options)
 
 
-def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The dict that was given as `extra_info`, from the column's value."""
+def unpack_extra_info(stored: Mapping[str, object] | None) -> dict[str, object]:
+    """The dict that was given as `extra_info`, from the column's value. Raises ValueError or TypeError if its JSON text
+    is not that of an object."""
     if stored is None:
         return {}
     if set(stored) == {JSON_FIELD}:
-        return dict(parse_json(stored[JSON_FIELD]))
+        text = stored[JSON_FIELD]
+        if not isinstance(text, str | bytes):
+            raise TypeError(f"{JSON_FIELD} is not text")
+        return dict(parse_json(text))
     return dict(stored)
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]], extra_info: Any = None, has_images: bool = False) -> Any:
+def rows_table(rows: Sequence[PromptRow], extra_info: pa.DataType | None = None, has_images: bool = False) -> pa.Table:
     """`rows`, as `row` makes them, as a pyarrow table. Raises `DataError` like `write_rows`.
 
     Of rows that are a part of a file, extra_info: the type of that column in all parts, or `UnfitStruct` if a value of
@@ -153,20 +188,20 @@ def rows_table(rows: Sequence[Mapping[str, Any]], extra_info: Any = None, has_im
 
     text = pa.string()
     message = pa.struct([("role", text), ("content", text)])
-    types = {
-        "data_source": text,
-        "prompt": pa.list_(message),
-        "ability": text,
-        "reward_model": pa.struct([("style", text), ("ground_truth", text)]),
+    reward_model = pa.struct([("style", text), ("ground_truth", text)])
+    columns = {
+        "data_source": _column("data_source", [row["data_source"] for row in rows], text),
+        "prompt": _column("prompt", [row["prompt"] for row in rows], pa.list_(message)),
+        "ability": _column("ability", [row["ability"] for row in rows], text),
+        "reward_model": _column("reward_model", [row["reward_model"] for row in rows], reward_model),
+        "extra_info": extra_info_column([row["extra_info"] for row in rows], extra_info),
     }
-    columns = {name: _column(name, [row[name] for row in rows], kind) for name, kind in types.items()}
-    columns["extra_info"] = extra_info_column([row["extra_info"] for row in rows], extra_info)
     if has_images or any(row.get("images") for row in rows):
         columns["images"] = image_column([row.get("images", ()) for row in rows])
     return pa.table(columns)
 
 
-def image_column(rows: Sequence[Sequence[bytes]]) -> Any:
+def image_column(rows: Sequence[Sequence[bytes]]) -> pa.ChunkedArray:
     """The encoded pictures of each row as a column of list<struct<bytes, path>>, without paths."""
     import pyarrow as pa
 
@@ -177,7 +212,7 @@ def image_column(rows: Sequence[Sequence[bytes]]) -> Any:
         raise DataError(f"column 'images' is not {kind}: {error!s:.200}", "fix the converter") from error
 
 
-def _images(images: Sequence[bytes], kind: Any) -> Any:
+def _images(images: Sequence[bytes], kind: pa.ListType) -> pa.ListArray:
     """One row of `image_column`. A single picture, as most rows have, is not copied."""
     import pyarrow as pa
 
@@ -189,14 +224,15 @@ def _images(images: Sequence[bytes], kind: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), struct, type=kind)
 
 
-def _column(name: str, values: list[Any], kind: Any) -> Any:
+def _column(name: str, values: Sequence[object], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
-    def fitting(some: list[Any]) -> Any:
+    def fitting(some: Sequence[object]) -> pa.Array | None:
         with suppress(pa.ArrowException, TypeError, ValueError):
             array = pa.array(some, type=kind)
             # Arrow drops unknown struct fields and fills missing ones with nulls, silently: only equality shows it.
             return array if array.to_pylist() == some else None
+        return None
 
     if (column := fitting(values)) is not None:
         return column
@@ -204,9 +240,9 @@ def _column(name: str, values: list[Any], kind: Any) -> Any:
     raise DataError(f"row {number}: column '{name}' holds {value!r:.200}, which is not {kind}", "fix the converter")
 
 
-def extra_info_type(parts: Iterable[list[dict[str, Any]]]) -> Any:
+def extra_info_type(parts: Iterable[Sequence[Mapping[str, object]]]) -> pa.DataType | None:
     """The type of the column `extra_info` for rows that are written in parts: a struct that fits all, or that of JSON
-    text."""
+    text; None if there are no rows."""
     import pyarrow as pa
 
     kind = None
@@ -222,14 +258,14 @@ def extra_info_type(parts: Iterable[list[dict[str, Any]]]) -> Any:
     return kind
 
 
-def json_type() -> Any:
+def json_type() -> pa.StructType:
     """The type of the column `extra_info` if it is JSON text."""
     import pyarrow as pa
 
     return pa.struct([(JSON_FIELD, pa.string())])
 
 
-def extra_info_column(values: list[dict[str, Any]], kind: Any = None) -> Any:
+def extra_info_column(values: Sequence[Mapping[str, object]], kind: pa.DataType | None = None) -> pa.Array:
     """`values` as a struct column that reads back exactly, with JSON text inside if a plain struct would lose data.
     kind: the column's type, if it is known. Raises `UnfitStruct`."""
     import pyarrow as pa

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 PRIOR = 1.0
 """α and β of a prompt without results: every pass rate is equally likely."""
-COLUMNS = {"right": np.float64, "wrong": np.float64, "counted_at": np.int64, "drawn_at": np.int64, "solved": np.int64}
-
 
 DECAY = 0.5
 """What earlier results of a prompt still count after as many draws as there are prompts."""
+
+
+class PassRatesState(TypedDict):
+    """The state of `PassRates`, as checkpoints hold it: a column for each of its arrays."""
+
+    draws: int
+    """Prompts drawn so far."""
+    rows: list[int]
+    """Prompts that were drawn or judged; the columns have a value for each."""
+    right: list[float]
+    wrong: list[float]
+    counted_at: list[int]
+    drawn_at: list[int]
+    solved: list[int]
 
 
 class PassRates:
@@ -35,9 +46,13 @@ class PassRates:
         self.count, self.decay, self.retire = count, decay, retire
         self.draws = 0
         self.right, self.wrong = np.zeros(count), np.zeros(count)
+        """Right and wrong samples of each prompt, decayed until its last result."""
         self.counted_at: np.ndarray = np.zeros(count, np.int64)
+        """Value of `draws` at the last result."""
         self.drawn_at: np.ndarray = np.full(count, -1, np.int64)
+        """Value of `draws` when it was last drawn; -1: never."""
         self.solved: np.ndarray = np.zeros(count, np.int64)
+        """Last groups in a row with right samples only."""
 
     def draw(self, indexes: list[int]) -> None:
         """These prompts are drawn, in this order."""
@@ -75,17 +90,25 @@ class PassRates:
         mask: np.ndarray = self.drawn_at >= 0
         return mask
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> PassRatesState:
         """Everything, as JSON values: the prompts that were drawn or judged, and a column for each field."""
         rows = np.flatnonzero(self.known() | (self.right + self.wrong > 0))
-        columns = {name: getattr(self, name)[rows].tolist() for name in COLUMNS}
-        return {"draws": self.draws, "rows": rows.tolist(), **columns}
+        return {
+            "draws": self.draws,
+            "rows": rows.tolist(),
+            "right": self.right[rows].tolist(),
+            "wrong": self.wrong[rows].tolist(),
+            "counted_at": self.counted_at[rows].tolist(),
+            "drawn_at": self.drawn_at[rows].tolist(),
+            "solved": self.solved[rows].tolist(),
+        }
 
-    def restored(self, state: Mapping[str, Any]) -> PassRates:
+    def restored(self, state: PassRatesState) -> PassRates:
         """The state `state` of as many prompts, with this decay and this number of groups to retire after."""
         rates = PassRates(self.count, self.decay, self.retire)
         rates.draws = state["draws"]
         rows = np.array(state["rows"], np.int64)
-        for name, kind in COLUMNS.items():
-            getattr(rates, name)[rows] = np.array(state[name], kind)
+        rates.right[rows], rates.wrong[rows] = state["right"], state["wrong"]
+        rates.counted_at[rows], rates.drawn_at[rows] = state["counted_at"], state["drawn_at"]
+        rates.solved[rows] = state["solved"]
         return rates

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from rlcli.data.prompts.cursor import PromptCursor
+from rlcli.data.prompts.cursor import CursorState, PromptCursor, SelectingState
 from rlcli.data.prompts.pass_rates import DECAY, PassRates
 from rlcli.errors import DataError
 
@@ -107,14 +107,14 @@ class SelectingCursor:
             "prompts/retired": float(self.rates.retired().mean()),
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SelectingState:
         """The state that `restored` needs to continue exactly from here; saved in checkpoints as JSON."""
         return {"rule": self.rule, "walk": self.walk.state(), "takes": self.takes, "rates": self.rates.state()}
 
-    def restored(self, state: Mapping[str, Any]) -> SelectingCursor:
+    def restored(self, state: CursorState) -> SelectingCursor:
         """The cursor with the state `state`, over this one's prompts. Raises `DataError` if their number has changed or
         prompts were drawn by another rule."""
-        if state.get("rule") != self.rule:
+        if "rule" not in state or state["rule"] != self.rule:
             raise DataError(
                 f"data: the run drew its prompts by data.sampling = {state.get('rule', 'uniform')} and now has "
                 f"{self.rule}",

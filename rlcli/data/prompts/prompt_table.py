@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, TypedDict, overload
 
 from rlcli.data.prompts.image_columns import IMAGES, are_counts, image_column, image_counts, is_text_type, mapped
 from rlcli.data.prompts.parquet_schema import JSON_FIELD, unpack_extra_info
@@ -22,6 +22,8 @@ from rlcli.types import Message, Prompt
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 REQUIRED = ("data_source", "prompt", "reward_model")
 ROWS_AT_ONCE = 128
@@ -91,7 +93,7 @@ def find_file(path: Path, split: str) -> Path:
     return file
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path) -> pa.Table:
     """The wanted columns as a pyarrow table of short chunks: 2 GiB of text do not fit into one."""
     import pyarrow
     import pyarrow.parquet
@@ -133,13 +135,13 @@ def _read(file: Path) -> Any:
     return table
 
 
-def _few_at_once(parquet: Any, columns: list[str]) -> Iterator[Any]:
+def _few_at_once(parquet: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Record batches of few rows. Of several row groups at once the reader would keep all that it has read."""
     for group in range(parquet.num_row_groups):
         yield from parquet.iter_batches(IMAGE_ROWS_AT_ONCE, row_groups=[group], columns=columns, use_threads=False)
 
 
-def _row_of_bad_text(column: Any) -> str:
+def _row_of_bad_text(column: pa.ChunkedArray) -> str:
     for number in range(len(column)):
         try:
             column[number].as_py()
@@ -175,6 +177,15 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+class _PickledTable(TypedDict):
+    """A pickled `PromptTable`."""
+
+    stream: bytes
+    """Its rows as an IPC stream of Arrow."""
+    rest: tuple[Origin, np.ndarray, int]
+    """Its other arguments: origin, rows and first."""
+
+
 class PromptTable(Sequence[Prompt]):
     """Some rows of a parquet file, in their order. A slice is a view of the same table.
 
@@ -182,7 +193,7 @@ class PromptTable(Sequence[Prompt]):
     the table; None: all of them. first: the number of the table's first row in the file.
     """
 
-    def __init__(self, table: Any, origin: Origin, rows: np.ndarray | None = None, first: int = 0) -> None:
+    def __init__(self, table: pa.Table, origin: Origin, rows: np.ndarray | None = None, first: int = 0) -> None:
         import numpy as np
 
         self.table, self.origin, self.first = table, origin, first
@@ -214,7 +225,7 @@ class PromptTable(Sequence[Prompt]):
             rows = self.table.slice(low, indexes[-1] - low + 1).to_pylist()
             yield from (self._prompt(at, rows[at - low]) for at in indexes)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> _PickledTable:
         # A slice of a pyarrow table pickles the whole table; its IPC stream holds only the slice.
         import pyarrow
 
@@ -224,7 +235,7 @@ class PromptTable(Sequence[Prompt]):
             stream.write_table(self.table.slice(low, high - low))
         return {"stream": sink.getvalue().to_pybytes(), "rest": (self.origin, self.places - low, self.first + low)}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
+    def __setstate__(self, state: _PickledTable) -> None:
         import pyarrow
 
         table = pyarrow.ipc.open_stream(state["stream"]).read_all()
@@ -288,7 +299,7 @@ class PromptTable(Sequence[Prompt]):
             and (not self.origin.expression.names_rows_own or self._are_verifiers(columns["data_source"], reward))
         )
 
-    def _are_verifiers(self, data_sources: Any, reward: Any) -> bool:
+    def _are_verifiers(self, data_sources: pa.ChunkedArray, reward: pa.ChunkedArray) -> bool:
         """Whether every row names a verifier: by the column `reward_model`, or as verl by `data_source`."""
         import pyarrow.compute
 
@@ -319,7 +330,7 @@ class PromptTable(Sequence[Prompt]):
             codes = codes * (np.int64(sources.max(initial=0)) + 1) + sources
         return codes
 
-    def _prompt(self, at: int, row: Mapping[str, Any]) -> Prompt:
+    def _prompt(self, at: int, row: Mapping[str, object]) -> Prompt:
         number = self.first + at
 
         def bad(what: str, hint: str = "fix that row, or make the file again with: rlcli prep NAME") -> DataError:
@@ -338,7 +349,8 @@ class PromptTable(Sequence[Prompt]):
             except BadImage as error:
                 raise bad(str(error)) from error
         reward = row["reward_model"]
-        truth = ground_truth_text(reward.get("ground_truth")) if isinstance(reward, dict) else None
+        reward_fields: Mapping[str, object] = reward if isinstance(reward, dict) else {}
+        truth = ground_truth_text(reward_fields.get("ground_truth"))
         if truth is None:
             raise bad(f"'reward_model' must hold 'ground_truth' as text, a number or a struct, and is {reward!r:.120}")
         source, ability, extra = row["data_source"], row.get("ability") or "", row.get("extra_info")
@@ -350,27 +362,27 @@ class PromptTable(Sequence[Prompt]):
             extra_info = unpack_extra_info(extra)
         except (ValueError, TypeError, RecursionError) as error:
             raise bad(f"'extra_info.{JSON_FIELD}' is not the JSON of an object ({type(error).__name__})") from error
-        if not isinstance(reward["ground_truth"], str):  # a reward function written for verl takes the struct
-            extra_info.setdefault("ground_truth", reward["ground_truth"])
+        if not isinstance(reward_fields["ground_truth"], str):  # a reward function written for verl takes the struct
+            extra_info.setdefault("ground_truth", reward_fields["ground_truth"])
         return Prompt(
             id=f"{self.origin.label}{'/' * bool(self.origin.label)}{source}:{self.origin.split}:{number}",
             messages=messages,
             data_source=source,
             ability=ability,
-            verifier=self._verifier(reward.get("style"), source, bad),
+            verifier=self._verifier(reward_fields.get("style"), source, bad),
             ground_truth=truth,
             extra_info=extra_info,
             images=images,
         )
 
-    def _images(self, value: Any) -> tuple[tuple[bytes, ...], int]:
+    def _images(self, value: object) -> tuple[tuple[bytes, ...], int]:
         """The row's pictures and their number; of a table without its images, the number alone."""
         if isinstance(value, int):
             return (), value
         images = pictures(value, self.origin.file.parent)
         return images, len(images)
 
-    def _verifier(self, style: Any, data_source: str, bad: Callable[..., DataError]) -> str:
+    def _verifier(self, style: object, data_source: str, bad: Callable[..., DataError]) -> str:
         if not self.origin.expression.names_rows_own:
             return str(self.origin.expression)
         verifier = style
@@ -470,7 +482,7 @@ def verifiers_of(prompts: Sequence[Prompt]) -> dict[str, str]:
     return first_ids
 
 
-def _chat(messages: Any) -> tuple[Message, ...] | None:
+def _chat(messages: object) -> tuple[Message, ...] | None:
     """The messages with their content as text; None if it is no chat."""
     if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
         return None
@@ -483,8 +495,9 @@ def _chat(messages: Any) -> tuple[Message, ...] | None:
     return tuple(chat)
 
 
-def _are_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(not isinstance(message["content"], str) for message in messages)
+def _are_parts(messages: object) -> bool:
+    """Whether the content of some message of a chat is a list of parts."""
+    return isinstance(messages, list) and any(not isinstance(message["content"], str) for message in messages)
 
 
 def pictures_of(prompts: Sequence[Prompt]) -> np.ndarray:
@@ -502,7 +515,7 @@ def pictures_of(prompts: Sequence[Prompt]) -> np.ndarray:
     return counts
 
 
-def _codes(column: Any) -> np.ndarray:
+def _codes(column: pa.ChunkedArray) -> np.ndarray:
     """int64 `[rows]`: equal numbers for equal texts."""
     import numpy as np
 
@@ -512,11 +525,11 @@ def _codes(column: Any) -> np.ndarray:
     return codes
 
 
-def _is_text(column: Any, nulls: bool = False) -> bool:
+def _is_text(column: pa.ChunkedArray, nulls: bool = False) -> bool:
     return is_text_type(column.type) and (nulls or not column.null_count)
 
 
-def _has_texts(column: Any, *names: str) -> bool:
+def _has_texts(column: pa.ChunkedArray, *names: str) -> bool:
     """Whether a column has a struct in every row, in which each of `names` is text."""
     import pyarrow.compute
     import pyarrow.types as kinds
@@ -527,7 +540,7 @@ def _has_texts(column: Any, *names: str) -> bool:
     return field_names.issuperset(names) and all(_is_text(pyarrow.compute.struct_field(column, name)) for name in names)
 
 
-def _are_chats(column: Any) -> bool:
+def _are_chats(column: pa.ChunkedArray) -> bool:
     import pyarrow.compute
     import pyarrow.types as kinds
 
@@ -537,7 +550,7 @@ def _are_chats(column: Any) -> bool:
     return bool(shortest) and _has_texts(pyarrow.compute.list_flatten(column), "role", "content")
 
 
-def _are_extras(column: Any) -> bool:
+def _are_extras(column: pa.ChunkedArray) -> bool:
     import pyarrow.compute
     import pyarrow.types as kinds
 

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from rlcli import __version__
 from rlcli.support.files import described
 from rlcli.support.reading import json_object
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 KEY = b"rlcli_provenance"
 
 
+class Provenance(TypedDict):
+    """The record of a file, as it is written. One that is read may be of another version of rlcli."""
+
+    dataset: str
+    """Name of the converter, such as `gsm8k`."""
+    converter: str
+    """Package of the converter."""
+    rlcli: str
+    """Version of rlcli."""
+    sources: list[dict[str, str]]
+    """Each file with its SHA-256, or id on the hub."""
+    arguments: dict[str, object]
+    """The converter's arguments that were given."""
+    steps: Sequence[Mapping[str, object]]
+    """What was done to the converter's rows, such as deduplication, with its counts."""
+    date: str
+    """Time of the record, in ISO format."""
+
+
 def provenance(
-    dataset: str, package: str, origins: Iterable[str], arguments: Mapping[str, Any], steps: list[dict[str, Any]]
-) -> dict[str, Any]:
+    dataset: str,
+    package: str,
+    origins: Iterable[str],
+    arguments: Mapping[str, object],
+    steps: Sequence[Mapping[str, object]],
+) -> Provenance:
     """The record of a file. package: the converter's package. arguments: those that were given."""
     return {
         "dataset": dataset,
@@ -30,12 +56,12 @@ def provenance(
     }
 
 
-def stamped(table: Any, record: Mapping[str, Any]) -> Any:
+def stamped(table: pa.Table, record: Mapping[str, object]) -> pa.Table:
     """The pyarrow table with the record in its metadata."""
     return table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: json.dumps(record).encode()})
 
 
-def recorded(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any] | None:
+def recorded(metadata: Mapping[bytes, bytes] | None) -> dict[str, object] | None:
     """The record in a schema's metadata; None if there is none that can be read."""
     text = (metadata or {}).get(KEY)
     return json_object(text) if text else None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import ConfigError
 from rlcli.support.reading import TEMPLATE_BYTES, UnfitFile, read_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 BUILT_IN = {
     "chatml": "{% for message in messages %}"
@@ -38,7 +41,7 @@ def template_text(choice: str) -> str:
     return text
 
 
-def choose_template(tokenizer: Any, choice: str) -> None:
+def choose_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
     """Give the tokenizer the template that `choice` names in place of its own; empty: it keeps its own.
 
     A built-in template begins with the beginning-of-text token if the tokenizer puts one before a text by itself.
@@ -57,6 +60,6 @@ def located(choice: str) -> str:
     return choice if not choice or choice in BUILT_IN else str(Path(choice).expanduser().resolve())
 
 
-def is_plain(tokenizer: Any) -> bool:
+def is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether its template renders the messages' text alone."""
     return BUILT_IN["plain"] in str(tokenizer.chat_template)

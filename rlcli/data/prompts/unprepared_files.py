@@ -9,10 +9,9 @@ import shlex
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.support.reading import opened
+from rlcli.support.reading import BinaryLines, opened
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".arrow")
 """Ends of the names of files that `rlcli prep jsonl` reads besides parquet."""
@@ -87,7 +86,7 @@ def _columns(path: Path) -> list[str]:
         return []
     try:
         with opened(path, links=True) as file:
-            lines: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+            lines: BinaryLines = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
             line = lines.readline(LINE_BYTES).decode("utf-8-sig")
         if separator := "," if ".csv" in path.suffixes else "\t" if ".tsv" in path.suffixes else "":
             return [name.strip().strip('"') for name in line.split(separator)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from rlcli.support.value_text import value_text
 
@@ -50,7 +49,7 @@ def verifier_of(style: str, data_source: str) -> str:
     return "math" if data_source.startswith("aime") else VERIFIERS.get(data_source, "")
 
 
-def ground_truth_text(value: Any) -> str | None:
+def ground_truth_text(value: object) -> str | None:
     """A ground truth as text: numbers and dates as a person writes them, structs and lists as JSON. None if there is
     none, or no text for it.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
-from rlcli.data.sample_files import PartWriter, sample_row
+from rlcli.data.sample_files import PartWriter, SampleRow, sample_row
 from rlcli.errors import EndpointError
 from rlcli.evaluation.evaluation_report import PURPOSE
 from rlcli.evaluation.responses import COLUMNS, Responses
@@ -91,7 +91,7 @@ def ask(
                 still.append(answered)
                 continue
             row = _row(prompts[answered.prompt], answered)
-            done.append({name: row[name] for name in COLUMNS})
+            done.append({name: value for name, value in row.items() if name in COLUMNS})
             prompt_indexes.append(answered.prompt)
             if writer is not None:
                 writer.add(row)
@@ -150,7 +150,7 @@ def _verify(scorer: ScoringPool, prompt: Prompt, result: ChatResult) -> Future[V
     return scorer.submit(prompt.verifier, prompt.request(result.text, reason))
 
 
-def _row(prompt: Prompt, answered: _Answered) -> dict[str, Any]:
+def _row(prompt: Prompt, answered: _Answered) -> SampleRow:
     return sample_row(
         prompt,
         answered.sample,

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from rlcli.errors import CheckpointError
 from rlcli.model.io.checkpoint_files import METADATA, TensorPlanner, TensorReader, load_tensors, load_values, refusing
 from rlcli.model.tensor_names import fixed_weights
-from rlcli.support.files import described
+from rlcli.support.files import FileFacts, described
 from rlcli.support.machine.gpus import gpu_available, gpu_rng_state, set_gpu_rng_state
 
 Trained = Mapping[str, tuple[nn.Module, Optimizer]]
@@ -81,7 +81,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 def save_state(
     state: Mapping[str, Tensor], rank_state: Mapping[str, Any], folder: Path, group: dist.ProcessGroup
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, FileFacts]:
     """Write `state`, and the values `rank_state` of this rank (`rank-{r}.pt`), to the new folder `folder`. Returns
     name → size and sha256 of the files that this rank wrote.
 
@@ -151,7 +151,7 @@ class _Writer(FileSystemWriter):
     def __init__(self, folder: Path, rank_state: Mapping[str, Any], rank: int) -> None:
         super().__init__(folder)
         self._folder, self._rank_state, self._group_rank = folder, rank_state, rank
-        self.written: dict[str, dict[str, Any]] = {}
+        self.written: dict[str, FileFacts] = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Called by DCP on each rank."""

@@ -9,10 +9,10 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict, final, overload
 
 from rlcli.errors import ConfigError, VerifierError
 from rlcli.rewards.expression import Composition
@@ -56,6 +56,20 @@ class Facts(NamedTuple):
     groups: bool = False
     """True if a call needs all responses to a prompt."""
 
+    @classmethod
+    def of(cls, answer: LoadedAnswer) -> Facts:
+        """The facts in an answer of the fork server."""
+        return cls(
+            answer["at_once"],
+            answer["needs_sandbox"],
+            answer["patience_s"],
+            tuple((cpu_s, wait_s) for cpu_s, wait_s in answer.get("own_limits", ())),
+            tuple((variable, address) for variable, address in answer["keys"]),
+            answer["answer_kind"],
+            answer["has_gold"],
+            answer["groups"],
+        )
+
 
 class FormerWorker(NamedTuple):
     """The end of the previous worker."""
@@ -79,6 +93,7 @@ class PartFields(TypedDict):
     """Factor of its score in the sum."""
 
 
+@final
 class LoadRequest(TypedDict):
     """Asks the fork server to import the verifiers of an expression."""
 
@@ -90,6 +105,7 @@ class LoadRequest(TypedDict):
     """The terms, in order."""
 
 
+@final
 class StartRequest(TypedDict):
     """Asks the fork server to replace a worker; the worker's socket comes with it."""
 
@@ -97,6 +113,47 @@ class StartRequest(TypedDict):
     """Slot of the worker."""
     gone: bool
     """The former worker closed its connection, so wait a moment for its end."""
+
+
+@final
+class LoadedAnswer(TypedDict):
+    """The verifiers of a `LoadRequest` are loaded: the fields of `Facts`, as JSON."""
+
+    at_once: int
+    needs_sandbox: bool
+    patience_s: float
+    own_limits: NotRequired[Sequence[Sequence[float]]]
+    keys: Sequence[Sequence[str]]
+    answer_kind: str
+    has_gold: bool
+    groups: bool
+
+
+@final
+class FailedAnswer(TypedDict):
+    """A verifier of a `LoadRequest` does not load."""
+
+    error: str
+    """The reason."""
+    index: int | None
+    """Index of the term whose verifier does not load; None if an option is wrong."""
+    hint: NotRequired[str]
+    """The fix, if the verifier refuses its options or lacks a dependency."""
+
+
+@final
+class StartAnswer(TypedDict):
+    """A worker is started."""
+
+    pid: int
+    """Its process id."""
+    status: int | None
+    """Exit status of the former worker, negative for a signal; None if there was none."""
+    killed: bool
+    """Whether the former worker was ended by a SIGKILL from outside."""
+
+
+Answer = LoadedAnswer | FailedAnswer | StartAnswer
 
 
 class ForkServer:
@@ -148,7 +205,7 @@ class ForkServer:
         answer = self._ask(message)
         if "error" not in answer:
             self._loads.append(message)
-            self._loaded[expression] = Facts(**answer)
+            self._loaded[expression] = Facts.of(answer)
             return self._loaded[expression]
         if answer["index"] is None:
             raise ConfigError(f"the verifier '{expression}': {answer['error']}", "see: rlcli verifiers show NAME")
@@ -220,7 +277,11 @@ class ForkServer:
                 raise VerifierError(f"the scoring processes cannot be started: {error}") from error
             self._control = control
 
-    def _ask(self, message: LoadRequest | StartRequest, *fds: int) -> dict[str, Any]:
+    @overload
+    def _ask(self, message: LoadRequest) -> LoadedAnswer | FailedAnswer: ...
+    @overload
+    def _ask(self, message: StartRequest, fd: int, /) -> StartAnswer: ...
+    def _ask(self, message: LoadRequest | StartRequest, *fds: int) -> Answer:
         with self._lock:
             answer = self._exchange(message, *fds)
             for _ in range(RESTARTS):
@@ -228,7 +289,7 @@ class ForkServer:
                     break
                 self._hang_up()
                 self._spawn()
-                answer = self._exchange(message, *fds) if self._reload() else {}
+                answer = self._exchange(message, *fds) if self._reload() else None
             if not answer:
                 self.close()
                 status = self._process.returncode
@@ -245,8 +306,8 @@ class ForkServer:
                 raise VerifierError(f"the verifier '{message['load']}' no longer loads: {answer['error']}")
         return True
 
-    def _exchange(self, message: LoadRequest | StartRequest, *fds: int) -> dict[str, Any]:
-        """The answer to a message; empty if the process does not answer."""
+    def _exchange(self, message: LoadRequest | StartRequest, *fds: int) -> Answer | None:
+        """The answer to a message; None if the process does not answer."""
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
             answer = self._control.recv(65536)
@@ -257,7 +318,7 @@ class ForkServer:
             ) from error
         except OSError:  # a closed socket, in one of its forms
             answer = b""
-        decoded: dict[str, Any] = json.loads(answer) if answer else {}
+        decoded: Answer | None = json.loads(answer) if answer else None
         return decoded
 
     def _was_killed(self) -> bool:

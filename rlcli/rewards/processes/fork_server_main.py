@@ -29,7 +29,7 @@ import socket
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from rlcli.errors import DEBUG, RlcliError
 from rlcli.rewards.combine import Verified
@@ -41,7 +41,7 @@ from rlcli.support.redact import redacted
 from rlcli.types import Verdict, VerifyRequest
 
 if TYPE_CHECKING:
-    from rlcli.rewards.processes.fork_server import LoadRequest
+    from rlcli.rewards.processes.fork_server import FailedAnswer, LoadedAnswer, LoadRequest, StartAnswer, StartRequest
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Maximum private memory (RLIMIT_DATA) of one worker, beyond what was loaded before its fork (a reward model); a
@@ -90,13 +90,13 @@ def main(control_fd: str, owner: str) -> None:
 
 def _answer(
     control: socket.socket,
-    message: dict[str, Any],
+    message: LoadRequest | StartRequest,
     fds: list[int],
     scorers: dict[str, Scorer],
     workers: dict[int, int],
 ) -> None:
     if "load" in message:
-        control.send(json.dumps(_load(cast("LoadRequest", message), scorers)).encode())
+        control.send(json.dumps(_load(message, scorers)).encode())
         return
     former = workers.pop(message["start"], None)
     ended = former is not None and _ends_within(former, _EXIT_S if message["gone"] else 0.0)
@@ -113,12 +113,12 @@ def _answer(
     os.setpgid(pid, pid)  # so that processes started by a verifier die with it
     workers[message["start"]] = pid
     killed = ended and status == -signal.SIGKILL
-    control.send(json.dumps({"pid": pid, "status": status, "killed": killed}).encode())
+    answer: StartAnswer = {"pid": pid, "status": status, "killed": killed}
+    control.send(json.dumps(answer).encode())
 
 
-def _load(message: LoadRequest, scorers: dict[str, Scorer]) -> dict[str, object]:
-    """Import the verifiers of an expression. Returns the fields of `Facts`, or `error`, the reason of a failure, with
-    `index`, the verifier that does not load; null if an option is wrong."""
+def _load(message: LoadRequest, scorers: dict[str, Scorer]) -> LoadedAnswer | FailedAnswer:
+    """Import the verifiers of an expression."""
     try:
         parts = [Part(**part) for part in message["parts"]]
         scorer = load(message["load"], parts, is_sum=message["is_sum"])
@@ -130,7 +130,7 @@ def _load(message: LoadRequest, scorers: dict[str, Scorer]) -> dict[str, object]
         return {"error": describe(cause or error), "index": error.index}
     scorers[message["load"]] = scorer
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
-    facts: dict[str, object] = {
+    facts: LoadedAnswer = {
         "at_once": scorer.at_once,
         "needs_sandbox": scorer.needs_sandbox,
         "patience_s": scorer.patience_s,
@@ -139,7 +139,9 @@ def _load(message: LoadRequest, scorers: dict[str, Scorer]) -> dict[str, object]
         "answer_kind": scorer.answer_kind,
         "has_gold": scorer.has_gold,
     }
-    return facts | ({"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {})
+    if _has_own_limits(scorer):
+        facts["own_limits"] = scorer.own_limits
+    return facts
 
 
 def _has_own_limits(scorer: Scorer) -> bool:

@@ -311,7 +311,8 @@ class ScoringWorker:
 
 
 def _decode_verdict(fields: Any, latency_s: float) -> Verdict:
-    """The verdict in a worker's reply; a malformed or non-finite one is a crash of the verifier."""
+    """The verdict in a worker's reply; a malformed or non-finite one is a crash of the verifier. fields: any JSON: the
+    process that wrote it has run a verifier."""
     try:
         if "crash" in fields:
             return Verdict(0.0, Outcome.CRASH, detail=fields["crash"], latency_s=latency_s)

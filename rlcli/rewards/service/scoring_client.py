@@ -13,11 +13,11 @@ from concurrent.futures import CancelledError, Future
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlcli.errors import VerifierError
 from rlcli.rewards.processes.fork_server import environment_of
-from rlcli.rewards.service.scoring_service import TOKENIZER, Settings, locked
+from rlcli.rewards.service.scoring_service import TOKENIZER, ServiceMessage, Settings, locked
 from rlcli.rewards.service.shared_rows import Source
 from rlcli.support.importing import python
 from rlcli.types import Outcome, Prompt, Verdict
@@ -52,6 +52,11 @@ ResponseFrame = tuple[bytes, int, Mapping[str, object]]
 of its `VerifyRequest`, plain values."""
 
 
+_Value = str | int | bytes | dict[str, object] | list[tuple[bytes, int, dict[str, object]]]
+_Frame = tuple[_Value, ...]
+"""A message to the service, for marshal."""
+
+
 class _PendingRequest(NamedTuple):
     """The message for a response, or for all responses to a prompt; it is sent again if the service was killed."""
 
@@ -61,8 +66,8 @@ class _PendingRequest(NamedTuple):
     """The row."""
     key: bytes
     """Key of the row's source."""
-    frame: tuple[object, ...]
-    """The message, for marshal."""
+    frame: _Frame
+    """The message."""
 
 
 class ScoringClient:
@@ -117,7 +122,7 @@ class ScoringClient:
         self._ask("verify_group", prompt, scored, (frames,))
         return scored
 
-    def _ask(self, kind: str, prompt: Prompt, scored: list[Future[Scored]], values: tuple[object, ...]) -> None:
+    def _ask(self, kind: str, prompt: Prompt, scored: list[Future[Scored]], values: _Frame) -> None:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -125,7 +130,7 @@ class ScoringClient:
                 raise VerifierError("the scoring service is closed")
             self._numbers = number = self._numbers + 1
             key = self._key(prompt)
-            frame = (kind, number, prompt.verifier, key, *values)
+            frame: _Frame = (kind, number, prompt.verifier, key, *values)
             self._pending[number] = request = _PendingRequest(scored, prompt, key, frame)
             with contextlib.suppress(OSError):  # it was killed: the reading thread starts another and sends this again
                 self._send(request)
@@ -165,7 +170,7 @@ class ScoringClient:
             self._known.add(request.key)
         self._put(request.frame)
 
-    def _put(self, frame: tuple[Any, ...]) -> None:
+    def _put(self, frame: _Frame) -> None:
         message = marshal.dumps(frame)
         self.bytes_sent += len(message)
         self._connection.send_bytes(message)
@@ -181,32 +186,32 @@ class ScoringClient:
             for row in rows:
                 self._handle(row)
 
-    def _handle(self, row: tuple[Any, ...]) -> None:
+    def _handle(self, row: ServiceMessage) -> None:
         """Handle one tuple from the service (see `scoring_service`)."""
-        kind = row[0]
-        if kind == "ready":
+        if row[0] == "ready":
             self.grouped = frozenset(row[1])
             self._ready.set()
-        elif kind == "failed":
-            self._fail(VerifierError(*row[1:]))
-        elif kind == "missing":
+        elif row[0] == "failed":
+            self._fail(VerifierError(row[1], row[2]))
+        elif row[0] == "missing":
             with self._lock, contextlib.suppress(OSError):
                 if missing := self._pending.get(row[1]):
                     self._known.discard(missing.key)
                     self._send(missing)
         else:
-            number, *values = row[1:]
             with self._lock:
-                request = self._pending.pop(number, None)
+                request = self._pending.pop(row[1], None)
             self._deaths = 0
             if request is None:
                 return  # it was sent again, so two verdicts arrived
-            if kind == "error":
+            if row[0] == "error":
                 for scored in request.scored:
-                    scored.set_exception(VerifierError(*values))
+                    scored.set_exception(VerifierError(row[2], row[3]))
                 return
-            for scored, (checksum, text, score, outcome, *rest) in zip(request.scored, values[0], strict=True):
-                scored.set_result(Scored(text, Verdict(score, Outcome(outcome), *rest), checksum))
+            for scored, verdict_row in zip(request.scored, row[2], strict=True):
+                checksum, text, score, outcome, answer, parts, detail, latency_s, extra = verdict_row
+                verdict = Verdict(score, Outcome(outcome), answer, parts, detail, latency_s, extra)
+                scored.set_result(Scored(text, verdict, checksum))
 
     def _reconnect(self) -> bool:
         """Find or start another service, and send it all requests without a verdict; False if none is available."""

@@ -37,19 +37,19 @@ import socket
 import threading
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 from rlcli.errors import RlcliError
 from rlcli.rewards import harmony
 from rlcli.rewards.processes.scoring_pool import MAX_COMPLETION_CHARS, ScoringPool
 from rlcli.rewards.service.shared_rows import Source, SourceCache, pack_response
 from rlcli.support.files import private_folder
-from rlcli.types import Verdict, VerifyRequest
+from rlcli.types import FinishReason, Verdict, VerifyRequest
 
 SOURCES_BYTES = 256 << 20
 """Maximum size of cached sources that no request waits for: the most recently used."""
@@ -64,8 +64,31 @@ TOKENIZER = "tokenizer.json"
 """In the service's folder, if the library `tokenizers` suffices to read the tokenizer."""
 
 Decode = Callable[[Sequence[int]], str]
-FrameFields = dict[str, Any]
-"""Other fields of a response's `VerifyRequest`, plain values; its `rivals` are (token ids, trailing ids) pairs."""
+
+
+class FrameFields(TypedDict, total=False):
+    """Other fields of a response's `VerifyRequest`, plain values."""
+
+    finish_reason: FinishReason | Literal[""]
+    thinking: bool
+    conversation: Sequence[Mapping[str, object]]
+    environment: Mapping[str, object]
+    rivals: Sequence[tuple[bytes, int]]
+    """Token ids of each other response, and its number of trailing ids without text."""
+    step: int
+    """Set if the verifier reads the responses to a prompt together; the service adds `steps`."""
+
+
+VerdictRow = tuple[int, str, float, str, str | None, dict[str, float], str, float, dict[str, str]]
+"""CRC-32 of the token ids, text, score, outcome, answer, parts, detail, latency_s, extra."""
+ServiceMessage = (
+    tuple[Literal["ready"], Collection[str]]
+    | tuple[Literal["failed"], str, str]
+    | tuple[Literal["verdict"], int, list[VerdictRow]]
+    | tuple[Literal["missing"], int]
+    | tuple[Literal["error"], int, str, str]
+)
+"""A tuple that the service sends."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +242,7 @@ class _Client:
 
     def __init__(self, service: Service, connection: Connection) -> None:
         self._service, self._connection = service, connection
-        self._out: queue.SimpleQueue[tuple[object, ...] | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[ServiceMessage | None] = queue.SimpleQueue()
         self._pending: dict[int, list[Future[Verdict]]] = {}
         self._lock = threading.Lock()  # so that only the last verdict of a message sends it
         self._out.put(("ready", service.pool.grouped))
@@ -258,8 +281,18 @@ class _Client:
         for tokens, spare, fields in frames:
             ids, text = self._decoded(tokens, spare)
             rivals = [self._decoded(*rival)[1][-MAX_COMPLETION_CHARS:] for rival in fields.get("rivals", ())]
-            steps = {"steps": self._service.steps} if "step" in fields else {}
-            request = VerifyRequest(text, "", completion_ids=ids, **{**fields, **steps, "rivals": rivals})
+            request = VerifyRequest(
+                text,
+                "",
+                completion_ids=ids,
+                finish_reason=fields.get("finish_reason", ""),
+                thinking=fields.get("thinking", False),
+                conversation=fields.get("conversation", ()),
+                environment=fields.get("environment", {}),
+                rivals=rivals,
+                step=fields.get("step", 0),
+                steps=self._service.steps if "step" in fields else 0,
+            )
             texts.append(text)
             responses.append(pack_response(request.tail(MAX_COMPLETION_CHARS)))
         try:
@@ -283,19 +316,23 @@ class _Client:
         with self._lock:
             if not all(verdict.done() for verdict in verdicts) or self._pending.pop(number, None) is None:
                 return
-        rows = []
+        rows: list[VerdictRow] = []
         try:
             for checksum, text, future in zip(checksums, texts, verdicts, strict=True):
                 result = future.result()
-                values = (
-                    result.score,
-                    str(result.outcome),
-                    result.answer,
-                    dict(result.parts),
-                    result.detail,
-                    result.latency_s,
+                rows.append(
+                    (
+                        checksum,
+                        text,
+                        result.score,
+                        str(result.outcome),
+                        result.answer,
+                        dict(result.parts),
+                        result.detail,
+                        result.latency_s,
+                        dict(result.extra),
+                    )
                 )
-                rows.append((checksum, text, *values, dict(result.extra)))
         except CancelledError:
             return
         except Exception as error:

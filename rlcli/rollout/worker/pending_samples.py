@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import TruncatedRule, exclusion
 from rlcli.data.messages import PromptTask
-from rlcli.data.sample_files import LogProbSummary, PartWriter, sample_row, write_samples
+from rlcli.data.sample_files import LogProbSummary, PartWriter, SampleRow, sample_row, write_samples
 from rlcli.data.signature import tokens_digest
 from rlcli.data.step_images import MOST, beside, write_pictures
 from rlcli.data.trajectories import Trajectory
@@ -130,7 +130,7 @@ def wait_for_verdict(scored: Future[Scored]) -> Scored:
     return result
 
 
-def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str, Any]:
+def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> SampleRow:
     """The row of a response in the table of samples, once it has a verdict."""
     text, verdict, _ = wait_for_verdict(item.scored)
     sample = item.sample
@@ -161,7 +161,7 @@ class Saver:
 
     def __init__(self, save_as: str, rank: int, step: int, truncated: TruncatedRule | Literal[""] = "") -> None:
         path = filled_path(save_as, "rank", rank)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[SampleRow] = []
         """Rows of the samples, unless they are written in parts."""
         self._copies: dict[str, bytes] = {}
         self._step, self._truncated = step, truncated

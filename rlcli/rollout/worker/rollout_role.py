@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 from rlcli.cluster.process.busy_lanes import rename_current
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.rollout_stats import RolloutStats
+from rlcli.data.sample_files import SampleRow
 from rlcli.data.sample_shard import SampleShard
 from rlcli.environments.environment_pool import Environments
 from rlcli.environments.gateway.agent_pool import AgentPool
@@ -238,7 +238,7 @@ class RolloutRole:
         self._speculated = drafted, accepted
         return drafted - last_drafted, accepted - last_accepted
 
-    def texts(self, count: int) -> list[dict[str, Any]]:
+    def texts(self, count: int) -> list[SampleRow]:
         """The first `count` samples of the last rollout, as text."""
         self.finish_saving()
         return self._saver.rows[:count] if self._saver else []

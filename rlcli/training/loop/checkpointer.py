@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
@@ -35,7 +35,7 @@ class _Pending:
 
     step: int
     """Its step."""
-    state: dict[str, Any]
+    state: dict[str, object]
     """The controller's state."""
     files: Files = field(default_factory=dict)
     """Files that are written already."""
@@ -77,7 +77,7 @@ class Checkpointer:
         self._failure: RunFailed | None = None
         self._synced = -1
 
-    def begin(self, step: int, state: dict[str, Any], shards: Sequence[ObjectRef[SampleShard] | None]) -> None:
+    def begin(self, step: int, state: dict[str, object], shards: Sequence[ObjectRef[SampleShard] | None]) -> None:
         """Start to write the checkpoint of `step`, once an earlier one is done. shards: references to the tokens that
         `state["waiting"]` counts."""
         self.poll(wait=True)

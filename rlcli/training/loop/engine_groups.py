@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.prefetch import KILL_TIMEOUT_S
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 E = TypeVar("E")
+AnyCall: TypeAlias = Future[Any]
+"""A call that is only waited for. Any: typeshed's `wait` and `as_completed` take futures of one type only."""
 
 
 class Engines:
@@ -87,7 +89,7 @@ class Engines:
         `sync` then has the engines load them. Nothing happens without `overlaps`, or before the first sync."""
         if self.overlaps and self.broadcasts and not generating.done():
             self._sending = in_background(self._send)
-            either: list[Future[Any]] = [self._sending, generating]
+            either: list[AnyCall] = [self._sending, generating]
             wait(either, return_when=FIRST_COMPLETED)
 
     def _send(self) -> float:
@@ -144,7 +146,7 @@ class Engines:
         """Call both groups at once. The first error of either is raised; the other group, which may wait for the
         failed one, is ended with it."""
         trained, received = in_background(trainers), in_background(engines)
-        calls: list[Future[Any]] = [trained, received]
+        calls: list[AnyCall] = [trained, received]
         try:
             for call in as_completed(calls):
                 call.result()

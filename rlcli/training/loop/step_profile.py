@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 from rlcli.support.files import filled_path
 from rlcli.training.listener import Listener
@@ -112,6 +112,21 @@ def write_trace(path: Path, driver: Sequence[Span], ranks: Mapping[str, Path]) -
         file.write("{}]}\n")
 
 
+class TraceEvent(TypedDict):
+    """What an event of a trace has to have; those of torch's profiler have more."""
+
+    name: str
+    """What ran."""
+    cat: str
+    """Category, such as `kernel`."""
+    tid: int | str
+    """Thread, or stream of a GPU."""
+    ts: int
+    """Begin, in ns since 1970."""
+    dur: int
+    """Duration in ns."""
+
+
 class _Trace:
     """Writes events, each followed by a comma. since: start of the time axis, ns since 1970."""
 
@@ -131,9 +146,9 @@ class _Trace:
             self.event(number, {"name": label, "cat": "rlcli", "tid": OURS, "ts": begin, "dur": end - begin})
         return number
 
-    def event(self, process: int, event: Mapping[str, Any]) -> None:
+    def event(self, process: int, event: TraceEvent) -> None:
         times = {"ts": (event["ts"] - self._since) / 1000, "dur": event["dur"] / 1000}
         self._line({**event, "ph": "X", "pid": process, **times})
 
-    def _line(self, event: Mapping[str, Any]) -> None:
+    def _line(self, event: Mapping[str, object]) -> None:
         self._file.write(json.dumps(event) + ",\n")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from rlcli.cluster.process.busy_lanes import SHORTEST_S
 from rlcli.config.schema import RunConfig
@@ -149,7 +149,16 @@ def best_and_worst(selected: SelectedSamples, count: int) -> list[int]:
     return [*differing, *equal][:count]
 
 
-def lanes_since(start: float, lanes: Mapping[str, Lane]) -> list[dict[str, Any]]:
+class TimelineLane(TypedDict):
+    """A lane of timeline.jsonl."""
+
+    name: str
+    """Its process, such as `worker 0`."""
+    spans: list[list[str | float]]
+    """What the process did: label, begin and end, in seconds."""
+
+
+def lanes_since(start: float, lanes: Mapping[str, Lane]) -> list[TimelineLane]:
     """Lanes as in timeline.jsonl, in seconds since `start`; what ended before is left out.
 
     >>> lanes_since(100.0, {"worker 0": [("sync", 90.0, 91.0), ("load", 99.5, 101.0), ("update", 101.0, 102.25)]})

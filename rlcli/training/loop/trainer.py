@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.peak_memory import largest
@@ -96,7 +96,7 @@ class Trainer:
         view: View,
         stop: StopRequest,
         listeners: Mapping[str, Callable[[ListenedRun], Listener]] | None = None,
-        plan: Callable[[], Any] = lambda: None,
+        plan: Callable[[], object] = lambda: None,
     ) -> None:
         self.config = config = context.config
         self.dtype = context.facts.dtype
@@ -114,7 +114,7 @@ class Trainer:
         """Its value in each step so far."""
         self.next_texts: list[SampleText] = []
         """Samples that are shown with the next step."""
-        self.evaluations: dict[int, dict[str, Any]] = {}
+        self.evaluations: dict[int, dict[str, object]] = {}
         """Step → report, as in the run folder."""
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the probe; a prompt's tokens are typical for the model.
@@ -428,7 +428,7 @@ class Trainer:
         self.view.note(f"evaluation at step {step}: {report.headline()}")
         return {f"eval/{name}": value for name, value in metrics.items()}
 
-    def state_dict(self) -> tuple[dict[str, Any], list[ObjectRef[SampleShard] | None]]:
+    def state_dict(self) -> tuple[dict[str, object], list[ObjectRef[SampleShard] | None]]:
         """The controller's state, on which the next step depends besides the workers' state, as plain values; and
         references to the tokens of the waiting samples."""
         source, shards = self.source.state()

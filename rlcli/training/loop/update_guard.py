@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import REASONS
@@ -149,12 +149,13 @@ def check_trained(run: Path, samples: int) -> str:
     )
 
 
-def _most_left_out(events: Sequence[Mapping[str, Any]]) -> str:
+def _most_left_out(events: Sequence[Mapping[str, object]]) -> str:
     """Advice for the most frequent reason for which samples were left out."""
     counts: Counter[str] = Counter()
     for event in events:
-        if event.get("event") == "step_skipped":
-            counts.update(event.get("left_out") or {})
+        left_out = event.get("left_out")
+        if event.get("event") == "step_skipped" and isinstance(left_out, dict):
+            counts.update(left_out)
     return LEFT_OUT.get(counts.most_common(1)[0][0], "fix the verifier") if counts else "fix the verifier"
 
 

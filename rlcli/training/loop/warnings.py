@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Self
 
 from rlcli.config.schema import RunConfig
 from rlcli.types import UNVERIFIED
@@ -148,11 +148,11 @@ class Warnings:
             self.note(f"warning {name}: {text}")
             self.event("warning", step=step, name=name, text=text)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """For `restore`, in a checkpoint."""
         return {name: getattr(self, name) for name in REMEMBERED} | {"reported": dict(self._reported)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         for name, value in state.items():
             setattr(self, "_reported" if name == "reported" else name, value)
 

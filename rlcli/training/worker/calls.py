@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.worker_group import WorkerGroup
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlcli.cluster.process.busy_lanes import Span
     from rlcli.data.messages import Coefficients
     from rlcli.data.packer import Bin
+    from rlcli.data.sample_files import SampleRow
     from rlcli.data.sample_shard import SampleShard
     from rlcli.data.train_rows import TrainRows
     from rlcli.model.weight_check.checksum import Sent
@@ -72,7 +73,7 @@ class WorkerCalls(RolloutCalls, Protocol):
         must match the first one's: vLLM destroys torch's process groups when it closes."""
 
     @dispatch()
-    def texts(self, count: int) -> list[dict[str, Any]]:
+    def texts(self, count: int) -> list[SampleRow]:
         """The first `count` samples of this worker's last rollout, as rows of their table."""
 
     @dispatch()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast, overload
 
 from rlcli.algorithms.ranks import Ranks
 from rlcli.cluster.watchdog import progress
@@ -77,6 +77,18 @@ class FsdpLoader:
         self.config, self.dtype, self.device = config, dtype, device
         self.mesh = RankMesh.of(dims, device)
 
+    @overload
+    def __call__(
+        self,
+        kind: Literal["policy"],
+        path: str,
+        *,
+        lora: LoraSpec | None = None,
+        trained: bool = True,
+        replays: bool = False,
+    ) -> FsdpBackend[TokenOutputs]: ...
+    @overload
+    def __call__(self, kind: Literal["value"], path: str) -> FsdpBackend[ValueOutputs]: ...
     def __call__(
         self,
         kind: Literal["policy", "value"],
@@ -85,7 +97,7 @@ class FsdpLoader:
         lora: LoraSpec | None = None,
         trained: bool = True,
         replays: bool = False,
-    ) -> FsdpBackend:
+    ) -> FsdpBackend[TokenOutputs] | FsdpBackend[ValueOutputs]:
         from rlcli.model.io.loading import load_policy, load_value
         from rlcli.model.mixture.routing import Replay
 
@@ -101,7 +113,8 @@ class FsdpLoader:
                 gradient_checkpointing=config.gradient_checkpointing,
                 compiled=config.compile,
             )
-            return FsdpBackend(value_model, self.config, mesh)
+            critic: FsdpBackend[ValueOutputs] = FsdpBackend(value_model, self.config, mesh)
+            return critic
         policy = load_policy(
             path,
             dtype=self.dtype,
@@ -117,11 +130,16 @@ class FsdpLoader:
         )
         policy.float_head = config.head_dtype == "float32"
         policy.replay = Replay(policy) if replays else None
-        return FsdpBackend(policy, self.config, mesh, trained)
+        backend: FsdpBackend[TokenOutputs] = FsdpBackend(policy, self.config, mesh, trained)
+        return backend
 
 
-class FsdpBackend:
-    """Implements `PolicyBackend` or `ValueBackend`, by its model. trained=False: no optimizer."""
+Outputs = TypeVar("Outputs", bound="TokenOutputs | ValueOutputs")
+
+
+class FsdpBackend(Generic[Outputs]):
+    """Implements `PolicyBackend` or `ValueBackend`, by its model, whose outputs are `Outputs`. trained=False: no
+    optimizer."""
 
     def __init__(
         self, model: PolicyModel | ValueModel, config: RunConfig, mesh: RankMesh, trained: bool = True
@@ -139,7 +157,8 @@ class FsdpBackend:
         self.data_ranks = mesh.dims.data_size
         self.replicated = mesh.dims.replicate > 1
         self.ranks = mesh.ranks
-        self._outputs: Any = None
+        self._outputs: Outputs | None = None
+        """Of the micro-batch that waits for its backward pass."""
         self._sums: dict[str, Tensor] = {}
         self._loss_finite: bool | Tensor = True
         self._grad_norm: float | None = None
@@ -193,7 +212,7 @@ class FsdpBackend:
 
         return rounded_again(self.model, unit, seed)
 
-    def forward(self, micros: Sequence[MicroBatch], **options: float) -> Iterator[tuple[MicroBatch, Any]]:
+    def forward(self, micros: Sequence[MicroBatch], **options: float) -> Iterator[tuple[MicroBatch, Outputs]]:
         from rlcli.model.optim import clip_grad_norm
         from rlcli.model.parallel.fsdp_sharding import end_cast, keep_cast
 
@@ -210,7 +229,7 @@ class FsdpBackend:
                     self._sharded.set_requires_all_reduce(last)
                 if self.casts_once:
                     keep_cast(self._sharded, last=last)
-                outputs = self._scaled(self.model(micro.packed, **options))
+                outputs: Outputs = self._scaled(self.model(micro.packed, **options))
                 # An empty pack still takes part in the collectives of the backward pass, with a gradient of zero.
                 if micro.empty:
                     (outputs[0].sum() * 0.0).backward()
@@ -234,7 +253,9 @@ class FsdpBackend:
         self._grad_norm = norm
 
     def backward(self, loss: Float[Tensor, ""], sums: Mapping[str, Tensor]) -> None:
-        output, self._outputs = self._outputs[0], None
+        assert self._outputs is not None, "no micro-batch waits for its backward pass"
+        output: Tensor = self._outputs[0]
+        self._outputs = None
         finite = _finite(loss, output)
         self._loss_finite = self._loss_finite & finite
         # FSDP averages gradients over ranks; the loss is a sum over data ranks.
@@ -268,14 +289,14 @@ class FsdpBackend:
             same_on_all["gradient_scale"] = self.scale.value
         return dict(zip(sums, values, strict=True)) | {name: x / self.data_ranks for name, x in same_on_all.items()}
 
-    def _scaled(self, outputs: Any) -> Any:
+    def _scaled(self, outputs: Outputs) -> Outputs:
         """Outputs whose gradients are scaled up where they enter the network, if it computes in float16."""
         from rlcli.model.optim import gradient_scaled
 
         if self.scale is None:
             return outputs
         parts = [None if part is None else gradient_scaled(part, self.scale.value) for part in outputs]
-        return getattr(outputs, "_make", tuple)(parts)
+        return cast("Outputs", getattr(outputs, "_make", tuple)(parts))  # a named tuple's `_make` keeps its type
 
     def _on_all_ranks(self, finite: bool | Tensor) -> bool:
         """Logical and over all ranks. Collective."""

@@ -11,24 +11,25 @@ from collections.abc import Mapping
 from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.sample_shard import SampleShard
 from rlcli.errors import CheckpointError, RunFailed
-from rlcli.support.files import described, write_synced
+from rlcli.support.files import FileFacts, described, write_synced
 from rlcli.support.machine.free_memory import COPY_RESERVE, available_memory, process_limit
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
 WRITE_TIMEOUT = timedelta(hours=4)
 """Longest wait until other ranks have written their parts."""
 LOOK_EVERY_S = 1.0
-Files = dict[str, dict[str, Any]]
-"""Relative name → size and sha256."""
+Files = dict[str, FileFacts]
+"""Relative name → size and hash."""
 
 
 class StateWriter:
@@ -159,7 +160,7 @@ def read_waiting(path: Path) -> list[SampleShard | None]:
         count = int(arrays.pop("count"))
         if count > MOST_SHARDS:
             raise ValueError(f"it has {count} shards")
-        shards: list[dict[str, Any]] = [{} for _ in range(count)]
+        shards: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
         for key, value in arrays.items():
             number, name = key.split(".")
             shards[int(number)][name] = value

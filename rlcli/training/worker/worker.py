@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import implements
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from transformers import PreTrainedTokenizerBase
 
+    from rlcli.data.sample_files import SampleRow
     from rlcli.data.sample_shard import SampleShard
     from rlcli.training.worker.calls import ExportedTokens, Row
 
@@ -205,7 +206,7 @@ class Worker(WeightSync, WorkerCalls):
         return [None if shard is None else ray.put(shard)]
 
     @implements(WorkerCalls.texts)
-    def texts(self, count: int) -> list[dict[str, Any]]:
+    def texts(self, count: int) -> list[SampleRow]:
         return self._rollout.texts(count)
 
     @implements(WorkerCalls.release_rollout_memory)

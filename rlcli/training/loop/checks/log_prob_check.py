@@ -19,9 +19,9 @@ Sums are kept over the steps, earlier ones with less weight, so that small fault
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rlcli.algorithms.correction.log_prob_check import (
     Comparison,
@@ -38,6 +38,7 @@ from rlcli.training.worker.calls import WorkerCalls, Workers
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlcli.algorithms.correction.log_prob_check import MomentsState
     from rlcli.training.worker.calls import Row
 
 PROBE_TOKENS = 256
@@ -57,6 +58,15 @@ NOISE_DECAY = 0.7
 """The same of the noise, at each measurement."""
 NAME = "log_prob_check"
 """Prefix of its metrics, and name of its warning."""
+
+
+class LogProbCheckState(TypedDict):
+    """The state of a `LogProbCheck`, as checkpoints hold it."""
+
+    moments: MomentsState
+    """Engine against trainer, over the last steps."""
+    noise: MomentsState
+    """Trainer against trainer with other rounding."""
 
 
 class LogProbCheck:
@@ -132,11 +142,11 @@ class LogProbCheck:
             f"{NAME}/margin": max(margins, default=0.0),
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> LogProbCheckState:
         """For `restore`, in a checkpoint."""
         return {"moments": self.moments.state(), "noise": self.noise.state()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: LogProbCheckState) -> None:
         self.moments, self.noise = Moments.restored(state["moments"]), Moments.restored(state["noise"])
 
     def _cut(self, rows: list[Row]) -> list[Row]:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rlcli.cluster.rendezvous import store_at
 from rlcli.cluster.watchdog import progress
@@ -24,12 +24,18 @@ from rlcli.training.worker.weight_sync.weight_transfer import Header, Named, buf
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from torch.distributed import Work
+    from torch.distributed import BroadcastOptions, Work
 
 BUCKET_BYTES = 32 << 20
 """Bytes of tensors in one broadcast, unless a single one is larger: as many as are gathered at once."""
 JOIN_S = 60.0
 """Longest wait for all members to join."""
+
+
+class _Group(Protocol):
+    """A process group of any backend. torch's type stubs leave this method out, hence the casts."""
+
+    def broadcast(self, tensors: list[Tensor], opts: BroadcastOptions, /) -> Work: ...
 
 
 class Broadcast:
@@ -50,10 +56,10 @@ class Broadcast:
         # Not a default group: each of the two worlds has its own.
         store = store_at(host, port, rank, world, timedelta(seconds=JOIN_S))
         self._device = device
-        self._sizes = ProcessGroupGloo(PrefixStore("sizes", store), rank, world, timeout)
-        self._tensors: Any = self._sizes
+        self._sizes = cast("_Group", ProcessGroupGloo(PrefixStore("sizes", store), rank, world, timeout))
+        self._tensors = self._sizes
         if device.type == "cuda":
-            self._tensors = tensor_group(PrefixStore("tensors", store), rank, world, timeout)
+            self._tensors = cast("_Group", tensor_group(PrefixStore("tensors", store), rank, world, timeout))
         self._store = store  # of rank 0, which serves it to the others
         self._syncs = 0
 
@@ -112,13 +118,12 @@ class Broadcast:
         self._await((self._broadcast(self._tensors, values), values))
         return list(unpacked(header, values))
 
-    def _broadcast(self, group: Any, tensor: Tensor) -> Work:  # torch has no type for both kinds of groups
+    def _broadcast(self, group: _Group, tensor: Tensor) -> Work:
         import torch.distributed as dist
 
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        work: Work = group.broadcast([tensor], options)
-        return work
+        return group.broadcast([tensor], options)
 
     def _await(self, sent: tuple[Work, Tensor] | None) -> None:
         """Wait for a broadcast, whose buffer is kept until then."""
