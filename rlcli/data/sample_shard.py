@@ -23,7 +23,8 @@ FETCH_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class SampleShard:
-    """Trajectories, flat: M rows of T tokens, R of them response tokens, in P spans.
+    """Trajectories, flat: M rows of T tokens, R of them response tokens, in P spans. Checkpoints have the arrays by the
+    names of these fields, some of which call images pictures.
 
     >>> import numpy as np
     >>> builder = ShardBuilder()

@@ -243,7 +243,8 @@ class TrainBatch:
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
-                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "shown", "never")},
+                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "never")}
+                | {"shown": micro.packed.image_inputs},  # the file's name for them
                 "samples": micro.samples,
                 "lengths": micro.lengths,
                 "tokens": {n: v for n, v in micro.tokens.present().items() if n != "kept_places"},
