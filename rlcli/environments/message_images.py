@@ -44,7 +44,7 @@ def split_parts(content: Sequence[JsonValue]) -> tuple[str, tuple[bytes, ...]]:
     return IMAGE.join(text.replace(IMAGE, f"{IMAGE[0]}\u200b{IMAGE[1:]}") for text in texts), tuple(images)
 
 
-def with_images(
+def extract_images(
     fields: Mapping[str, JsonValue], content: str | Sequence[JsonValue]
 ) -> tuple[Message, tuple[bytes, ...]]:
     """A message with text as its content, which describes its images in `images`; and the encoded images.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """S sequences of T tokens in total, of which R are response tokens. All tensors but those of `shown` are on one
-    device.
+    """S sequences of T tokens in total, of which R are response tokens. All tensors but those of `image_inputs` are on
+    one device.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -53,7 +53,7 @@ class PackedBatch:
     """int64: other tokens whose log-probs at the same positions are computed, too."""
     routes: Int[Tensor, "T layers K"] | None = None
     """int16: the experts that the engine chose, -1 where unknown; None if all are unknown."""
-    shown: Mapping[str, Tensor] = field(default_factory=dict)
+    image_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     """Image inputs by the names of the model's arguments (`ImageRule.inputs`), in the order of the image tokens; on the
     CPU until the forward pass."""
     never: Int[Tensor, " masked"] | None = None
@@ -76,7 +76,7 @@ class PackedBatch:
         return torch.tensor(index, device=self.input_ids.device)
 
     def moved(self, move: Move) -> PackedBatch:
-        """See `Movable`. `shown` stays."""
+        """See `Movable`. `image_inputs` stays."""
 
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else move(tensor)
@@ -135,7 +135,7 @@ def pack(
     stored = list[np.ndarray]()
     for row, row_images in enumerate(images):
         stored += row_images if first_row[row] == row else row_images[len(prompt_images[row]) :]
-    shown = {} if rule is None else rule.inputs(stored)
+    image_inputs = {} if rule is None else rule.inputs(stored)
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
     mask = ~in_prompt if response_masks is None else np.concatenate(response_masks)
     assert not (mask & in_prompt).any(), "no token of a prompt is a response token"
@@ -156,7 +156,7 @@ def pack(
         routes=None
         if all(route is None for route in routes)
         else torch.from_numpy(_packed_routes(routes, lengths)[first]),
-        shown={name: torch.from_numpy(values) for name, values in shown.items()},
+        image_inputs={name: torch.from_numpy(values) for name, values in image_inputs.items()},
         never=None if rule is None else tensor(np.array(rule.never)),
     )
     return all_moved([packed], device)[0]

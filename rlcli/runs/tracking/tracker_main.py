@@ -88,7 +88,7 @@ class _Server:
         return {}
 
     def _image(self, name: str, file: str) -> dict[str, str]:
-        if receive := self._optional("image"):
+        if receive := self._optional("image") or self._optional("picture"):  # its name before
             receive(name, Path(file))
         return {}
 
