@@ -95,7 +95,7 @@ class _Server:
     def _optional(self, name: str) -> Callable[..., None] | None:
         """An optional method of the tracker; None if it does not implement it."""
         method: Callable[..., None] | None = getattr(self._tracker, name, None)
-        return None if method is None or getattr(method, "__func__", method) is getattr(Tracker, name) else method
+        return None if method is None or getattr(method, "__func__", method) is getattr(Tracker, name, None) else method
 
     def _close(self, failed: bool) -> dict[str, str]:
         self.closed = True
