@@ -180,7 +180,7 @@ def tokens_row(
     """The row of one sample. text: the text of each token."""
     import numpy as np
 
-    mask = trajectory.drawn
+    mask = trajectory.response_mask
     versions = np.full(len(mask), np.nan)
     for span in trajectory.spans:
         if span.speaker == "policy" and span.version is not None:

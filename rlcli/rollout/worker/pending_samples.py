@@ -92,7 +92,7 @@ def pending_sample(
         context_tokens=len(trajectory.tokens) - trajectory.prompt_tokens - trajectory.response_tokens,
         turns=trajectory.turns,
         newer_by=newest - oldest,
-        version_tokens=tuple(map(trajectory.drawn_by, range(oldest, newest + 1))) if newest > oldest else (),
+        version_tokens=tuple(map(trajectory.tokens_of_version, range(oldest, newest + 1))) if newest > oldest else (),
         ended=conversation.ended if conversation else 0,
         tool_calls=conversation.tool_calls if conversation else 0,
         failed_calls=conversation.failed_calls if conversation else 0,

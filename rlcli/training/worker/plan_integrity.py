@@ -85,14 +85,14 @@ class RowCheck:
 
         signatures = self.columns.signatures
         if not np.array_equal(np.bincount(sequence, minlength=len(counts)), counts):
-            raise RunFailed("the packed batch assigns drawn tokens to other samples than planned", REPORT)
+            raise RunFailed("the packed batch assigns response tokens to other samples than planned", REPORT)
         ends = np.cumsum(counts)[:-1]
         of_sample = zip(rows, samples.tolist(), np.split(targets, ends), np.split(engine, ends), strict=True)
         for row, sample, response, log_probs in of_sample:
             if self._one_prompt:
                 self._check_group(sample, row.tokens[: row.prompt_tokens])
             forwarded = row.tokens.copy()
-            forwarded[row.drawn] = response
+            forwarded[row.response_mask] = response
             digest = tokens_digest(replace(row, tokens=forwarded, log_probs=log_probs))
             actual = signature(digest, float(self.columns.scores[sample]))
             if signatures[sample] and actual != signatures[sample]:

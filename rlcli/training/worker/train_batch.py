@@ -271,7 +271,7 @@ class TrainBatch:
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
         tokens = TokenColumns(rollout_log_probs=torch.tensor(log_probs))
         if step.columns.has("turn_rewards"):
-            turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
+            turns = np.concatenate([np.zeros(0, np.int64), *(row.response_turns for row in rows)])
             tokens.turn = torch.tensor(turns)
         wanted = {recorded.place for recorded in step.recording.samples} if step.recording is not None else frozenset()
         self.recorded |= {sample: trajectory for sample, trajectory in zip(bin, rows, strict=True) if sample in wanted}
@@ -291,7 +291,7 @@ class TrainBatch:
         from rlcli.model.packed import pack
 
         rows = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
-        masks, indexes = [branch.drawn for _, branch in branches], [index for index, _ in branches]
+        masks, indexes = [branch.response_mask for _, branch in branches], [index for index, _ in branches]
         routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
         return pack(rows, torch.device("cpu"), masks, indexes, routes, pictures, self.rule)
 

@@ -59,8 +59,8 @@ class Invariants:
         # `tokens` excludes those that the correction rejects; the mismatch includes them.
         forwarded = "mismatch_tokens" if "mismatch_tokens" in sums else "tokens"
         expected = {
-            "check_denominator": ("drawn tokens in the loss's denominator", float(planned.tokens)),
-            forwarded: ("drawn tokens forwarded", float(selected.columns.lengths[active].sum())),
+            "check_denominator": ("response tokens in the loss's denominator", float(planned.tokens)),
+            forwarded: ("response tokens forwarded", float(selected.columns.lengths[active].sum())),
             "check_rows": ("signatures of the samples trained on", float(signatures.sum())),
         }
         for name, (quantity, value) in expected.items():

@@ -143,7 +143,7 @@ def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
     for s in batch.samples:
         whole = batch.shards[s.shard].row(s.row)
         row = rows.setdefault(s.prompt, int(whole.tokens[0]))
-        response = whole.drawn_ids.tolist()
+        response = whole.response_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
         drawn_by = [version for span in whole.spans[1:] for version in [span.version] * (span.end - span.start)]
         assert drawn_by == (-whole.log_probs).tolist() == sorted(drawn_by)

@@ -492,7 +492,7 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     assert len(shard) == 4
     assert role.take_shard() is None
     for s in report.samples:
-        assert (shard.row(s.row).drawn_ids.tolist(), s.verdict.score > 0) == ([s.verdict.score], True)
+        assert (shard.row(s.row).response_ids.tolist(), s.verdict.score > 0) == ([s.verdict.score], True)
     role.finish_saving()
     table = pq.read_table(tmp_path / "rank-0.parquet")
     assert len(role.texts(9)) == len(table) == 4

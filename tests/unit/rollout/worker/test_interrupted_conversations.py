@@ -154,7 +154,7 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
     for sample, row in found.items():
         # The weights have not changed in truth, and draws depend on their place alone: the same as in one go.
         assert row.tokens.tolist() == expected[sample].tokens.tolist()
-        assert row.drawn.tolist() == expected[sample].drawn.tolist()
+        assert row.response_mask.tolist() == expected[sample].response_mask.tolist()
         np.testing.assert_allclose(row.log_probs, expected[sample].log_probs, atol=2e-5)
         assert row.stop_reason == expected[sample].stop_reason
         said = begun[sample]
@@ -186,7 +186,7 @@ def test_wherever_it_was_broken_off_the_rest_is_the_same(
         if where == "within a turn":
             some = (row.until_turn(2).response_tokens - said.response_tokens) // 2
             drawn = slice(said.response_tokens, said.response_tokens + some)
-            said = said.extended("policy", row.drawn_ids[drawn], row.log_probs[drawn], 1)
+            said = said.extended("policy", row.response_ids[drawn], row.log_probs[drawn], 1)
         begun[sample] = PartialRollout(0, sample, 0, builder.add(said), said.response_tokens, 1)
     late = replace(task("late", 0), partial=begun, shards=[builder.build()], wanted=tuple(begun))
     report, shard = round_of(engine, model, tmp_path / "open", [late], 2, past=past)

@@ -268,7 +268,7 @@ def check(batch: RolloutBatch, step: int) -> list[int]:
         whole = batch.shards[s.shard].row(s.row)
         row = rows.setdefault(s.prompt, int(whole.tokens[0]))
         assert whole.tokens[: s.prompt_tokens].tolist() == [row] * 4
-        response = whole.drawn_ids.tolist()
+        response = whole.response_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
         assert len(response) == s.response_tokens == s.verdict.score == len(whole.tokens) - s.prompt_tokens
         # A span for each version that drew some of it.

@@ -151,7 +151,7 @@ def test_a_sound_update_passes_on_any_number_of_ranks(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tokens", "drawn tokens forwarded"),
+        ("tokens", "response tokens forwarded"),
         ("check_rows", "signatures of the samples"),
         ("check_advantages", "advantages of the samples"),
         ("check_denominator", "denominator"),
@@ -171,7 +171,7 @@ def test_tokens_that_a_correction_rejects_were_forwarded_all_the_same() -> None:
     plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
     kept = sums | {"mismatch_tokens": sums["tokens"], "tokens": sums["tokens"] - 3}
     Invariants().check_update(plan, chosen, 0, kept)
-    with pytest.raises(RunFailed, match="drawn tokens forwarded"):
+    with pytest.raises(RunFailed, match="response tokens forwarded"):
         Invariants().check_update(plan, chosen, 0, kept | {"mismatch_tokens": sums["tokens"] - 1})
 
 

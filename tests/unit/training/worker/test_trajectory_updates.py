@@ -67,7 +67,7 @@ def trajectory(index: int, runs: Sequence[int]) -> Trajectory:
 
 
 WHOLE = [trajectory(index, runs) for index, runs in enumerate(RUNS)]
-DRAWN = [[int(t) for t, drawn in zip(one.tokens, one.drawn, strict=True) if drawn] for one in WHOLE]
+DRAWN = [[int(t) for t, drawn in zip(one.tokens, one.response_mask, strict=True) if drawn] for one in WHOLE]
 
 
 def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
@@ -251,7 +251,7 @@ def updated(path: str, mesh: Any, budget: int) -> tuple[dict[str, float], dict[s
         packs = [pack([(tokens, 1)], CPU) for tokens in branches]
         found_alone = [model(one, temperature=1.0, want_entropy=False).log_probs for one in packs]
         log_probs = torch.cat([torch.cat([torch.zeros(1), one]) for one in found_alone])  # none of a first token
-        drawn = [at for at, is_drawn in enumerate(whole.drawn) if is_drawn]
+        drawn = [at for at, is_drawn in enumerate(whole.response_mask) if is_drawn]
         terms += [-advantage * log_probs[at] for at, advantage in zip(drawn, row, strict=True)]
     (torch.stack(terms).sum() / sum(map(len, DRAWN))).backward()
     expected = gradients()
