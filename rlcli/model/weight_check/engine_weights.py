@@ -273,11 +273,11 @@ class _SentTensor(NamedTuple):
     """Regions can only be computed for contiguous tensors."""
 
 
-class Recorder(_CopyRecorder):
+class LayoutRecorder(_CopyRecorder):
     """Records the layout of a model while weights are loaded into it for the first time.
 
-    with Recorder(model) as recorder:
-        load(recorder.given(weights))
+    with LayoutRecorder(model) as recorder:
+        load(recorder.observe(weights))
     layout = recorder.layout()
     """
 
@@ -291,7 +291,7 @@ class Recorder(_CopyRecorder):
         self._changed: dict[str, int] = {}  # parameter → number of elements that no region describes
         self._empty: frozenset[str] = frozenset()
 
-    def given(
+    def observe(
         self,
         weights: Iterable[tuple[str, Tensor]],
         written: Mapping[str, Tensor] = MappingProxyType({}),
@@ -353,8 +353,8 @@ def one_name(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-class AdapterRecorder(_CopyRecorder):
-    """Like `Recorder`, for a LoRA adapter in vLLM's `manager`, while it is loaded for the first time as `adapter`."""
+class AdapterLayoutRecorder(_CopyRecorder):
+    """Like `LayoutRecorder`, for a LoRA adapter in vLLM's `manager`, on its first load as `adapter`."""
 
     def __init__(self, manager: Any, adapter: int) -> None:
         super().__init__()

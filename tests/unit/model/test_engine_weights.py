@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.model.weight_check.checksum import Checksums, Sent
-from rlcli.model.weight_check.engine_weights import Layout, Part, Recorder, Verified, base_parts, compare, weights_of
+from rlcli.model.weight_check.engine_weights import (
+    Layout,
+    LayoutRecorder,
+    Part,
+    Verified,
+    base_parts,
+    compare,
+    weights_of,
+)
 
 HIDDEN, HEADS, VOCAB, EXPERTS = 8, 4, 10, 3
 Named = Iterable[tuple[str, Tensor]]
@@ -111,8 +119,8 @@ def sent_of(weights: dict[str, Tensor]) -> dict[str, Sent]:
 
 
 def recorded(engine: Engine, weights: Named) -> Layout:
-    with Recorder(engine) as recorder:
-        engine.load(recorder.given(weights))
+    with LayoutRecorder(engine) as recorder:
+        engine.load(recorder.observe(weights))
     return recorder.layout()
 
 

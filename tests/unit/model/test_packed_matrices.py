@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from rlcli.model.weight_check.checksum import Checksums, Sent
 from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix, can_pack
-from rlcli.model.weight_check.engine_weights import Layout, Recorder, Verified, compare, weights_of
+from rlcli.model.weight_check.engine_weights import Layout, LayoutRecorder, Verified, compare, weights_of
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this torch has no such kernels")
 
@@ -72,8 +72,8 @@ class Engine(nn.Module):
 
 def loaded(weights: dict[str, Tensor]) -> tuple[Engine, Layout]:
     engine = Engine()
-    with Recorder(engine) as recorder:
-        engine.load(recorder.given(weights.items()))
+    with LayoutRecorder(engine) as recorder:
+        engine.load(recorder.observe(weights.items()))
     return engine, recorder.layout()
 
 
