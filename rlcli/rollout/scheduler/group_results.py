@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import ScoredGroup
-from rlcli.rollout.scheduler.groups import Group, batch_of
+from rlcli.rollout.scheduler.groups import Group, merge_groups
 from rlcli.rollout.scheduler.sample_filter import left_out, rewarded, right_of
 
 
@@ -39,7 +39,7 @@ def kept_groups(groups: Sequence[Group], config: RunConfig) -> list[Group]:
 
     from rlcli.algorithms.selection import keep_groups
 
-    batch = batch_of(groups)
+    batch = merge_groups(groups)
     reasons = left_out(batch.samples, truncated, batch.baselines, compared=True)
     samples = rewarded(batch.samples, truncated).take(reasons == 0)
     scores, labels = torch.tensor(samples.score), torch.tensor(samples.prompt)

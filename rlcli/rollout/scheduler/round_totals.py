@@ -11,7 +11,7 @@ from rlcli.data.columns import TruncatedRule
 from rlcli.data.messages import RolloutBatch, ScoredGroup
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import REPORT, RunFailed
-from rlcli.rollout.scheduler.groups import Fields
+from rlcli.rollout.scheduler.group_checkpoint import Fields
 from rlcli.rollout.scheduler.sample_filter import rewarded
 from rlcli.rollout.scheduler.verifier_failures import Failures
 from rlcli.types import Prompt

@@ -13,7 +13,7 @@ from rlcli.data.prompts.prompt_table import set_of
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.rollout.scheduler.groups import SourceState
+from rlcli.rollout.scheduler.group_checkpoint import SourceState
 from rlcli.types import Outcome, Sample, Verdict
 
 IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
@@ -64,7 +64,7 @@ class SupervisedSource:
         shards = [ray.put(builder.build())]
         return RolloutBatch(SampleTable.of(samples), shards, sources=sources, data_sources=data_sources)
 
-    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+    def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
         """Nothing is generated."""
 
     def state(self) -> tuple[SourceState, list[ShardRef]]:
@@ -74,5 +74,5 @@ class SupervisedSource:
     def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
         """There is no state besides the cursor."""
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Nothing was generated for later steps."""

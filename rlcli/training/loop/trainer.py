@@ -18,9 +18,9 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.evaluation.evaluation_report import evaluate
 from rlcli.model.optim import lr_at
-from rlcli.rollout.scheduler.groups import source_state
+from rlcli.rollout.scheduler.batch_source import build_batch_source, samples_path
+from rlcli.rollout.scheduler.group_checkpoint import source_state
 from rlcli.rollout.scheduler.prefetch import Prefetcher
-from rlcli.rollout.scheduler.rollout_source import by_rank, source_of
 from rlcli.rollout.scheduler.sample_filter import rewarded
 from rlcli.runs.checkpoint import TEMPLATE, Checkpoint, Checkpoints
 from rlcli.runs.curve_marks import marks_of
@@ -153,7 +153,7 @@ class Trainer:
         faults = config.fault_tolerance
         self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
         self.lost_engines = LostEngines(folder.path)
-        self.source = source_of(
+        self.source = build_batch_source(
             config,
             prompts,
             self.engines.workers,
@@ -416,7 +416,7 @@ class Trainer:
             self.engines.workers,
             self.held_out,
             self.config,
-            save_as=by_rank(self.folder.evaluations, step),
+            save_as=samples_path(self.folder.evaluations, step),
             step=step,
             on_progress=self.view.progress,
         )
@@ -496,7 +496,7 @@ class Trainer:
             self.source.cursor = cursor
             self.guard.restore(in_a_row)
             self.show_start()
-        self.prefetcher.drop()  # samples of the skipped prompts
+        self.prefetcher.discard()  # samples of the skipped prompts
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
         self.listeners.begin(self.done)

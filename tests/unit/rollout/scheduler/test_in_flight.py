@@ -106,7 +106,7 @@ class Run:
             self.workers.load(step)
             self.batches.append(self.source.take(step))
             if self.source.config.rollout.workers and step < STEPS:
-                self.source.ahead(step, lambda: False)
+                self.source.prefetch(step, lambda: False)
             self.waiting = max(self.waiting, len(self.source.buffer.groups))
             if resumed:
                 self.resume(step)
@@ -174,8 +174,8 @@ def test_groups_are_taken_in_the_order_drawn_and_none_is_too_old(
     run = Run(source_of(workers, staleness, steps, apart), workers)
     if steps is None and apart:  # the update comes after two looks
         looks = iter([False, False, True] * STEPS)
-        ahead = run.source.ahead
-        run.source.ahead = lambda step, is_over: ahead(step, lambda: next(looks))  # type: ignore[method-assign]
+        ahead = run.source.prefetch
+        run.source.prefetch = lambda step, should_stop: ahead(step, lambda: next(looks))  # type: ignore[method-assign]
     run.until(STEPS)
     rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, staleness)]
     assert rows == list(range(BATCH * STEPS))
@@ -218,7 +218,7 @@ def test_a_checkpoint_has_what_is_under_way_and_interrupts_nothing() -> None:
         workers.load(1)
         run.batches.append(source.take(1))
         looks = iter([False, True])
-        source.ahead(1, looks.__next__)
+        source.prefetch(1, looks.__next__)
         workers.load(2)
         plain, _ = source.state()
         assert workers.interrupted == [False]
@@ -281,7 +281,7 @@ def test_what_is_dropped_is_forgotten_by_the_engines_too() -> None:
     workers = Workers([Engine(6)])
     source = source_of(workers, 2, 5)
     Run(source, workers).until(2)
-    source.drop()
+    source.discard()
     assert (source.buffer.groups, source.has_started, workers.engines[0].unfinished) == ([], False, 0)
     position = source.cursor.position
     workers.load(3)

@@ -32,10 +32,11 @@ from rlcli.evaluation.evaluation_report import evaluate
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.rollout.rollout_arguments import RolloutArguments
+from rlcli.rollout.scheduler.batch_source import samples_path
+from rlcli.rollout.scheduler.group_checkpoint import groups_from_json, groups_to_json
 from rlcli.rollout.scheduler.group_results import correct_and_scored, scored_groups
-from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
+from rlcli.rollout.scheduler.groups import Group
 from rlcli.rollout.scheduler.prefetch import Prefetcher
-from rlcli.rollout.scheduler.rollout_source import by_rank
 from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
 from rlcli.rollout.worker.pending_samples import UNVERIFIED, PendingSample, Saver
 from rlcli.rollout.worker.rollout_role import RolloutRole
@@ -422,7 +423,7 @@ def test_greedy_baselines_stay_with_their_group() -> None:
 
 def test_each_round_saves_its_samples_to_a_file_of_its_own(tmp_path: Path) -> None:
     workers = Workers(unequal_where(lambda row: row % 2 == 0))
-    source_of(workers, save_as=lambda step: by_rank(tmp_path, step), keep="unequal").take(1)
+    source_of(workers, save_as=lambda step: samples_path(tmp_path, step), keep="unequal").take(1)
     assert [str(Path(call.save_as.format(rank=0)).relative_to(tmp_path)) for call in workers.calls] == [
         "step-000001/rank-0.parquet",
         "step-000001/rank-0.round-2.parquet",
@@ -596,12 +597,12 @@ def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) 
         batch, again = whole.take(step), parts.take(step)
         assert rows_of(batch) == rows_of(again)
         assert batch.sources == again.sources == ["a" if row < 20 else "b" for row in rows_of(batch)]
-        waiting, shards = as_plain(parts.buffer.groups)
+        waiting, shards = groups_to_json(parts.buffer.groups)
         waited |= bool(waiting)
         state = json.loads(json.dumps(parts.cursor.state()))
         parts = mixture_of(Workers(workers.score), unit, **rules)
         parts.cursor = parts.cursor.restored(state)
-        parts.buffer.restore(as_groups(json.loads(json.dumps(waiting)), shards))
+        parts.buffer.restore(groups_from_json(json.loads(json.dumps(waiting)), shards))
     drawn.update("a" if number(task.prompt.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
     assert waited
     assert drawn["a"] == pytest.approx(2 * drawn["b"], abs=2)
