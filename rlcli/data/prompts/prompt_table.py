@@ -462,7 +462,7 @@ def taken(prompts: Sequence[Prompt], rows: np.ndarray) -> Sequence[Prompt]:
     return tuple(prompts[row] for row in rows.tolist())
 
 
-def set_of(prompts: Sequence[Prompt], row: int) -> str:
+def dataset_name(prompts: Sequence[Prompt], row: int) -> str:
     """The dataset name of the prompt at this position; empty if there is only one dataset."""
     if not isinstance(prompts, JoinedPrompts) or not prompts.names:
         return ""

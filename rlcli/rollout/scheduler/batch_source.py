@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import RolloutBatch, ShardRef
-from rlcli.data.prompts.dataset_mixture import Cursor, cursor_of
+from rlcli.data.prompts.dataset_mixture import Cursor, build_cursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.rollout.scheduler.dispatcher import OnProgress
 from rlcli.rollout.scheduler.group_checkpoint import SourceState
@@ -63,7 +63,7 @@ def build_batch_source(
     on_progress: OnProgress,
 ) -> BatchSource:
     """Build the source that the config selects. samples: folder where workers save their samples, if they do."""
-    cursor = cursor_of(prompts.prompts, config)
+    cursor = build_cursor(prompts.prompts, config)
     if config.data.response:
         return SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
     return scheduler_class(config)(

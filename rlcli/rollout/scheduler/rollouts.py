@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import PromptTask, RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
-from rlcli.data.prompts.prompt_table import set_of, verifiers_of
+from rlcli.data.prompts.prompt_table import dataset_name, verifiers_of
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.rollout.engine import Sampling
@@ -59,7 +59,7 @@ class Rollouts(ABC):
         self.part_weights = part_weights(config.algorithm.advantage, verifiers_of(prompts.prompts))
         self._numbered = 0
         """Groups that streaming rollouts have numbered."""
-        self._draw_check = DrawCheck(cursor.smallest)
+        self._draw_check = DrawCheck(cursor.draws_without_repeat)
 
     @abstractmethod
     def take(self, step: int) -> RolloutBatch:
@@ -143,7 +143,7 @@ class Rollouts(ABC):
         draws[index] += 1
         row = rows[index]
         return Group(
-            step, index, first_sample, source=set_of(rows, index), data_source=row.data_source, prompt_id=row.id
+            step, index, first_sample, source=dataset_name(rows, index), data_source=row.data_source, prompt_id=row.id
         )
 
     def _task(self, group: Group) -> PromptTask:
@@ -163,7 +163,7 @@ class Rollouts(ABC):
         for group in finished:
             tokens = int(group.samples.tokens.sum())
             correct, scored = correct_and_scored(group.samples, self.config)
-            self.cursor.account(group.prompt_index, tokens, correct, scored)
+            self.cursor.record_group(group.prompt_index, tokens, correct, scored)
         selected = [group for group in finished if group.is_complete]
         self.totals.scored_groups += scored_groups(finished, selected, self.config)
         dropped = self.totals.stats.dropped + len(finished) - len(selected)
@@ -197,5 +197,5 @@ class Rollouts(ABC):
             stats=stats,
             part_weights=self.part_weights,
             scored_groups=groups_of_step,
-            selection=self.cursor.facts(),
+            selection=self.cursor.metrics(),
         )

@@ -9,7 +9,7 @@ import numpy as np
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
-from rlcli.data.prompts.prompt_table import set_of
+from rlcli.data.prompts.prompt_table import dataset_name
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
@@ -45,8 +45,8 @@ class SupervisedSource:
         builder, samples, sources, data_sources = ShardBuilder(), [], [], []
         for position, index in enumerate(self.cursor.take(self.prompts_per_step)):
             prompt, response = self.prompts.tokens(index), self.prompts.responses(index)
-            self.cursor.account(index, len(prompt) + len(response))
-            sources.append(set_of(self.prompts.prompts, index))
+            self.cursor.record_group(index, len(prompt) + len(response))
+            sources.append(dataset_name(self.prompts.prompts, index))
             data_sources.append(self.prompts.prompts[index].data_source)
             samples.append(
                 Sample(

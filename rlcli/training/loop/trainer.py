@@ -118,7 +118,7 @@ class Trainer:
         """Step → report, as in the run folder."""
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the probe; a prompt's tokens are typical for the model.
-        self.probe = prompts.words(prompts.longest())[:PROBE_TOKENS]
+        self.probe = prompts.text_tokens(prompts.longest())[:PROBE_TOKENS]
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
@@ -168,7 +168,7 @@ class Trainer:
         from rlcli.model.rounding import unit_of
 
         config = self.config
-        rows = [(prompts.words(i), 1) for i in range(min(PROBE_PROMPTS, len(prompts)))]
+        rows = [(prompts.text_tokens(i), 1) for i in range(min(PROBE_PROMPTS, len(prompts)))]
         return LogProbCheck(
             config.rollout.log_prob_check if self.has_engine else "off",
             unit_of(self.dtype, config.rollout.quantization),

@@ -22,7 +22,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.dataset_mixture import MixedCursor, Unit, cursor_of
+from rlcli.data.prompts.dataset_mixture import MixedCursor, Unit, build_cursor
 from rlcli.data.prompts.prompt_table import JoinedPrompts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.rollout_stats import RolloutStats
@@ -650,7 +650,7 @@ def selecting_source(workers: Workers, sampling: str) -> SyncRollouts:
     """Rows 0 to 11; of its groups of two samples those of every third row are equal."""
     source = source_of(workers, rows=12, keep="unequal", max_batches=30, prompts_per_step=3)
     source.config = source.config.changed(data={"sampling": sampling, "retire": 2})
-    source.cursor = cursor_of(source.prompts.prompts, source.config)
+    source.cursor = build_cursor(source.prompts.prompts, source.config)
     return source
 
 

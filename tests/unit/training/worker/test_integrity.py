@@ -208,7 +208,7 @@ def test_a_cursor_over_few_prompts_is_never_taken_to_stand_still(count: int) -> 
 
 def test_a_small_set_among_large_ones_may_give_the_same_prompts_again() -> None:
     cursor = MixedCursor(["small", "large"], [0, 2, 100], [0.99, 0.01], seed=0, shuffle=False)
-    draws = DrawCheck(cursor.smallest)
+    draws = DrawCheck(cursor.draws_without_repeat)
     for _ in range(10):
         draws.check(cursor.take(2))
 
