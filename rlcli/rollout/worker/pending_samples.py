@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlcli.cluster.watchdog import progress
-from rlcli.data.columns import TruncatedRule, exclusion
+from rlcli.data.columns import TruncatedRule, exclusion_reason
 from rlcli.data.messages import PromptTask
 from rlcli.data.sample_files import LogProbSummary, PartWriter, SampleRow, sample_row, write_samples
 from rlcli.data.signature import tokens_digest
@@ -134,7 +134,7 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> SampleRow
     """The row of a response in the table of samples, once it has a verdict."""
     text, verdict, _ = wait_for_verdict(item.scored)
     sample = item.sample
-    left_out = exclusion(verdict.outcome, sample.stop_reason == "length", rule) if rule else ""
+    left_out = exclusion_reason(verdict.outcome, sample.stop_reason == "length", rule) if rule else ""
     return sample_row(
         item.source,
         sample.sample,

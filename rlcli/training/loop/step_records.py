@@ -188,7 +188,7 @@ def _write_advantages(
     samples, trained = batch.samples, set(selected.places.tolist())
     reasons = [
         REASONS[reason - 1] if reason else None if index in trained else NOT_SELECTED
-        for index, reason in enumerate(selected.left_out.tolist())
+        for index, reason in enumerate(selected.exclusion_reasons.tolist())
     ]
     table = advantages_table(
         step,

@@ -42,7 +42,7 @@ from rlcli.training.loop.metrics import (
     Updates,
     critic_metrics,
     engine_metrics,
-    left_out_metrics,
+    exclusion_metrics,
     plan_metrics,
     reward_metrics,
     sample_metrics,
@@ -275,7 +275,7 @@ class Trainer:
                 self.engines.release_memory()
             selected = select_batch(batch, self.algorithm, self.config, seed)
             plan = plan_step(selected, self.config, self.workers.data_ranks)
-            self.guard.check_counted(number, selected.left_out)
+            self.guard.check_counted(number, selected.exclusion_reasons)
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
             recording = self.records.recording(number, batch, selected)
@@ -348,12 +348,12 @@ class Trainer:
 
     def measure(self, batch: RolloutBatch, selected: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
         """The step's metrics. Also adapts the KL and entropy coefficients to them."""
-        counted = rewarded(batch.samples, self.config.train.truncated).take(selected.left_out == 0)
+        counted = rewarded(batch.samples, self.config.train.truncated).take(selected.exclusion_reasons == 0)
         metrics = {
             **reward_metrics(counted),
             **sample_metrics(batch.samples),
             **set_metrics(batch.samples, counted, batch.sources),
-            **left_out_metrics(selected.left_out),
+            **exclusion_metrics(selected.exclusion_reasons),
             "reward/shaped": selected.reward,
             **batch.stats.metrics(),
             **batch.selection,
