@@ -28,7 +28,7 @@ TOKENS = "tokens-{rank}.parquet"
 class RecordedSample:
     """A sample whose tokens are recorded; with the key of its saved row."""
 
-    place: int
+    index: int
     """Index among the step's selected samples."""
     prompt_id: str
     """Id of its prompt."""

@@ -30,7 +30,7 @@ LossFunction = Callable[..., TokenLoss]
 """Takes `LossInputs`, and options."""
 
 COLUMNS = frozenset(LossInputs.columns()) - {
-    *("rollout_log_probs", "teacher_agrees", "entropy", "kept", "kept_places", "right", "group_tokens")
+    *("rollout_log_probs", "teacher_agrees", "entropy", "kept", "kept_indexes", "right", "group_tokens")
 }
 """The columns that a policy loss may declare."""
 

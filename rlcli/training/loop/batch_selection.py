@@ -52,7 +52,7 @@ class SelectedSamples:
     """Reason to exclude each sample of the step, 0 if it counts (`sample_filter.exclusion_reasons`)."""
     one_prompt: bool
     """Samples of a group begin with the same prompt; those of an agent begin as it likes."""
-    places: Int64[np.ndarray, " S"]
+    indexes: Int64[np.ndarray, " S"]
     """Index of each among all samples of the step."""
     shaped: Float64[np.ndarray, " N"]
     """The shaped reward of each sample of the step; NaN if it does not count."""
@@ -120,7 +120,7 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
         reward=float(rewards.mean()),
         exclusion_reasons=reasons,
         one_prompt=not config.environment.is_command,
-        places=counting[indexes.numpy()],
+        indexes=counting[indexes.numpy()],
         shaped=shaped,
     )
 
@@ -201,7 +201,7 @@ def plan_step(selected: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
     )
 
 
-def step_work(
+def build_train_rows(
     plan: Plan, selected: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
 ) -> TrainRows:
     """The `TrainRows` that all ranks share. seed: for random choices. recording: what they record of the step. version:

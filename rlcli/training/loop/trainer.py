@@ -31,7 +31,7 @@ from rlcli.runs.run_measure import measure_of
 from rlcli.runs.tracking import Trackers
 from rlcli.runs.tracking.run_console import SampleText, View
 from rlcli.training.listener import ListenedRun, Listener, Listeners
-from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step, select_batch
 from rlcli.training.loop.checkpointer import WAITING, Checkpointer, check_probe
 from rlcli.training.loop.checks.invariants import Invariants
 from rlcli.training.loop.checks.log_prob_check import LogProbCheck
@@ -279,7 +279,7 @@ class Trainer:
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
             recording = self.records.recording(number, batch, selected)
-            self.workers.call(WorkerCalls.load, bins, step_work(plan, selected, seed, recording, self.version))
+            self.workers.call(WorkerCalls.load, bins, build_train_rows(plan, selected, seed, recording, self.version))
             self.critic.load(selected, seed)
             self.teachers.load(selected, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):

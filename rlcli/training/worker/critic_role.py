@@ -40,7 +40,7 @@ class CriticRole:
                 "errors_sq": errors.double().square(),
             }
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            self.model.backward(term.loss.sum() / max(batch.works[index].tokens, 1), totals)
+            self.model.backward(term.loss.sum() / max(batch.minibatch_counts[index].tokens, 1), totals)
         return self.model.step(lr)
 
 
@@ -82,5 +82,5 @@ class ProcessRewardRole:
             agree = (sequence_sums(drift, micro.packed.sequence, micro.lengths) > 0) == (right > 0.5)
             sums = {"responses": torch.ones_like(right), "loss": total.detach(), "agree": agree}
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            self.model.backward(total / batch.works[index].sequences, totals)
+            self.model.backward(total / batch.minibatch_counts[index].sequences, totals)
         return self.model.step(lr)

@@ -21,7 +21,7 @@ from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.round_totals import DrawCheck
-from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step, select_batch
 from rlcli.training.loop.checks.invariants import Invariants
 from rlcli.training.worker.plan_integrity import SURE, StepCheck, watch_grad_dot_advantage, weight_of
 from rlcli.training.worker.train_batch import TrainBatch
@@ -62,7 +62,7 @@ def collected() -> RolloutBatch:
 
 def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
     plan = plan_step(chosen, CONFIG, ranks)
-    step = step_work(plan, chosen, 0)
+    step = build_train_rows(plan, chosen, 0)
     return [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
 
 
@@ -81,7 +81,7 @@ def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
     chosen = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
     assert not chosen.columns.rewards.any()
     plan = plan_step(replace(chosen, active=None), CONFIG, 1)
-    TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
+    TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
 
 
 def _other_scores(batch: RolloutBatch) -> RolloutBatch:
@@ -132,7 +132,7 @@ def sums_of(chosen: SelectedSamples, ranks: int = 2) -> dict[str, float]:
     """What the updates of all ranks report of a sound batch."""
     total = {"tokens": 0.0, "check_rows": 0.0, "check_advantages": 0.0, "check_denominator": 0.0, "grad_norm": 1.0}
     for batch in batches(chosen, ranks):
-        total["check_denominator"] += batch.works[0].tokens / ranks
+        total["check_denominator"] += batch.minibatch_counts[0].tokens / ranks
         for micro in batch:
             signatures = batch.columns.signatures[micro.samples]
             total["tokens"] += float(micro.lengths.sum())

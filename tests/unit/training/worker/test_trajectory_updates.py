@@ -24,7 +24,7 @@ from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.packed import pack
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import build_train_rows, plan_step, select_batch
 from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
 from rlcli.training.worker.token_advantages import fill_advantages, fill_kept
@@ -81,7 +81,7 @@ def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
         samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), *counts))  # type: ignore[arg-type]
     chosen = select_batch(RolloutBatch(SampleTable.of(samples), [builder.build()]), algorithm, config, seed=0)
     plan = plan_step(chosen, config, 1)
-    return TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
+    return TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
 
 
 def configured(budget: int, path: str = "none", **algorithm: Any) -> RunConfig:
@@ -107,7 +107,7 @@ def computed(budget: int, **chosen: Any) -> tuple[float, dict[str, float], dict[
     if algorithm.rejects:
         fill_kept(algorithm, batch, ALONE)
     fill_advantages(algorithm, batch, ALONE, 0.0)
-    (work,) = batch.policy_works
+    (work,) = batch.policy_counts
     loss, sums, gradients = 0.0, dict[str, float](), dict[int, list[float]]()
     for micro in batch:
         log_probs = of_tokens(micro.packed.targets, POLICY).double().requires_grad_()
