@@ -24,7 +24,7 @@ from rlcli.rewards.service.scoring_client import Scored
 from rlcli.support.files import filled_path
 from rlcli.types import ENDED, Outcome, Prompt, Sample, Verdict
 
-UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
+PLACEHOLDER_VERDICT = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
 """Placeholder for the verdict of a pending sample."""
 
 
@@ -32,7 +32,7 @@ UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified
 class PendingSample:
     """A sample that waits for its verdict."""
 
-    source: Prompt
+    prompt: Prompt
     """Its prompt."""
     sample: Sample
     """The sample with a placeholder as its verdict, and without its signature."""
@@ -86,7 +86,7 @@ def pending_sample(
         prompt_tokens=trajectory.prompt_tokens,
         response_tokens=trajectory.response_tokens,
         stop_reason=trajectory.stop_reason,
-        verdict=UNVERIFIED,
+        verdict=PLACEHOLDER_VERDICT,
         version=oldest,
         seed=seed,
         context_tokens=len(trajectory.tokens) - trajectory.prompt_tokens - trajectory.response_tokens,
@@ -105,7 +105,7 @@ def pending_sample(
     summary = LogProbSummary.of(trajectory.log_probs)
     messages = conversation.fields.get("conversation", ()) if conversation else ()
     return PendingSample(
-        source=task.prompt,
+        prompt=task.prompt,
         sample=unverified,
         scored=scored,
         log_probs=summary,
@@ -117,9 +117,9 @@ def pending_sample(
     )
 
 
-def _copies(source: Prompt, conversation: FinishedConversation) -> Mapping[str, bytes]:
+def _copies(prompt: Prompt, conversation: FinishedConversation) -> Mapping[str, bytes]:
     """Copies of the images that the environment showed, without those of the row."""
-    row_images = frozenset(source.image_digests()) if conversation.copies else frozenset()
+    row_images = frozenset(prompt.image_digests()) if conversation.copies else frozenset()
     return {digest: copy for digest, copy in conversation.copies.items() if digest not in row_images}
 
 
@@ -136,7 +136,7 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> SampleRow
     sample = item.sample
     left_out = exclusion_reason(verdict.outcome, sample.stop_reason == "length", rule) if rule else ""
     return sample_row(
-        item.source,
+        item.prompt,
         sample.sample,
         text,
         verdict,

@@ -196,7 +196,7 @@ class Worker(WeightSync, WorkerCalls):
 
     @implements(WorkerCalls.rollout_snapshot)
     def rollout_snapshot(self, end: bool) -> RolloutBatch:
-        return self._rollout.interrupted(end=end, keep=self.spec.context.keeps)
+        return self._rollout.snapshot(end=end, keep=self.spec.context.keeps)
 
     @implements(WorkerCalls.take_shard)
     def take_shard(self) -> list[ObjectRef[SampleShard] | None]:
@@ -464,7 +464,7 @@ class Worker(WeightSync, WorkerCalls):
 
     def _build_rollout(self, tokenizer: PreTrainedTokenizerBase) -> RolloutRole:
         if self.rollout_role is not None:
-            self.rollout_role.forget()
+            self.rollout_role.discard_streaming()
         self._close_rollout()
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
         scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background

@@ -73,7 +73,7 @@ class Workers(harness.Workers):
 
     def rollout_snapshot(self, end: bool) -> list[RolloutBatch]:
         self.interrupted.append(end)
-        return [role.interrupted(end=end, keep=self.keep) for role in self.roles]
+        return [role.snapshot(end=end, keep=self.keep) for role in self.roles]
 
 
 @pytest.fixture(autouse=True)

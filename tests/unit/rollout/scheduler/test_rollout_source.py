@@ -38,7 +38,7 @@ from rlcli.rollout.scheduler.group_results import correct_and_scored, scored_gro
 from rlcli.rollout.scheduler.groups import Group
 from rlcli.rollout.scheduler.prefetch import Prefetcher
 from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
-from rlcli.rollout.worker.pending_samples import UNVERIFIED, PendingSample, Saver
+from rlcli.rollout.worker.pending_samples import PLACEHOLDER_VERDICT, PendingSample, Saver
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.verdicts import Verification
 from rlcli.rollout.worker.work_queue import RoundTasks
@@ -554,7 +554,7 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
         for index, (outcome, finish) in enumerate([("crash", "stop"), ("wrong", "length"), ("ok", "stop")]):
             scored: Future[Scored] = Future()
             scored.set_result(Scored("1", Verdict(0.0, Outcome(outcome))))
-            row = Sample(0, index, 0, index, 2, 1, finish, UNVERIFIED, 1)  # type: ignore[arg-type]
+            row = Sample(0, index, 0, index, 2, 1, finish, PLACEHOLDER_VERDICT, 1)  # type: ignore[arg-type]
             saver.add([PendingSample(source, row, scored, None, 0, 0)])
         saver.save_rest()
         found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
@@ -569,7 +569,7 @@ def test_samples_verified_after_the_first_write_are_added_to_the_file(tmp_path: 
     for index in range(3):
         scored: Future[Scored] = Future()
         scored.set_result(Scored(str(index), Verdict(0.0, Outcome.OK)))
-        row = Sample(0, index, 0, 0, 2, 1, "stop", UNVERIFIED, 1)
+        row = Sample(0, index, 0, 0, 2, 1, "stop", PLACEHOLDER_VERDICT, 1)
         saver.add([PendingSample(source, row, scored, None, 0, 0)])
         saver.save_rest()
         saver.save_rest()

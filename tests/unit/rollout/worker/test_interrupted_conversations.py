@@ -238,10 +238,10 @@ def test_conversations_and_their_environments_go_on_through_updates(
                 assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
                 assert (sample.verdict.outcome, report.stats.replay_diverged) == (Outcome.OK, 0)
             if version == 3:  # a checkpoint, which interrupts nothing
-                begun = [one.tokens for one in role.interrupted(end=False, keep=keep).partial]
+                begun = [one.tokens for one in role.snapshot(end=False, keep=keep).partial]
             if len(found) == SAMPLES:
                 break
-        role.forget()
+        role.discard_streaming()
     assert begun
     assert found.keys() == expected.keys()
     for sample, row in found.items():
@@ -274,7 +274,7 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
             found |= {one.sample: shard.row(one.row) for one in report.samples if shard is not None}
             if not role.engine.unfinished and not report.samples and found:
                 break
-        role.forget()
+        role.discard_streaming()
         return {s: (row.tokens.tobytes(), row.log_probs.tobytes(), row.versions) for s, row in found.items()}
 
     with role_of(engine, model, gate, ordered=True) as role:
@@ -286,7 +286,7 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
             assert isinstance(report, RolloutBatch)
             tasks, done = [], done | {one.sample for one in report.samples}
             role.take_shard()
-        snapshot, shard = role.interrupted(end=False), role.take_shard()
+        snapshot, shard = role.snapshot(end=False), role.take_shard()
         assert shard is not None
         begun = {one.sample: replace(one, shard=0) for one in snapshot.partial}
         assert any(shard.row(one.row).turns > 1 for one in begun.values())
