@@ -33,8 +33,8 @@ BUCKET_BYTES = 32 << 20
 which allocates new memory each time, is no slower than with one tensor at a time (it is from 256 MiB on)."""
 
 
-def buckets(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
-    """The full parameters `weights` in `dtype`, in their order, at most `most_bytes` bytes at a time, or one larger
+def buckets(weights: Iterable[Named], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
+    """The full parameters `weights` in `dtype`, in their order, at most `bucket_bytes` bytes at a time, or one larger
     parameter. Collective: every rank iterates to the end, in step.
 
     The next bucket is gathered while one is used, so that two are in memory and never the model. Unsharded tensors (on
@@ -45,7 +45,7 @@ def buckets(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCK
             for name, tensor in bucket: ...
     """
     in_flight: _Gather | list[Named] | None = None
-    for group in _grouped(weights, dtype, most_bytes):
+    for group in _grouped(weights, dtype, bucket_bytes):
         upcoming = group if rows_of(group[0][1]) is None else _Gather(group, dtype)
         if in_flight is not None:
             yield _finished(in_flight, dtype)
@@ -104,13 +104,13 @@ class _Gather:
         ]
 
 
-def _grouped(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int) -> Iterator[list[Named]]:
+def _grouped(weights: Iterable[Named], dtype: torch.dtype, bucket_bytes: int) -> Iterator[list[Named]]:
     """Groups of consecutive parameters for one collective; a parameter that needs none is a group by itself."""
     group: list[Named] = []
     size = 0
     for name, tensor in weights:
         nbytes = tensor.numel() * dtype.itemsize
-        if group and not (_share_ranks(group[0][1], tensor) and size + nbytes <= most_bytes):
+        if group and not (_share_ranks(group[0][1], tensor) and size + nbytes <= bucket_bytes):
             yield group
             group, size = [], 0
         group.append((name, tensor))

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from rlcli.model.parallel.buckets import BUCKET_BYTES, Named, Rows, buckets, rows_of
 from rlcli.model.parallel.host_memory import HostMemory
 from rlcli.model.tensor_names import kept_dtype
-from rlcli.model.weight_check.checksum import INTEGERS, Sent, columns_of, keys, part_checksum, to_host
+from rlcli.model.weight_check.checksum import INTEGERS, TensorChecksum, columns_of, keys, part_checksum, to_host
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int, Shaped
@@ -42,14 +42,14 @@ class LastSent:
     """Values that had changed at the last `changes`, over all ranks."""
     total: int = 0
     """Values of the model at the last `changes`, over all ranks."""
-    sums: dict[str, Sent] = field(default_factory=dict)
+    sums: dict[str, TensorChecksum] = field(default_factory=dict)
     """Checksums of the full tensors at the last `changes`."""
     _parts: dict[str, Tensor] = field(default_factory=dict)
     """This rank's values as they were sent last, flat, by the parameter's name."""
     _memory: HostMemory = field(default_factory=HostMemory)
     """Where `_parts` are allocated."""
 
-    def sent(self) -> dict[str, Sent]:
+    def sent(self) -> dict[str, TensorChecksum]:
         """Checksums of all full tensors, as `Checksums.sent`."""
         return self.sums
 
@@ -59,9 +59,9 @@ class LastSent:
         self._memory.reuse()
 
     def changes(
-        self, weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES
+        self, weights: Iterable[Named], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
     ) -> Iterator[list[Named]]:
-        """Yields the changes of the parameters `weights` in `dtype`, in buckets of about `most_bytes`: those of a
+        """Yields the changes of the parameters `weights` in `dtype`, in buckets of about `bucket_bytes`: those of a
         tensor, as `+index:NAME` and `+value:NAME`, or, if more than MOST of it has changed or it has not
         been sent yet, the full tensor under its name. Sets `sums`, `changed` and `total`.
 
@@ -77,27 +77,28 @@ class LastSent:
         changed = dict(zip((part.name for part in parts), to_host(counts), strict=True))
         totals = zip(parts, to_host(sums), strict=True)
         self.sums = {
-            part.name: Sent(total, part.parameter.numel(), kept_dtype(part.name, dtype)) for part, total in totals
+            part.name: TensorChecksum(total, part.parameter.numel(), kept_dtype(part.name, dtype))
+            for part, total in totals
         }
         self.changed, self.total = sum(changed.values()), sum(part.parameter.numel() for part in parts)
         known = {part.name for part in parts if part.name in self._parts}
         sparse = [part for part in parts if part.name in known and changed[part.name] <= MOST * part.parameter.numel()]
         sparse_names = {part.name for part in sparse}
-        yield from self._sparse([part for part in sparse if changed[part.name]], dtype, most_bytes)
+        yield from self._sparse([part for part in sparse if changed[part.name]], dtype, bucket_bytes)
         dense = [part for part in parts if part.name not in sparse_names]
         for part in dense:
             values, last = part.values(dtype), self._parts.get(part.name)
             self._parts[part.name] = self._memory.copy(values) if last is None else last.copy_(values)
         if dense:
-            yield from buckets([(part.name, part.parameter) for part in dense], dtype, most_bytes)
+            yield from buckets([(part.name, part.parameter) for part in dense], dtype, bucket_bytes)
 
-    def _sparse(self, parts: list[_Part], dtype: torch.dtype, most_bytes: int) -> Iterator[list[Named]]:
+    def _sparse(self, parts: list[_Part], dtype: torch.dtype, bucket_bytes: int) -> Iterator[list[Named]]:
         """The changes of `parts`, gathered for several consecutive ones at once. Updates `_parts`."""
         group: list[_Part] = []
         size = 0
         for part in parts:
             nbytes = int(MOST * part.parameter.numel() * (dtype.itemsize + part.index.itemsize))
-            if group and (size + nbytes > most_bytes or part.group_key != group[0].group_key):
+            if group and (size + nbytes > bucket_bytes or part.group_key != group[0].group_key):
                 yield self._gathered(group, dtype)
                 group, size = [], 0
             group.append(part)
@@ -246,7 +247,7 @@ class WeightCopy:
         else:
             tensor.view(-1)[index] = value
 
-    def differences(self, sent: dict[str, Sent]) -> list[str]:
+    def differences(self, sent: dict[str, TensorChecksum]) -> list[str]:
         """Names of the tensors that differ from what was sent. Tensors that the sender does not list are dropped."""
         lost, self._lost = self._lost, set()
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if name in sent}

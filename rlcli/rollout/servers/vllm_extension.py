@@ -110,11 +110,12 @@ class Extension:
         """Checksums of this worker's parts of the sent tensors. sent: JSON, name → [checksum, elements, dtype]."""
         import torch
 
-        from rlcli.model.weight_check.checksum import Sent
+        from rlcli.model.weight_check.checksum import TensorChecksum
         from rlcli.model.weight_check.engine_weights import Layout, weights_of
 
         tensors = {
-            name: Sent(values[0], values[1], getattr(torch, values[2])) for name, values in json.loads(sent).items()
+            name: TensorChecksum(values[0], values[1], getattr(torch, values[2]))
+            for name, values in json.loads(sent).items()
         }
         layout = getattr(self, "rlcli_layout", None) or Layout()
         parts = layout.parts(weights_of(self.model_runner.get_model()), tensors)

@@ -19,7 +19,7 @@ from rlcli.support.json_link import Link, Refused, ServerFault
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class VllmServer:
             if "error" in rank:
                 raise Refused(f"{self._link.url} cannot load the weights: {rank['error']}")
 
-    async def verify(self, sent: Mapping[str, Sent], timeout_s: float) -> Verified:
+    async def verify(self, sent: Mapping[str, TensorChecksum], timeout_s: float) -> Verified:
         from rlcli.model.weight_check.engine_weights import Part, compare
 
         arguments = {

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
     from rlcli.data.expert_routes import Routes
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Layout, Part, Verified
     from rlcli.rollout.vllm.vllm_types import CompletionOutput, Llm, ModelConfig, RequestOutput
 
@@ -259,7 +259,7 @@ class VllmEngine:
         if self.spec.images is not None:
             self._engine.reset_encoder_cache()  # of the earlier weights
 
-    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+    def verify(self, sent: Mapping[str, TensorChecksum]) -> Verified:
         import torch.distributed as dist
         from vllm.distributed.parallel_state import get_tp_group
 

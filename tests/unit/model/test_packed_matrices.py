@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from rlcli.model.weight_check.checksum import Checksums, Sent
+from rlcli.model.weight_check.checksum import Checksums, TensorChecksum
 from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix, can_pack
 from rlcli.model.weight_check.engine_weights import Layout, LayoutRecorder, Verified, compare, weights_of
 
@@ -42,7 +42,7 @@ def test_it_multiplies_as_a_linear_layer_does(dtype: torch.dtype, rows: int) -> 
         torch.testing.assert_close(product.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def sent_of(weights: dict[str, Tensor]) -> dict[str, Sent]:
+def sent_of(weights: dict[str, Tensor]) -> dict[str, TensorChecksum]:
     sums = Checksums()
     for name, tensor in weights.items():
         sums.add(name, tensor)
@@ -77,7 +77,7 @@ def loaded(weights: dict[str, Tensor]) -> tuple[Engine, Layout]:
     return engine, recorder.layout()
 
 
-def verified(engine: Engine, layout: Layout, sent: dict[str, Sent], *, through_kernels: bool) -> Verified:
+def verified(engine: Engine, layout: Layout, sent: dict[str, TensorChecksum], *, through_kernels: bool) -> Verified:
     return compare(sent, [layout.parts(weights_of(engine, through_kernels=through_kernels), sent)])
 
 

@@ -86,15 +86,15 @@ class Broadcast:
         """The tensors of all buckets, in their order, on the device; each is the caller's until the next one is read.
         The next bucket is received while one is used."""
         self._syncs += 1
-        with_next = ThreadPoolExecutor(1)
+        executor = ThreadPoolExecutor(1)
         try:
-            coming = with_next.submit(self._receive)
-            while bucket := coming.result():
-                coming = with_next.submit(self._receive)
+            next_bucket = executor.submit(self._receive)
+            while bucket := next_bucket.result():
+                next_bucket = executor.submit(self._receive)
                 yield from bucket
                 progress()
         finally:
-            with_next.shutdown(wait=False)
+            executor.shutdown(wait=False)
 
     def _send_header(self, header: Header) -> None:
         import torch

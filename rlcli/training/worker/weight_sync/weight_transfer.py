@@ -72,7 +72,7 @@ def largest(differences: Float[np.ndarray, " R"]) -> float:
     return float(np.abs(differences).max()) if np.isfinite(differences).all() else float("inf")
 
 
-def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
+def record_sizes(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
     """`weights`, with the bytes of each appended to `sizes`."""
     for name, tensor in weights:
         sizes.append(tensor.nbytes)
@@ -83,7 +83,7 @@ def outgoing(
     policy: PolicyBackend,
     sums: Checksums,
     adapter: tuple[str | None, str, torch.dtype] | None,
-    most_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Iterator[list[Named]]:
     """The weights for engines, with their checksums added to `sums`: all weights under their checkpoint
     names, or, with `adapter` (folder, prefix, the engine's dtype), the files of its adapter, which pass through a
@@ -102,7 +102,7 @@ def outgoing(
     bucket: list[Named] = []
     size = 0
     for name, tensor in sums.of(policy.stream_weights()):
-        if bucket and size + tensor.nbytes > most_bytes:
+        if bucket and size + tensor.nbytes > bucket_bytes:
             yield bucket
             bucket, size = [], 0
         bucket.append((name, tensor))
