@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlcli.model.parallel.buckets import BUCKET_BYTES, Named, Rows, buckets, rows_of
+from rlcli.model.parallel.buckets import BUCKET_BYTES, NamedTensor, Rows, buckets, rows_of
 from rlcli.model.parallel.host_memory import HostMemory
 from rlcli.model.tensor_names import kept_dtype
 from rlcli.model.weight_check.checksum import INTEGERS, TensorChecksum, columns_of, keys, part_checksum, to_host
@@ -59,8 +59,8 @@ class LastSent:
         self._memory.reuse()
 
     def changes(
-        self, weights: Iterable[Named], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
-    ) -> Iterator[list[Named]]:
+        self, weights: Iterable[NamedTensor], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+    ) -> Iterator[list[NamedTensor]]:
         """Yields the changes of the parameters `weights` in `dtype`, in buckets of about `bucket_bytes`: those of a
         tensor, as `+index:NAME` and `+value:NAME`, or, if more than MOST of it has changed or it has not
         been sent yet, the full tensor under its name. Sets `sums`, `changed` and `total`.
@@ -92,7 +92,7 @@ class LastSent:
         if dense:
             yield from buckets([(part.name, part.parameter) for part in dense], dtype, bucket_bytes)
 
-    def _sparse(self, parts: list[_Part], dtype: torch.dtype, bucket_bytes: int) -> Iterator[list[Named]]:
+    def _sparse(self, parts: list[_Part], dtype: torch.dtype, bucket_bytes: int) -> Iterator[list[NamedTensor]]:
         """The changes of `parts`, gathered for several consecutive ones at once. Updates `_parts`."""
         group: list[_Part] = []
         size = 0
@@ -106,7 +106,7 @@ class LastSent:
         if group:
             yield self._gathered(group, dtype)
 
-    def _gathered(self, group: list[_Part], dtype: torch.dtype) -> list[Named]:
+    def _gathered(self, group: list[_Part], dtype: torch.dtype) -> list[NamedTensor]:
         """The changes of a group of parameters on all ranks. Updates `_parts`."""
         changes: list[tuple[Tensor, Tensor]] = []
         for part in group:
@@ -116,7 +116,7 @@ class LastSent:
             self._parts[part.name][index.cpu()] = changed_values.cpu()
             changes.append((index.to(part.index) + part.begin, changed_values))
         by_rank = [changes] if group[0].rows is None else _gather(group[0].rows, changes)
-        tensors: list[Named] = []
+        tensors: list[NamedTensor] = []
         for part, of_ranks in zip(group, zip(*by_rank, strict=True), strict=True):
             tensors.append((INDEX + part.name, torch.cat([index for index, _ in of_ranks])))
             tensors.append((VALUE + part.name, torch.cat([value for _, value in of_ranks])))
@@ -225,7 +225,7 @@ class WeightCopy:
         self._lost: set[str] = set()
         self._memory = HostMemory()
 
-    def take(self, tensors: Iterable[Named]) -> None:
+    def take(self, tensors: Iterable[NamedTensor]) -> None:
         """Apply the results of `LastSent.changes`, in their order, in place."""
         index: Tensor | None = None
         for name, tensor in tensors:
@@ -257,7 +257,7 @@ class WeightCopy:
         sums = dict(zip(checksums, to_host(list(checksums.values())), strict=True))
         return [name for name, metadata in sent.items() if name in lost or sums.get(name) != metadata.checksum]
 
-    def named(self) -> Iterator[Named]:
+    def named(self) -> Iterator[NamedTensor]:
         """All weights, with their names."""
         yield from self._tensors.items()
 

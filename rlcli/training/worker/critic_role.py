@@ -54,8 +54,8 @@ class ProcessRewardRole:
 
     def infer(self, batch: TrainBatch) -> None:
         """Compute the implicit reward of each token, as the batch's tokens `process_rewards`."""
+        from rlcli.algorithms.function_registry import chosen_options
         from rlcli.algorithms.losses.critic import process_rewards
-        from rlcli.algorithms.named import chosen_options
 
         options = chosen_options(process_rewards, self.options)
         for micro in batch:
@@ -67,9 +67,9 @@ class ProcessRewardRole:
         responses: `responses`, `loss` and `agree`, how often the model predicted the verdict."""
         import torch
 
+        from rlcli.algorithms.function_registry import chosen_options
         from rlcli.algorithms.losses.base import sequence_sums
         from rlcli.algorithms.losses.critic import implicit_reward_loss
-        from rlcli.algorithms.named import chosen_options
 
         options = chosen_options(implicit_reward_loss, self.options)
         minibatch = batch.minibatches[index]

@@ -27,7 +27,7 @@ from rlcli.training.worker.weight_sync.weight_broadcast import Broadcast
 from rlcli.training.worker.weight_sync.weight_transfer import (
     BUCKET_BYTES,
     Incoming,
-    Named,
+    NamedTensor,
     Synced,
     largest,
     load_files,
@@ -87,7 +87,7 @@ class WeightSync:
     """Host memory of a bucket between a GPU and Ray's object store."""
 
     def __init__(self) -> None:
-        self.outgoing: Iterator[list[Named]] = iter(())
+        self.outgoing: Iterator[list[NamedTensor]] = iter(())
         self.incoming: Incoming | None = None
         self.broadcast: Broadcast | None = None
         self.sums: Checksums | LastSent | None = None
@@ -248,7 +248,7 @@ class WeightSync:
             time.sleep(ANNOUNCED_EVERY_S)
         return self._receive_copy(broadcast)
 
-    def _outgoing(self, bucket_bytes: int, resend_all: bool = False) -> Iterator[list[Named]]:
+    def _outgoing(self, bucket_bytes: int, resend_all: bool = False) -> Iterator[list[NamedTensor]]:
         """The weights for engines in other workers, in buckets; afterwards `sums` has the checksums of all weights that
         they must hold. resend_all: unchanged weights too. Collective."""
         from rlcli.model.parallel.weight_delta import LastSent
@@ -269,7 +269,7 @@ class WeightSync:
             self._add_base(self.sums)
         return outgoing(policy, self.sums, adapter, bucket_bytes)
 
-    def _load(self, weights: Iterator[Named]) -> None:
+    def _load(self, weights: Iterator[NamedTensor]) -> None:
         """Load weights, or an adapter's files, into the engine."""
         engine = self._rollout.engine
         if self.spec.context.separate_adapter:
