@@ -26,7 +26,8 @@ from rlcli.data.trajectories import Span, Trajectory
 from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.model.packed import pack
 from rlcli.rewards.service.scoring_client import Scored
-from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
+from rlcli.rollout.scheduler.group_checkpoint import groups_from_json, groups_to_json
+from rlcli.rollout.scheduler.groups import Group
 from rlcli.rollout.worker.pending_samples import Saver, pending_sample
 from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.training.loop.metrics import sample_metrics
@@ -138,16 +139,16 @@ def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
 def test_groups_of_older_checkpoints_load() -> None:
     one = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
     talk = SampleTable.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
-    rewarded, shards = as_plain([Group(2, samples=talk, shards=["a"])])
-    assert list(as_groups(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
+    rewarded, shards = groups_to_json([Group(2, samples=talk, shards=["a"])])
+    assert list(groups_from_json(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
     samples = SampleTable.of([one])
-    plain, shards = as_plain([Group(2, prompt_index=4, samples=samples, shards=["a"])])
-    assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
+    plain, shards = groups_to_json([Group(2, prompt_index=4, samples=samples, shards=["a"])])
+    assert list(groups_from_json(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
     (older,) = plain[0]["samples"]
     for name in ("context_tokens", "turns", "newer_by", "turn_rewards", "turn_states"):
         del older[name]
     older["drawn_tokens"], older["finish_reason"] = older.pop("response_tokens"), older.pop("stop_reason")
-    assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
+    assert list(groups_from_json(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
 
 
 def test_the_digest_of_a_single_response_is_that_of_older_runs() -> None:
