@@ -247,7 +247,7 @@ def train_in_folder(
                     result = trainer.run(checkpoint)
                 drawing = in_background(partial(_draw, target, result, view))  # while the workers are closed
         if drawing.result():
-            trackers.picture("reward", folder.path / "reward.png")
+            trackers.image("reward", folder.path / "reward.png")
     return outcome_of(target, result)
 
 

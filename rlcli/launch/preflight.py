@@ -113,8 +113,8 @@ def prepare(
     tokenizer, template_day = _tokenizer(config, model.kind, day, sets, on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
-    pictures = check_images(config, model.kind, model.images, dtype, sets, train=train)
-    ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=model.images)
+    max_images = check_images(config, model.kind, model.image_rule, dtype, sets, train=train)
+    ready = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=model.image_rule)
     prompts = ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation")
     held_out = ready(test_rows, "evaluation") if train and test_rows else None
     if train:
@@ -128,12 +128,12 @@ def prepare(
         roles=roles,
         adapter=adapter,
         verifiers=verifiers,
-        environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=model.images),
+        environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=model.image_rule),
         stop_tokens=stops,
         thinking=thinking,
         day=template_day,
-        images=model.images,
-        pictures=pictures,
+        image_rule=model.image_rule,
+        max_images=max_images,
     )
     return Prepared(
         RunContext(config, facts), prompts, held_out, model.parameters, sandbox=sandbox, served=models_of(verifiers)
@@ -497,7 +497,7 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
     algorithm = build_algorithm(**config.algorithm.model_dump())
     check_algorithm(config, algorithm)
     part_weights(config.algorithm.advantage, verifiers_of(rows))
-    if policy.images is not None and (
+    if policy.image_rule is not None and (
         algorithm.needs_critic or algorithm.needs_process_rewards or algorithm.needs_teacher
     ):
         raise ConfigError(

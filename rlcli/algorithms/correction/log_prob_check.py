@@ -122,7 +122,9 @@ class MomentsState(TypedDict):
     products: list[list[float]]
     """`[MOMENTS, MOMENTS]`."""
     weights: float
+    """Σ w."""
     squares: float
+    """Σ w²."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,15 @@ class PassRatesState(TypedDict):
     rows: list[int]
     """Prompts that were drawn or judged; the columns have a value for each."""
     right: list[float]
+    """Right samples, decayed until the prompt's last result."""
     wrong: list[float]
+    """Wrong samples, decayed in the same way."""
     counted_at: list[int]
+    """Value of `draws` at its last result."""
     drawn_at: list[int]
+    """Value of `draws` when it was last drawn; -1: never."""
     solved: list[int]
+    """Last groups in a row with right samples only."""
 
 
 class PassRates:

@@ -120,13 +120,21 @@ class LoadedAnswer(TypedDict):
     """The verifiers of a `LoadRequest` are loaded: the fields of `Facts`, as JSON."""
 
     at_once: int
+    """`Facts.at_once`."""
     needs_sandbox: bool
+    """`Facts.needs_sandbox`."""
     patience_s: float
+    """`Facts.patience_s`."""
     own_limits: NotRequired[Sequence[Sequence[float]]]
+    """`Facts.own_limits`, as lists."""
     keys: Sequence[Sequence[str]]
+    """`Facts.keys`, as lists."""
     answer_kind: str
+    """`Facts.answer_kind`."""
     has_gold: bool
+    """`Facts.has_gold`."""
     groups: bool
+    """`Facts.groups`."""
 
 
 @final

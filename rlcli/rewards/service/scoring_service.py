@@ -70,9 +70,13 @@ class FrameFields(TypedDict, total=False):
     """Other fields of a response's `VerifyRequest`, plain values."""
 
     finish_reason: FinishReason | Literal[""]
+    """Why its generation ended; empty: unknown."""
     thinking: bool
+    """Whether the prompt ends within an open <think>."""
     conversation: Sequence[Mapping[str, object]]
+    """All messages of a conversation, the prompt's included."""
     environment: Mapping[str, object]
+    """What the environment reported of it."""
     rivals: Sequence[tuple[bytes, int]]
     """Token ids of each other response, and its number of trailing ids without text."""
     step: int

@@ -56,7 +56,7 @@ class _Server:
             "start": self._start,
             "log": self._log,
             "samples": self._samples,
-            "picture": self._picture,
+            "image": self._image,
             "close": self._close,
         }
         try:
@@ -87,15 +87,15 @@ class _Server:
                     receive(step, "eval/samples" if name == "evaluations" else name, samples)
         return {}
 
-    def _picture(self, name: str, file: str) -> dict[str, str]:
-        if receive := self._optional("picture"):
+    def _image(self, name: str, file: str) -> dict[str, str]:
+        if receive := self._optional("image") or self._optional("picture"):  # its name before
             receive(name, Path(file))
         return {}
 
     def _optional(self, name: str) -> Callable[..., None] | None:
         """An optional method of the tracker; None if it does not implement it."""
         method: Callable[..., None] | None = getattr(self._tracker, name, None)
-        return None if method is None or getattr(method, "__func__", method) is getattr(Tracker, name) else method
+        return None if method is None or getattr(method, "__func__", method) is getattr(Tracker, name, None) else method
 
     def _close(self, failed: bool) -> dict[str, str]:
         self.closed = True

@@ -243,7 +243,8 @@ class TrainBatch:
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
-                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "shown", "never")},
+                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes", "never")}
+                | {"shown": micro.packed.image_inputs},  # the file's name for them
                 "samples": micro.samples,
                 "lengths": micro.lengths,
                 "tokens": {n: v for n, v in micro.tokens.present().items() if n != "kept_indexes"},
@@ -292,8 +293,8 @@ class TrainBatch:
 
         rows = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
         masks, indexes = [branch.response_mask for _, branch in branches], [index for index, _ in branches]
-        routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
-        return pack(rows, torch.device("cpu"), masks, indexes, routes, pictures, self.rule)
+        routes, images = [branch.routes for _, branch in branches], [branch.images for _, branch in branches]
+        return pack(rows, torch.device("cpu"), masks, indexes, routes, images, self.rule)
 
 
 @dataclass(frozen=True)
