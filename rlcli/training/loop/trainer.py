@@ -108,10 +108,10 @@ class Trainer:
         """Weight syncs so far."""
         self.period_start = time.perf_counter()
         """Start of the period that the next step's metrics cover."""
-        self.tracked = measure_of(config.model_dump())
-        """The measure of the run's curve."""
-        self.course: list[float] = []
-        """Its value in each step so far."""
+        self.curve_measure = measure_of(config.model_dump())
+        """Metric of the run's learning curve."""
+        self.curve_values: list[float] = []
+        """Value of `curve_measure` in each step so far."""
         self.next_texts: list[SampleText] = []
         """Samples that are shown with the next step."""
         self.evaluations: dict[int, dict[str, object]] = {}
@@ -198,7 +198,7 @@ class Trainer:
             return self.finish()
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Before the first step of this process: load a checkpoint, sync the weights to the engines, evaluate them."""
+        """Start the run: load a checkpoint, sync the weights to the engines, evaluate them."""
         if checkpoint is not None:
             self.phase("restore", checkpoint.step)
             self.load(checkpoint)
@@ -216,7 +216,7 @@ class Trainer:
         self.period_start = time.perf_counter()
 
     def finish(self) -> RunResult:
-        """After the last step: the last checkpoint, and the result."""
+        """End the run: write the last checkpoint, and return the result."""
         if self.checkpointer.saved < self.done:
             self.phase("checkpoint", self.done)
             self.checkpointer.begin(self.done, *self.state_dict())
@@ -229,17 +229,22 @@ class Trainer:
             self.folder.event("warning", step=self.done, name=NO_UPDATE, text=text)
         self.folder.event("stopped" if stopped else "finished", step=self.done)
         return RunResult(
-            self.done, self.tracked, self.course, self.evaluations, str(self.checkpointer.newest or ""), stopped
+            self.done,
+            self.curve_measure,
+            self.curve_values,
+            self.evaluations,
+            str(self.checkpointer.newest or ""),
+            stopped,
         )
 
     def after_step(self, number: int, metrics: dict[str, float]) -> None:
-        """After a step: the checkpoint, which is written while the run continues, the evaluation, the records. An
-        earlier checkpoint is committed only once the metrics of its step are on disk."""
+        """Start a checkpoint, evaluate, and record metrics. The checkpoint is written while the run continues,
+        and committed only once the metrics of its step are on disk."""
         every = self.config.checkpoint.every
         self.period_start = time.perf_counter()
         self.records.phase("record")
         self.done = number
-        self.course.append(self.tracked.of(metrics))
+        self.curve_values.append(self.curve_measure.of(metrics))
         texts = self.texts()
         self.checkpointer.poll()
         if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
@@ -249,10 +254,10 @@ class Trainer:
         if not self.stop.requested and self.evaluation_due():
             with timed("evaluate", metrics):
                 metrics |= self.evaluate()
-        beyond = metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
-        self.period_start += beyond
+        outside_step_s = metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
+        self.period_start += outside_step_s
         self.records.phase("record")
-        if beyond:
+        if outside_step_s:
             groups = self.groups()
             self.records.add_spans({name: group.call(WorkerCalls.busy_spans) for name, group in groups.items()})
         self.trackers.log(number, metrics)
@@ -473,7 +478,7 @@ class Trainer:
             self.done = checkpoint.step
             self.version = state["version"] - 1  # the sync that follows was counted already
         rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.has_started else -1)
-        self.course = course_of(self.folder.path, self.tracked)
+        self.curve_values = course_of(self.folder.path, self.curve_measure)
         self.evaluations = evaluations_of(self.folder.path)
         self.checkpointer.resumed(checkpoint)
 
@@ -509,7 +514,7 @@ class Trainer:
         earlier_steps = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
         marks = marks_of(events_of(self.folder.path)) if self.done else []
         self.view.start(
-            self.config.train.steps, self.folder.path.name, self.done, self.tracked, earlier_steps, 0.0, marks
+            self.config.train.steps, self.folder.path.name, self.done, self.curve_measure, earlier_steps, 0.0, marks
         )
 
     def phase(self, name: str, step: int) -> None:

@@ -141,7 +141,9 @@ class PolicyRole:
             right=columns.right[micro.samples] if columns.has("right") else None,
             group_tokens=columns.group_tokens[micro.samples] if columns.has("group_tokens") else None,
         )
-        denominators = Denominators(counts.tokens, counts.sequences, counts.max_length, counts.groups)
+        denominators = Denominators(
+            tokens=counts.tokens, sequences=counts.sequences, max_length=counts.max_length, groups=counts.groups
+        )
         checks, watch = self._row_sums(batch, micro, inputs, denominators)
         objective = self.algorithm.objective(
             inputs,
