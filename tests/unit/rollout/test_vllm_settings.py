@@ -119,7 +119,7 @@ def test_an_engine_says_which_model_runner_it_has(by_place: bool, by_counter: bo
 def test_only_weights_that_every_sync_sends_are_dropped_in_sleep() -> None:
     assert sleep_level(spec("cuda")) == 2
     assert sleep_level(replace(spec("cuda"), weights_follow=False, lora_rank=8)) == 1
-    assert sleep_level(replace(spec("cuda"), max_images=PatchRule)) == 1  # type: ignore[arg-type]
+    assert sleep_level(replace(spec("cuda"), image_rule=PatchRule)) == 1  # type: ignore[arg-type]
 
 
 def test_an_engine_that_never_sleeps_has_no_pool_for_it() -> None:
