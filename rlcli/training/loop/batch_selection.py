@@ -20,7 +20,7 @@ from rlcli.data.step_files import Recording
 from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.sample_filter import compares_group, correct_mask, exclusion_reasons, rewarded
-from rlcli.training.worker.plan_integrity import of_samples
+from rlcli.training.worker.plan_integrity import sum_over_turns
 from rlcli.types import is_reward
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
         groups=dense.tolist(),
         columns=SampleColumns(**{name: values.numpy() for name, values in selected.present().items()}),
         shards=batch.shards,
-        active=(of_samples(selected.advantages.abs()) != 0).tolist() if skips else None,
+        active=(sum_over_turns(selected.advantages.abs()) != 0).tolist() if skips else None,
         reward=float(rewards.mean()),
         exclusion_reasons=reasons,
         one_prompt=not config.environment.is_command,

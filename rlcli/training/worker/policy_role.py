@@ -13,7 +13,7 @@ from rlcli.data.messages import Coefficients
 from rlcli.images.image_rule import ImageRule
 from rlcli.training.worker.backend import Loader
 from rlcli.training.worker.log_prob_record import LogProbRecord
-from rlcli.training.worker.plan_integrity import of_samples, watch_grad_dot_advantage, weight_of
+from rlcli.training.worker.plan_integrity import signature_weights, sum_over_turns, watch_grad_dot_advantage
 from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class PolicyRole:
             signatures = columns.signatures[micro.samples]
             sums["check_rows"] = signatures.double().sum()
             if planned is not None:
-                sums["check_advantages"] = (of_samples(planned.double()) * weight_of(signatures)).sum()
+                sums["check_advantages"] = (sum_over_turns(planned.double()) * signature_weights(signatures)).sum()
         if self.checks_loss:
             tokens = micro.tokens.advantages if planned is None else micro.spread(planned)
             read = (tokens.index_select(0, inputs.kept_indexes) if inputs.has("kept") else tokens).double()

@@ -23,7 +23,7 @@ from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.round_totals import DrawCheck
 from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step, select_batch
 from rlcli.training.loop.checks.invariants import Invariants
-from rlcli.training.worker.plan_integrity import SURE, StepCheck, watch_grad_dot_advantage, weight_of
+from rlcli.training.worker.plan_integrity import MIN_WATCHED, StepCheck, signature_weights, watch_grad_dot_advantage
 from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -137,7 +137,9 @@ def sums_of(chosen: SelectedSamples, ranks: int = 2) -> dict[str, float]:
             signatures = batch.columns.signatures[micro.samples]
             total["tokens"] += float(micro.lengths.sum())
             total["check_rows"] += float(signatures.sum())
-            total["check_advantages"] += float((batch.columns.advantages[micro.samples] * weight_of(signatures)).sum())
+            total["check_advantages"] += float(
+                (batch.columns.advantages[micro.samples] * signature_weights(signatures)).sum()
+            )
     return total | {"check_watched": 99.0, "check_moved": 3.0}
 
 
@@ -302,7 +304,7 @@ def test_a_step_too_small_to_show_is_no_fault(lr: float, gradient: float, watche
     check.before(lr)
     optimizer.step()
     found = {name: float(value) for name, value in check.after().items()}
-    assert (found["check_watched"] >= SURE) == watched
+    assert (found["check_watched"] >= MIN_WATCHED) == watched
     assert found["check_moved"] == found["check_watched"] or not watched
 
 
