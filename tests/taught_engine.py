@@ -125,7 +125,7 @@ def _copy(lm: Any) -> dict[str, Any]:
 def is_recorded(seen: list[tuple[list[int], list[int]]], trajectories: list[Any]) -> bool:
     """Whether the trajectories hold, to the token, what the engine saw and drew, each draw once and in a prefix that is
     its prompt."""
-    left = [whole.drawn for whole in trajectories]
+    left = [whole.response_mask for whole in trajectories]
     for prompt, drawn in seen:
         start, end = len(prompt), len(prompt) + len(drawn)
         fits = (mask for mask, t in zip(left, trajectories, strict=True) if t.tokens[:end].tolist() == prompt + drawn)

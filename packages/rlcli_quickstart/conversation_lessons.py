@@ -143,4 +143,4 @@ def demonstrations(
 def _row(trajectory: Trajectory) -> Row:
     import numpy as np
 
-    return trajectory.tokens.tolist(), np.where(trajectory.drawn, trajectory.tokens, IGNORED).tolist()
+    return trajectory.tokens.tolist(), np.where(trajectory.response_mask, trajectory.tokens, IGNORED).tolist()

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlcli.algorithms.function_registry import FunctionRegistry
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor
-from rlcli.algorithms.named import Named
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ AggregationFunction = Callable[..., Tensor]
 COLUMNS = frozenset({"sequence", "lengths", "group_tokens"})
 """The columns that an aggregation may declare."""
 
-_aggregation: Named[Tensor] = Named("aggregation", ("values", "inputs", "denominators"), lambda rules: COLUMNS)
+_aggregation: FunctionRegistry[Tensor] = FunctionRegistry(
+    "aggregation", ("values", "inputs", "denominators"), lambda rules: COLUMNS
+)
 get = _aggregation.get
 part = _aggregation.part
 names = _aggregation.names

@@ -11,11 +11,11 @@ from rlcli.algorithms.controllers import EntropyController, KlController, kl_con
 from rlcli.algorithms.correction.base import Corrections
 from rlcli.algorithms.correction.mismatch import mismatch_sums
 from rlcli.algorithms.correction.weights import bypass
+from rlcli.algorithms.function_registry import Part
 from rlcli.algorithms.inputs import AdvantageInputs, LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import TokenLoss, ratio
 from rlcli.algorithms.losses.critic import process_rewards
-from rlcli.algorithms.named import Part
 from rlcli.algorithms.ranks import Ranks
 
 
@@ -291,19 +291,19 @@ class Algorithm:
 
 def loss_vanishes(algorithm: Algorithm) -> bool:
     """Whether the policy loss has no gradient if A = 0, tested on a few tokens."""
-    log_probs, loss = loss_of_four(algorithm, torch.zeros(4, dtype=torch.float64))
+    log_probs, loss = trial_loss(algorithm, torch.zeros(4, dtype=torch.float64))
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return not bool(gradient.any())
 
 
-def loss_of_four(algorithm: Algorithm, advantages: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
+def trial_loss(algorithm: Algorithm, advantages: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
     """log π of four tokens of two responses, and the sum of their losses. advantages: float64 [4]. moved: π differs
     from π_old and from the reference, and some tokens are selected."""
-    inputs = four_tokens(advantages, moved=moved)
+    inputs = trial_inputs(advantages, moved=moved)
     return inputs.log_probs, algorithm.loss(inputs).loss.sum()
 
 
-def four_tokens(advantages: Tensor, *, moved: bool = True) -> LossInputs:
+def trial_inputs(advantages: Tensor, *, moved: bool = True) -> LossInputs:
     """Four tokens of two responses, with every column that a function may declare."""
     values = [-0.5, -1.0, -2.0, -0.1] if moved else [-1.0] * 4
     log_probs = torch.tensor(values, dtype=torch.float64, requires_grad=True)

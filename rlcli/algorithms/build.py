@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from rlcli.algorithms import advantages, kl, losses, selection
 from rlcli.algorithms import aggregation as aggregations
 from rlcli.algorithms.aggregation import Denominators
-from rlcli.algorithms.algorithm import Algorithm, four_tokens, loss_of_four
+from rlcli.algorithms.algorithm import Algorithm, trial_inputs, trial_loss
 from rlcli.algorithms.controllers import EntropyController, kl_controller
 from rlcli.algorithms.correction.base import Corrections
+from rlcli.algorithms.function_registry import Part, chosen_options, options_of
 from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.algorithms.lazy import torch
 from rlcli.algorithms.losses import selectors
-from rlcli.algorithms.named import Part, chosen_options, options_of
 from rlcli.algorithms.plugins import load_file
 from rlcli.errors import ConfigError, RlcliError
 from rlcli.registry import near
@@ -126,7 +126,7 @@ def is_weighted_by_advantage(algorithm: Algorithm) -> bool:
     if algorithm.bypasses or "weights" in algorithm.loss.needs:
         return False
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
-    log_probs, loss = loss_of_four(algorithm, advantages, moved=False)
+    log_probs, loss = trial_loss(algorithm, advantages, moved=False)
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return bool(torch.allclose(gradient, -advantages, rtol=0.05))
 
@@ -142,7 +142,7 @@ def _check_fit(algorithm: Algorithm, advantage: str, loss: str, select: str) -> 
             f"algorithm.loss = {loss} compares pairs and algorithm.select = {select} makes none",
             "give algorithm.select = pairs",
         )
-    if "pairs" in algorithm.loss.needs and not _tells_pairs_apart(algorithm):
+    if "pairs" in algorithm.loss.needs and not _advantage_orders_pairs(algorithm):
         raise ConfigError(
             f"algorithm.loss = {loss} finds the better of a pair by the sign of the advantage, which "
             f"algorithm.advantage = {advantage} does not provide",
@@ -217,7 +217,7 @@ def _check_options(algorithm: Algorithm, options: Mapping[str, float], separate_
 def _try_loss(algorithm: Algorithm, name: str) -> None:
     """Refuse a loss that fails or has no gradient on a few tokens, before a model is loaded: it may be user code."""
     try:
-        loss = loss_of_four(algorithm, torch.ones(4, dtype=torch.float64))[1]
+        loss = trial_loss(algorithm, torch.ones(4, dtype=torch.float64))[1]
     except RlcliError:
         raise  # it names the column that is not declared
     except Exception as error:
@@ -272,7 +272,7 @@ def _try_advantage(algorithm: Algorithm, name: str) -> None:
 
 def _try_on_tokens(part: Part[object], *, takes_values: bool) -> None:
     """Refuse a KL estimate, a correction or, with takes_values, an aggregation that fails on a few tokens."""
-    inputs = four_tokens(torch.ones(4, dtype=torch.float64))
+    inputs = trial_inputs(torch.ones(4, dtype=torch.float64))
     try:
         if takes_values:
             part(inputs.advantages, inputs, Denominators(tokens=4, sequences=2, max_length=2))
@@ -286,7 +286,7 @@ def _try_on_tokens(part: Part[object], *, takes_values: bool) -> None:
         ) from error
 
 
-def _tells_pairs_apart(algorithm: Algorithm) -> bool:
+def _advantage_orders_pairs(algorithm: Algorithm) -> bool:
     """Whether A > 0 for the best of a group and A < 0 for its worst, tested on two groups of unequal lengths."""
     if algorithm.is_token_level or algorithm.is_turn_level:
         return False

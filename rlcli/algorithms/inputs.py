@@ -95,7 +95,7 @@ add 'advantages' to the needs that it is registered with
     """The tokens that the selector of the loss's name chose. From `fill_selected`."""
     kept: Column[Tensor] = Column("bool", "R")
     """The tokens that no correction rejects. From `fill_kept`; absent if no correction may reject any."""
-    kept_places: Column[Tensor] = Column("int64", "kept tokens")
+    kept_indexes: Column[Tensor] = Column("int64", "kept tokens")
     """Where `kept` is true, if that is known without waiting for the device. From `fill_kept`."""
     sequence: Column[Tensor] = Column("int64", "R")
     """Which of the S sequences each token is of, from 0, non-decreasing. From packing."""
@@ -118,11 +118,11 @@ add 'advantages' to the needs that it is registered with
         >>> inputs.without_rejected().sequence, inputs.without_rejected().lengths
         (tensor([0]), tensor([1, 0]))
         """
-        indexes = self.kept_places if self.has("kept_places") else self.kept.nonzero()[:, 0]
+        indexes = self.kept_indexes if self.has("kept_indexes") else self.kept.nonzero()[:, 0]
         lengths = torch.zeros_like(self.lengths).index_add(0, self.sequence, self.kept.to(self.lengths.dtype))
         of_tokens = [name for name, column in self.columns().items() if column.shape[0] == "R" and self.has(name)]
         tokens = {name: getattr(self, name).index_select(0, indexes) for name in of_tokens}
-        return self.replace(**tokens, lengths=lengths, kept_places=None)
+        return self.replace(**tokens, lengths=lengths, kept_indexes=None)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlcli.algorithms.function_registry import FunctionRegistry
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import ratio
-from rlcli.algorithms.named import Named
 
 KlFunction = Callable[..., Tensor]
 """Takes `LossInputs`, and options."""
@@ -25,7 +25,7 @@ PAIR = ("log_probs", "reference_log_probs")
 COLUMNS = frozenset({*PAIR, "old_log_probs"})
 """The columns that an estimate may declare."""
 
-_kl: Named[Tensor] = Named("KL estimator", ("inputs",), lambda rules: COLUMNS)
+_kl: FunctionRegistry[Tensor] = FunctionRegistry("KL estimator", ("inputs",), lambda rules: COLUMNS)
 get = _kl.get
 part = _kl.part
 names = _kl.names

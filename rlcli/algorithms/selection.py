@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from rlcli.algorithms.function_registry import FunctionRegistry
 from rlcli.algorithms.lazy import Tensor, torch
-from rlcli.algorithms.named import Named
 
 SelectionFunction = Callable[..., Tensor]
 """Takes rewards, groups and generator, and options."""
 
-_selection: Named[Tensor] = Named("selection", ("rewards", "groups", "generator"))
+_selection: FunctionRegistry[Tensor] = FunctionRegistry("selection", ("rewards", "groups", "generator"))
 get = _selection.get
 part = _selection.part
 names = _selection.names

@@ -40,11 +40,13 @@ NUMBERS = tuple(
 """The integer fields of a sample: columns of the same name."""
 
 
-def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
+def exclusion_reason(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
     """Reason for which a single response is excluded from the loss and from its group's statistics; empty if it is not.
 
-    >>> exclusion("crash", False, "keep"), exclusion("wrong", True, "mask"), exclusion("wrong", True, "keep")
-    ('crash', 'truncated', '')
+    >>> exclusion_reason("crash", False, "keep"), exclusion_reason("wrong", True, "mask")
+    ('crash', 'truncated')
+    >>> exclusion_reason("wrong", True, "keep")
+    ''
     """
     if outcome in UNVERIFIED:
         return str(outcome)
@@ -205,9 +207,9 @@ class SampleTable(Sequence[Sample]):
         matches: np.ndarray = np.isin(self.outcome, [OUTCOMES.index(outcome) for outcome in outcomes])
         return matches
 
-    def excluded(self, rule: TruncatedRule) -> Int8[np.ndarray, " S"]:
-        """Reason for which each sample is excluded by itself (see `exclusion`). 0: it is not; 1: its verification timed
-        out; 2: it crashed; 3: the response was truncated; 4: the sample's environment failed; 5: its judge's reply
+    def exclusion_reasons(self, rule: TruncatedRule) -> Int8[np.ndarray, " S"]:
+        """`exclusion_reason` of each sample, as a number. 0: it is not excluded; 1: its verification timed out; 2: it
+        crashed; 3: the response was truncated; 4: the sample's environment failed; 5: its judge's reply
         could not be parsed."""
         import numpy as np
 

@@ -99,10 +99,10 @@ class ScoredGroup(NamedTuple):
 
     prompt_id: str
     """Id of the prompt."""
-    counting: int
-    """Samples that count: their verification did not fail, and `train.truncated` does not mask them."""
-    right: int
-    """Counting samples that are right."""
+    scored: int
+    """Samples whose verification did not fail, and that `train.truncated` does not mask."""
+    correct: int
+    """Scored samples that are correct."""
     tokens: int
     """Response tokens of the group."""
     is_kept: bool

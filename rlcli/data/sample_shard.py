@@ -32,7 +32,7 @@ class SampleShard:
     >>> builder.add(Trajectory.single(ids[:2], ids[2:], log_probs))
     0
     >>> row = builder.build().row(0)
-    >>> row.tokens.tolist(), row.drawn.tolist(), row.log_probs.tolist(), row.stop_reason
+    >>> row.tokens.tolist(), row.response_mask.tolist(), row.log_probs.tolist(), row.stop_reason
     ([1, 2, 7], [False, False, True], [-0.5], 'stop')
     """
 

@@ -28,7 +28,7 @@ TOKENS = "tokens-{rank}.parquet"
 class RecordedSample:
     """A sample whose tokens are recorded; with the key of its saved row."""
 
-    place: int
+    index: int
     """Index among the step's selected samples."""
     prompt_id: str
     """Id of its prompt."""
@@ -180,7 +180,7 @@ def tokens_row(
     """The row of one sample. text: the text of each token."""
     import numpy as np
 
-    mask = trajectory.drawn
+    mask = trajectory.response_mask
     versions = np.full(len(mask), np.nan)
     for span in trajectory.spans:
         if span.speaker == "policy" and span.version is not None:

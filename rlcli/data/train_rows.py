@@ -88,9 +88,9 @@ class TrainRows:
     One minibatch of two samples, rows 0 and 1 of a single shard:
 
     >>> import numpy as np
-    >>> work = MinibatchCounts(tokens=12, sequences=2, groups=1, max_length=16, right_tokens=7)
+    >>> counts = MinibatchCounts(tokens=12, sequences=2, groups=1, max_length=16, right_tokens=7)
     >>> columns = SampleColumns(shard=np.array([0, 0]), row=np.array([0, 1]), rewards=np.array([1.0, 0.0]))
-    >>> rows = TrainRows([work], columns, seed=5, shards=["reference"])
+    >>> rows = TrainRows([counts], columns, seed=5, shards=["reference"])
     >>> rows.minibatches[0].tokens, rows.columns.rewards.tolist(), rows.one_prompt
     (12, [1.0, 0.0], True)
     """

@@ -50,9 +50,9 @@ class Trajectory:
     >>> ids, log_probs = np.arange(10, 20, dtype=np.int32), np.full(9, -0.5, np.float32)
     >>> whole = Trajectory.single(ids[:3], ids[3:5], log_probs[:2], version=1)
     >>> whole = whole.extended("environment", ids[5:6]).extended("policy", ids[6:7], log_probs[:1], version=2)
-    >>> whole.drawn.tolist()
+    >>> whole.response_mask.tolist()
     [False, False, False, True, True, False, True]
-    >>> whole.turn_of_drawn.tolist()
+    >>> whole.response_turns.tolist()
     [0, 0, 1]
     >>> whole.prompt_tokens, whole.response_tokens, whole.turns, whole.versions, len(whole.log_probs)
     (3, 3, 2, [1, 2], 3)
@@ -110,7 +110,7 @@ class Trajectory:
 
         policy_tokens = 0 if log_probs is None else len(log_probs)
         assert policy_tokens == (len(tokens) if speaker == "policy" else 0), (
-            "a log-prob for each drawn token, and for no other"
+            "one log-prob for each token of the policy, none for others"
         )
         last, end = self.spans[-1], len(self.tokens) + len(tokens)
         spans = (*self.spans, Span(speaker, len(self.tokens), end, version, len(images)))
@@ -189,19 +189,19 @@ class Trajectory:
         return self.images[_images_in(self.spans[:first]) :]
 
     @property
-    def drawn(self) -> Bool[np.ndarray, " T"]:
+    def response_mask(self) -> Bool[np.ndarray, " T"]:
         """Response mask: true for the tokens that the policy generated."""
         import numpy as np
 
         mask: np.ndarray = np.zeros(len(self.tokens), bool)
-        for span in self._drawn_spans:
+        for span in self._policy_spans:
             mask[span.start : span.end] = True
         return mask
 
     @property
-    def drawn_ids(self) -> Int32[np.ndarray, " R"]:
+    def response_ids(self) -> Int32[np.ndarray, " R"]:
         """The response tokens."""
-        ids: np.ndarray = self.tokens[self.drawn]
+        ids: np.ndarray = self.tokens[self.response_mask]
         return ids
 
     @property
@@ -241,8 +241,8 @@ class Trajectory:
         if not count:
             return self
         last, end = self.spans[-1], len(self.tokens) - count
-        assert last.speaker == "policy", "only drawn tokens are taken back"
-        assert end >= last.start, "only tokens of the last span are taken back"
+        assert last.speaker == "policy", "only response tokens are removed"
+        assert end >= last.start, "only tokens of the last span are removed"
         return replace(
             self,
             tokens=self.tokens[:end],
@@ -251,7 +251,7 @@ class Trajectory:
             routes=self._first_routes(end),
         )
 
-    def routed(self, routes: Routes | None) -> Trajectory:
+    def with_routes(self, routes: Routes | None) -> Trajectory:
         """Fill in the routes of the last branch's first tokens, where they are not known."""
         import numpy as np
 
@@ -266,7 +266,7 @@ class Trajectory:
     def _first_routes(self, tokens: int) -> Routes | None:
         return None if self.routes is None else self.routes[:tokens]
 
-    def dated(self, version: int) -> Trajectory:
+    def with_version(self, version: int) -> Trajectory:
         """Set this version where a policy span has none (in partial rollouts of older checkpoints)."""
         if None not in self.versions:
             return self
@@ -277,7 +277,7 @@ class Trajectory:
     @property
     def prompt_tokens(self) -> int:
         """Number of tokens before the first response token; all samples of a group share them, except an agent's."""
-        return next((span.start for span in self._drawn_spans), len(self.tokens))
+        return next((span.start for span in self._policy_spans), len(self.tokens))
 
     @property
     def response_tokens(self) -> int:
@@ -291,7 +291,7 @@ class Trajectory:
         return sum(span.speaker == "policy" != speaker for span, speaker in zip(self.spans, previous, strict=True))
 
     @property
-    def turn_of_drawn(self) -> Int64[np.ndarray, " R"]:
+    def response_turns(self) -> Int64[np.ndarray, " R"]:
         """The turn, from 0, of each response token."""
         import numpy as np
 
@@ -309,14 +309,14 @@ class Trajectory:
     @property
     def versions(self) -> list[int | None]:
         """The policy version of each policy span, in their order."""
-        return [span.version for span in self._drawn_spans]
+        return [span.version for span in self._policy_spans]
 
-    def drawn_by(self, version: int) -> int:
+    def tokens_of_version(self, version: int) -> int:
         """Number of tokens that this policy version generated."""
-        return sum(span.end - span.start for span in self._drawn_spans if span.version == version)
+        return sum(span.end - span.start for span in self._policy_spans if span.version == version)
 
     @property
-    def _drawn_spans(self) -> list[Span]:
+    def _policy_spans(self) -> list[Span]:
         return [span for span in self.spans if span.speaker == "policy"]
 
 

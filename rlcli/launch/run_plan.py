@@ -292,7 +292,7 @@ def _listed(verifiers: Sequence[str]) -> str:
 
 def _numbers(functions: Sequence[Callable[..., object]], values: Mapping[str, object]) -> str:
     """The options that the functions will use: the given ones, and their defaults."""
-    from rlcli.algorithms.named import options_of
+    from rlcli.algorithms.function_registry import options_of
 
     defaults = {name: default for function in functions for name, default in options_of(function).items()}
     options = {name: values.get(name, default) for name, default in defaults.items()}

@@ -130,13 +130,13 @@ def pack(
     # From here on arrays of Σ lengths; `first` marks the tokens stored in the pack, `source` maps all to the pack.
     in_prompt = position < prompts[sequence]
     prompt_images = _prompt_images(rule, rows, images)
-    like = starts[first_row := _first_alike(rows, prompts >= WORTH_SHARING * lengths, prompt_images)]
-    first = ~in_prompt | (like == starts)[sequence]
+    first_start = starts[first_row := _first_row_with_prompt(rows, prompts >= WORTH_SHARING * lengths, prompt_images)]
+    first = ~in_prompt | (first_start == starts)[sequence]
     stored = list[np.ndarray]()
     for row, row_images in enumerate(images):
         stored += row_images if first_row[row] == row else row_images[len(prompt_images[row]) :]
     image_inputs = {} if rule is None else rule.inputs(stored)
-    source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
+    source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), first_start[sequence] + position)]
     mask = ~in_prompt if response_masks is None else np.concatenate(response_masks)
     assert not (mask & in_prompt).any(), "no token of a prompt is a response token"
     response = np.flatnonzero(mask)
@@ -208,14 +208,14 @@ def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> 
     return signed
 
 
-def _first_alike(
+def _first_row_with_prompt(
     rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, prompt_images: Sequence[Sequence[np.ndarray]]
 ) -> np.ndarray:
     """[S]: for each row the first row with the same prompt among those (`worth`, [S] bool) that may share it.
     prompt_images: the images in the prompts, which have to be the same, too."""
     rows_by_prompt: dict[bytes, list[int]] = {}
 
-    def like(row: int, prompt: bytes) -> int:
+    def first_row_of(row: int, prompt: bytes) -> int:
         first = next(
             (
                 candidate
@@ -229,7 +229,7 @@ def _first_alike(
         return row if first is None else first
 
     first_rows = [
-        like(row, tokens[:prompt].tobytes()) if worth[row] else row for row, (tokens, prompt) in enumerate(rows)
+        first_row_of(row, tokens[:prompt].tobytes()) if worth[row] else row for row, (tokens, prompt) in enumerate(rows)
     ]
     first: np.ndarray = np.asarray(first_rows)
     return first

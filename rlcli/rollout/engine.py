@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
     from rlcli.context import RunContext
     from rlcli.images.image_rule import ImageRule
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
 
 T = TypeVar("T")
@@ -282,7 +282,7 @@ class WeightReceiver(Protocol):
         contains "lora"."""
         ...
 
-    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+    def verify(self, sent: Mapping[str, TensorChecksum]) -> Verified:
         """Compare the weights in use with those that were sent: all weights, or the adapter's. Called after a load, by
         all workers that share the engine."""
         ...

@@ -68,7 +68,7 @@ class RequestOutput:
         """
         for part in [part for part in self.parts if len(part.tokens)] or self.parts[-1:]:
             trajectory = trajectory.extended("policy", part.tokens, part.log_probs, part.version)
-        return replace(trajectory, stop_reason=self.finish_reason).routed(self.routes)
+        return replace(trajectory, stop_reason=self.finish_reason).with_routes(self.routes)
 
 
 class InFlight:

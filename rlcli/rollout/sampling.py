@@ -139,7 +139,7 @@ def install(worker: object) -> bool:
     return True
 
 
-def draws_by_place(worker: object) -> bool:
+def draws_by_position(worker: object) -> bool:
     """Whether this vLLM worker's own draws depend only on (seed, position), as in its second model runner."""
     return type(getattr(worker, "model_runner", None)).__module__.startswith("vllm.v1.worker.gpu.")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
     from rlcli.types import FinishReason
 
@@ -147,7 +147,7 @@ class TransformersEngine:
             "merge it first: rlcli export --merge; or give rollout.engine = vllm",
         )
 
-    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+    def verify(self, sent: Mapping[str, TensorChecksum]) -> Verified:
         """Compare each tensor exactly: the engine holds all tensors as they are sent."""
         from rlcli.model.tensor_names import named_weights
         from rlcli.model.weight_check.checksum import Checksums

@@ -199,9 +199,9 @@ def divide_by_own_tokens(worker: Any) -> None:
 
     def divided(batch: Any, *given: Any) -> None:
         original(batch, *given)
-        batch.policy_works = [
+        batch.policy_counts = [
             replace(work, tokens=max(1, sum(int(micro.lengths.sum()) for micro in micros)))
-            for work, micros in zip(batch.policy_works, batch.minibatches, strict=True)
+            for work, micros in zip(batch.policy_counts, batch.minibatches, strict=True)
         ]
 
     original = patch(TrainBatch, "__init__", divided)

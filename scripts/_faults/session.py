@@ -68,7 +68,7 @@ FOUND = {
     "log_prob_check": r"different log-probs at equal weights",
     "weights": r"after the weight sync",
     "signature": r"other tokens, log-probs or reward|different prompts",
-    "coverage": r"signatures of the samples|drawn tokens forwarded",
+    "coverage": r"signatures of the samples|response tokens forwarded",
     "denominator": r"loss's denominator",
     "advantages": r"advantages of the samples",
     "reduction": r"gradients are not summed",

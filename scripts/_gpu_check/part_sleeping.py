@@ -39,7 +39,7 @@ def round_trip(check: Check, worker: Any, number: int) -> None:
     engine, awake = worker.rollout_role.engine, alone.free_bytes(check)
     asleep_s = timed(check, worker.release_rollout_memory)
     asleep = alone.free_bytes(check)
-    worker.engine_takes_part(True)  # as a sync begins: torch's segments must not grow beside vLLM's pool
+    worker.set_engine_active(True)  # as a sync begins: torch's segments must not grow beside vLLM's pool
     weights_s = timed(check, engine.wake_weights)
     weights = alone.free_bytes(check)
     synced = worker.sync_weights(alone.probe(), number + 2)  # wakes the cache, too

@@ -51,11 +51,11 @@ class Trained(Member):
 
     @dispatch()
     def load_copy(self) -> None:
-        self._load(self._own_copy.named())
+        self._load(self._weight_copy.named())
 
 
 def measured(shape: dict[str, Any], steps: int, lr: float) -> dict[str, Any]:
-    """After each of `steps` steps a sync of what has changed, and one of everything: bytes, seconds, share."""
+    """After each of `steps` steps a sync of what has changed, and one of resend_all: bytes, seconds, share."""
     import ray
 
     environment = malloc.environment() | {"OMP_NUM_THREADS": "1"}
@@ -81,6 +81,6 @@ def _syncs(engines: Engines, own: Workers, steps: int, lr: float) -> Iterator[di
         check_s, began = time.perf_counter() - began, time.perf_counter()
         own.call(Trained.load_copy)  # type: ignore[arg-type]
         delta = {"bytes": nbytes, "transfer_s": transfer_s, "check_s": check_s, "load_s": time.perf_counter() - began}
-        nbytes, transfer_s = engines._transfer(own, everything=True)
+        nbytes, transfer_s = engines._transfer(own, resend_all=True)
         if number:  # the first sync sends everything in any case
             yield {"share": share, "delta": delta, "full": {"bytes": nbytes, "transfer_s": transfer_s}}

@@ -59,7 +59,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "source": ((SyncRollouts, "take"),),
     "select": ((trainer, "select_batch"),),
     "plan": ((trainer, "plan_step"),),
-    "work": ((trainer, "step_work"),),
+    "work": ((trainer, "build_train_rows"),),
     "metrics": ((trainer, "sample_metrics"), (trainer, "plan_metrics"), (trainer, "time_metrics")),
     "record": ((RunFolder, "append_metrics"), (RunFolder, "at"), (View, "step")),
 }

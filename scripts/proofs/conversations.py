@@ -170,7 +170,7 @@ class Played:
             self.found.asked.append((prompt, ids, [*map(dict, map(self.template.harmless, replies))], self.tools, ours))
             if ours != prompt + ids[: len(ids) - dropped] + appended:
                 self.wrong(number, "not what the engine saw and drew")
-            if trajectory.drawn.tolist() != expected:
+            if trajectory.response_mask.tolist() != expected:
                 self.wrong(number, "the mask is not of what was drawn")
             if ours.count(self.tokenizer.bos_token_id) - sum(i == self.tokenizer.bos_token_id for i in ids) > 1:
                 self.wrong(number, "a second BOS")

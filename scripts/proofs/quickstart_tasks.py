@@ -70,7 +70,7 @@ def finished(self):
     right = original(self)
     start, end = right.prompt_tokens, len(right.tokens)
     log_probs = np.full(end, -1.0, np.float32)
-    log_probs[right.drawn] = right.log_probs
+    log_probs[right.response_mask] = right.log_probs
     spans = (Span("prompt", 0, start), Span("policy", start, end, right.versions[-1]))
     return Unmasked(right.tokens, spans, log_probs[start:], right.stop_reason, right)
 

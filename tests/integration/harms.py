@@ -152,7 +152,8 @@ def _flip_copy(worker: Any) -> None:
     def receive_copy(broadcast: Any) -> int:
         received: int = receive(broadcast)
         if next(calls) == 2:
-            dict(worker._own_copy.named())["model.layers.1.mlp.up_proj.weight"].view(torch.int16)[0, :1].bitwise_xor_(1)
+            weights = dict(worker._weight_copy.named())
+            weights["model.layers.1.mlp.up_proj.weight"].view(torch.int16)[0, :1].bitwise_xor_(1)
         return received
 
     worker._receive_copy = receive_copy

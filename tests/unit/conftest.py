@@ -62,8 +62,8 @@ def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def forget_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers and imports of a user's own algorithms is gone after it."""
     from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
+    from rlcli.algorithms.function_registry import load_plugins
     from rlcli.algorithms.losses import selectors
-    from rlcli.algorithms.named import load_plugins
 
     tables: list[Any] = [kind.get.__self__ for kind in (advantages, aggregation, correction, kl, losses, selection)]
     for table in (*tables, selectors):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlcli.algorithms.function_registry import FunctionRegistry, Level
 from rlcli.algorithms.lazy import Tensor
-from rlcli.algorithms.named import Level, Named
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,7 +35,9 @@ COLUMNS: dict[Level, frozenset[str]] = {
 }
 """The columns that an advantage of each level may declare."""
 
-_advantage: Named[Tensor | TokenAdvantages] = Named("advantage", ("inputs",), lambda rules: COLUMNS[rules.level])
+_advantage: FunctionRegistry[Tensor | TokenAdvantages] = FunctionRegistry(
+    "advantage", ("inputs",), lambda rules: COLUMNS[rules.level]
+)
 get = _advantage.get
 part = _advantage.part
 names = _advantage.names

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 
+from rlcli.algorithms.function_registry import FunctionRegistry, Part, Rules
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor
 from rlcli.algorithms.losses.base import sequence_sums
-from rlcli.algorithms.named import Named, Part, Rules
 
 CorrectionFunction = Callable[..., Tensor]
 """Takes `LossInputs`, and options."""
@@ -26,7 +26,7 @@ def _columns(rules: Rules) -> frozenset[str]:
     return BEFORE_UPDATES if rules.rejects else COLUMNS
 
 
-_correction: Named[Tensor] = Named("rollout correction", ("inputs",), _columns)
+_correction: FunctionRegistry[Tensor] = FunctionRegistry("rollout correction", ("inputs",), _columns)
 get = _correction.get
 part = _correction.part
 names = _correction.names

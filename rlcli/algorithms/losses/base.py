@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlcli.algorithms.function_registry import FunctionRegistry
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
-from rlcli.algorithms.named import Named
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -30,11 +30,11 @@ LossFunction = Callable[..., TokenLoss]
 """Takes `LossInputs`, and options."""
 
 COLUMNS = frozenset(LossInputs.columns()) - {
-    *("rollout_log_probs", "teacher_agrees", "entropy", "kept", "kept_places", "right", "group_tokens")
+    *("rollout_log_probs", "teacher_agrees", "entropy", "kept", "kept_indexes", "right", "group_tokens")
 }
 """The columns that a policy loss may declare."""
 
-loss_functions: Named[TokenLoss] = Named("policy loss", ("inputs",), lambda rules: COLUMNS)
+loss_functions: FunctionRegistry[TokenLoss] = FunctionRegistry("policy loss", ("inputs",), lambda rules: COLUMNS)
 
 
 def unclipped(loss: Tensor) -> TokenLoss:

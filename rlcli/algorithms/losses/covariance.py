@@ -16,17 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlcli.algorithms.function_registry import FunctionRegistry
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import TokenLoss, loss_functions, ratio, unclipped
 from rlcli.algorithms.losses.clipped import USED, ppo
-from rlcli.algorithms.named import Named
 from rlcli.algorithms.ranks import ALONE, Ranks
 
 SelectorFunction = Callable[..., Tensor]
 """Takes old_log_probs, advantages, noise and ranks, and options."""
 
-selectors: Named[Tensor] = Named("token selection", ("old_log_probs", "advantages", "noise", "ranks"))
+selectors: FunctionRegistry[Tensor] = FunctionRegistry(
+    "token selection", ("old_log_probs", "advantages", "noise", "ranks")
+)
 
 
 @loss_functions.register("clip_cov", needs=(*USED, "selected"))

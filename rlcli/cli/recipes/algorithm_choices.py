@@ -85,7 +85,7 @@ def _options(key: str, name: str) -> dict[str, float | None]:
 
 
 def _numbers_of(*functions: Callable[..., Any]) -> dict[str, float | None]:
-    from rlcli.algorithms.named import options_of
+    from rlcli.algorithms.function_registry import options_of
 
     defaults: Mapping[str, Any] = {
         option: default for each in functions for option, default in options_of(each).items()

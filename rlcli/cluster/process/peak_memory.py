@@ -33,7 +33,7 @@ PHASES = {
     "receive_weights": "sync",
     "broadcast_weights": "sync",
     "receive_broadcast": "sync",
-    "weights_received": "sync",
+    "activate_weights": "sync",
     "save_state": "checkpoint",
 }
 """A worker's method → its phase."""

@@ -87,7 +87,7 @@ class PromptCursor:
         self._order = self._order_of(0)
 
     @property
-    def smallest(self) -> int:
+    def draws_without_repeat(self) -> int:
         """Number of prompts that are all drawn before one is drawn again."""
         return self.count
 
@@ -104,12 +104,11 @@ class PromptCursor:
             self.position = end
         return indexes
 
-    def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
-        """A group of prompt `index` is finished, which has no effect here (see `mixture.MixedCursor` and
-        `selection.SelectingCursor`)."""
+    def record_group(self, index: int, tokens: int, correct: int = 0, scored: int = 0) -> None:
+        """Record a finished group of prompt `index`. No effect here (see `MixedCursor`, `SelectingCursor`)."""
 
-    def facts(self) -> dict[str, float]:
-        """Figures for the step's metrics: none."""
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step: none."""
         return {}
 
     def state(self) -> WalkState:

@@ -65,9 +65,9 @@ class MixedCursor:
         return self.starts[-1]
 
     @property
-    def smallest(self) -> int:
+    def draws_without_repeat(self) -> int:
         """Minimum over the sets."""
-        return min(cursor.smallest for cursor in self.cursors)
+        return min(cursor.draws_without_repeat for cursor in self.cursors)
 
     def take(self, n: int) -> list[int]:
         """The next `n` indexes."""
@@ -78,19 +78,19 @@ class MixedCursor:
         indexes = {set_index: iter(self.cursors[set_index].take(sets.count(set_index))) for set_index in set(sets)}
         return [self.starts[set_index] + next(indexes[set_index]) for set_index in sets]
 
-    def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
+    def record_group(self, index: int, tokens: int, correct: int = 0, scored: int = 0) -> None:
         """Record a finished group of prompt `index`: its samples had this many tokens, including those of the prompt,
-        and `right` of its `counted` scored samples are right."""
+        and `correct` of its `scored` samples are correct."""
         set_index = int(np.searchsorted(self.starts, index, side="right")) - 1
         self.finished[set_index] += 1
         self.tokens[set_index] += tokens
-        self.cursors[set_index].account(index - self.starts[set_index], tokens, right, counted)
+        self.cursors[set_index].record_group(index - self.starts[set_index], tokens, correct, scored)
 
-    def facts(self) -> dict[str, float]:
-        """Figures for the step's metrics, of all sets."""
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step, averaged over the sets by their size."""
         means: dict[str, float] = {}
         for cursor in self.cursors:
-            for name, value in cursor.facts().items():
+            for name, value in cursor.metrics().items():
                 means[name] = means.get(name, 0.0) + value * cursor.count / self.count
         return means
 
@@ -134,7 +134,7 @@ class MixedCursor:
 Cursor = PromptCursor | SelectingCursor | MixedCursor
 
 
-def cursor_of(prompts: Sequence[Prompt], config: RunConfig) -> Cursor:
+def build_cursor(prompts: Sequence[Prompt], config: RunConfig) -> Cursor:
     """Build the cursor that the config selects: by weight if the sets have weights, else over one dataset."""
     data, seed = config.data, config.train.seed
     selects = data.sampling != "uniform" or data.retire > 0

@@ -60,21 +60,20 @@ class PassRates:
         """Last groups in a row with right samples only."""
 
     def draw(self, indexes: list[int]) -> None:
-        """These prompts are drawn, in this order."""
+        """Record that these prompts are drawn, in this order."""
         self.drawn_at[indexes] = self.draws + np.arange(len(indexes))
         self.draws += len(indexes)
 
-    def observe(self, index: int, right: int, counted: int) -> None:
-        """A group of prompt `index` had `right` right samples of the `counted` ones that were judged; none judged
-        changes nothing."""
-        assert 0 <= right <= counted, (right, counted)
-        if not counted:
+    def observe(self, index: int, correct: int, scored: int) -> None:
+        """Record that `correct` of the `scored` samples of a group of prompt `index` are correct."""
+        assert 0 <= correct <= scored, (correct, scored)
+        if not scored:
             return
         decayed = self.decay ** ((self.draws - int(self.counted_at[index])) / self.count)
-        self.right[index] = self.right[index] * decayed + right
-        self.wrong[index] = self.wrong[index] * decayed + (counted - right)
+        self.right[index] = self.right[index] * decayed + correct
+        self.wrong[index] = self.wrong[index] * decayed + (scored - correct)
         self.counted_at[index] = self.draws
-        self.solved[index] = self.solved[index] + 1 if right == counted else 0
+        self.solved[index] = self.solved[index] + 1 if correct == scored else 0
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """α and β of each prompt at this time: float64 `[count]`."""

@@ -55,7 +55,7 @@ RULES: Mapping[str, Callable[[np.ndarray, np.ndarray, int, np.random.Generator],
 
 class SelectingCursor:
     """Indexes of `count` prompts, chosen by what is known of their pass rates. What is drawn is a function of the seed,
-    the draws so far and the results that `account` was given, in their order.
+    the draws so far and the results that `record_group` was given, in their order.
 
     rule: `uniform` walks through the epochs as `PromptCursor` does and leaves retired prompts out; the others choose
     among all prompts that are neither retired nor resting. decay, retire: as in `PassRates`. rest: draws for which a
@@ -63,7 +63,7 @@ class SelectingCursor:
 
     >>> cursor = SelectingCursor(8, seed=0, shuffle=True, rule="thompson", retire=0, rest=4)
     >>> for index in cursor.take(4):
-    ...     cursor.account(index, tokens=100, right=8, counted=8)
+    ...     cursor.record_group(index, tokens=100, correct=8, scored=8)
     >>> len(set(cursor.take(4)) & {index for index in range(8) if cursor.rates.solved[index]})
     0
     """
@@ -83,7 +83,7 @@ class SelectingCursor:
         return self.walk.count
 
     @property
-    def smallest(self) -> int:
+    def draws_without_repeat(self) -> int:
         """1: however many prompts there are, the same ones may be drawn several times in a row."""
         return 1
 
@@ -96,12 +96,12 @@ class SelectingCursor:
             indexes += batch
         return indexes
 
-    def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
-        """A group of prompt `index` is finished: `right` of its `counted` judged samples are right."""
-        self.rates.observe(index, right, counted)
+    def record_group(self, index: int, tokens: int, correct: int = 0, scored: int = 0) -> None:
+        """A group of prompt `index` is finished: `correct` of its `scored` samples are correct."""
+        self.rates.observe(index, correct, scored)
 
-    def facts(self) -> dict[str, float]:
-        """Figures for the step's metrics."""
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step."""
         return {
             "prompts/seen": float(self.rates.known().mean()),
             "prompts/retired": float(self.rates.retired().mean()),

@@ -197,12 +197,12 @@ class PromptTable(Sequence[Prompt]):
         import numpy as np
 
         self.table, self.origin, self.first = table, origin, first
-        self.places: np.ndarray = np.arange(len(table)) if rows is None else rows
+        self.row_indexes: np.ndarray = np.arange(len(table)) if rows is None else rows
         self._of_style = cache(lambda style: str(of_row(origin.expression, style)))
         self.has_images = IMAGES in table.column_names
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.row_indexes)
 
     @overload
     def __getitem__(self, row: int) -> Prompt: ...
@@ -211,7 +211,7 @@ class PromptTable(Sequence[Prompt]):
     def __getitem__(self, row: int | slice) -> Prompt | PromptTable:
         if isinstance(row, slice):
             return self.take(range(len(self))[row])
-        at = int(self.places[row])
+        at = int(self.row_indexes[row])
         values = {name: self.table.column(name)[at].as_py() for name in self.table.column_names}
         return self._prompt(at, values)
 
@@ -220,7 +220,7 @@ class PromptTable(Sequence[Prompt]):
             yield from map(self.__getitem__, range(len(self)))  # one at a time, with its megabytes
             return
         for start in range(0, len(self), ROWS_AT_ONCE):
-            indexes = self.places[start : start + ROWS_AT_ONCE].tolist()
+            indexes = self.row_indexes[start : start + ROWS_AT_ONCE].tolist()
             low = indexes[0]
             rows = self.table.slice(low, indexes[-1] - low + 1).to_pylist()
             yield from (self._prompt(at, rows[at - low]) for at in indexes)
@@ -229,11 +229,11 @@ class PromptTable(Sequence[Prompt]):
         # A slice of a pyarrow table pickles the whole table; its IPC stream holds only the slice.
         import pyarrow
 
-        low, high = (int(self.places[0]), int(self.places[-1]) + 1) if len(self) else (0, 0)
+        low, high = (int(self.row_indexes[0]), int(self.row_indexes[-1]) + 1) if len(self) else (0, 0)
         sink = pyarrow.BufferOutputStream()
         with pyarrow.ipc.new_stream(sink, self.table.schema) as stream:
             stream.write_table(self.table.slice(low, high - low))
-        return {"stream": sink.getvalue().to_pybytes(), "rest": (self.origin, self.places - low, self.first + low)}
+        return {"stream": sink.getvalue().to_pybytes(), "rest": (self.origin, self.row_indexes - low, self.first + low)}
 
     def __setstate__(self, state: _PickledTable) -> None:
         import pyarrow
@@ -245,7 +245,7 @@ class PromptTable(Sequence[Prompt]):
         """The rows at these positions, ascending."""
         import numpy as np
 
-        selected = self.places[np.asarray(rows, np.int64)]
+        selected = self.row_indexes[np.asarray(rows, np.int64)]
         return PromptTable(self.table, self.origin, selected, self.first)
 
     def without(self, column: str) -> PromptTable:
@@ -253,9 +253,9 @@ class PromptTable(Sequence[Prompt]):
         if column == IMAGES and self.has_images:
             at = self.table.column_names.index(IMAGES)
             counts = self.table.set_column(at, IMAGES, image_counts(self.table.column(IMAGES)))
-            return PromptTable(counts, self.origin, self.places, self.first)
+            return PromptTable(counts, self.origin, self.row_indexes, self.first)
         names = [name for name in self.table.column_names if name != column]
-        return PromptTable(self.table.select(names), self.origin, self.places, self.first)
+        return PromptTable(self.table.select(names), self.origin, self.row_indexes, self.first)
 
     def is_current(self) -> bool:
         """Whether the file is unchanged since it was read."""
@@ -270,7 +270,7 @@ class PromptTable(Sequence[Prompt]):
             return {}
         if not self.origin.expression.names_rows_own:
             return {str(self.origin.expression): self[0].id} if len(self) else {}
-        _, firsts = np.unique(self._verifier_codes()[self.places], return_index=True)
+        _, firsts = np.unique(self._verifier_codes()[self.row_indexes], return_index=True)
         first_ids: dict[str, str] = {}
         for row in sorted(firsts.tolist()):
             prompt = self[row]
@@ -462,7 +462,7 @@ def taken(prompts: Sequence[Prompt], rows: np.ndarray) -> Sequence[Prompt]:
     return tuple(prompts[row] for row in rows.tolist())
 
 
-def set_of(prompts: Sequence[Prompt], row: int) -> str:
+def dataset_name(prompts: Sequence[Prompt], row: int) -> str:
     """The dataset name of the prompt at this position; empty if there is only one dataset."""
     if not isinstance(prompts, JoinedPrompts) or not prompts.names:
         return ""
@@ -509,7 +509,7 @@ def images_per_prompt(prompts: Sequence[Prompt]) -> np.ndarray:
         counts = np.concatenate([np.zeros(0, np.int64), *map(images_per_prompt, prompts.parts)])
     elif isinstance(prompts, PromptTable):
         every = image_counts(prompts.table.column(IMAGES)).to_numpy() if prompts.has_images else None
-        counts = np.zeros(len(prompts), np.int64) if every is None else every[prompts.places].astype(np.int64)
+        counts = np.zeros(len(prompts), np.int64) if every is None else every[prompts.row_indexes].astype(np.int64)
     else:
         counts = np.fromiter((len(prompt.images) for prompt in prompts), np.int64, len(prompts))
     return counts

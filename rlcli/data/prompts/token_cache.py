@@ -98,7 +98,7 @@ def content_of(prompts: Sequence[Prompt]) -> str:
             content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError:
         return ""
-    rows = hashlib.blake2b(prompts.places.tobytes(), digest_size=16).hexdigest()
+    rows = hashlib.blake2b(prompts.row_indexes.tobytes(), digest_size=16).hexdigest()
     origin = prompts.origin
     facts = (prompts.first, origin.split, str(origin.expression), *([origin.label] if origin.label else []))
     return _hashed(content, rows, repr(facts)) if prompts.is_current() else ""

@@ -195,7 +195,7 @@ class TokenizedPrompts:
         """The token ids of prompt `i`, a view."""
         return self.flat[self.offsets[i] : self.offsets[i + 1]]
 
-    def words(self, i: int) -> Int32[np.ndarray, " n"]:
+    def text_tokens(self, i: int) -> Int32[np.ndarray, " n"]:
         """As `tokens`, without image tokens."""
         tokens = self.tokens(i)
         return tokens[~np.isin(tokens, self.rule.never)] if self.rule is not None else tokens

@@ -163,7 +163,7 @@ class Record:
             request.extends.is_end = False
         messages = [] if message is None else [*request.messages, message]
         self.calls += 0 if message is None else len(message.get("tool_calls", ()))
-        self.turns.append(Branch(trajectory.routed(turn.routes), messages, request.offered))
+        self.turns.append(Branch(trajectory.with_routes(turn.routes), messages, request.offered))
 
     def _ask(
         self,

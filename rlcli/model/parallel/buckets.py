@@ -22,7 +22,7 @@ from rlcli.model.tensor_names import kept_dtype
 if TYPE_CHECKING:
     from jaxtyping import Shaped
 
-Named = tuple[str, Tensor]
+NamedTensor = tuple[str, Tensor]
 """A parameter with its name."""
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -33,8 +33,10 @@ BUCKET_BYTES = 32 << 20
 which allocates new memory each time, is no slower than with one tensor at a time (it is from 256 MiB on)."""
 
 
-def buckets(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
-    """The full parameters `weights` in `dtype`, in their order, at most `most_bytes` bytes at a time, or one larger
+def buckets(
+    weights: Iterable[NamedTensor], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[list[NamedTensor]]:
+    """The full parameters `weights` in `dtype`, in their order, at most `bucket_bytes` bytes at a time, or one larger
     parameter. Collective: every rank iterates to the end, in step.
 
     The next bucket is gathered while one is used, so that two are in memory and never the model. Unsharded tensors (on
@@ -44,8 +46,8 @@ def buckets(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCK
         for bucket in buckets(model.named_parameters(), torch.bfloat16):
             for name, tensor in bucket: ...
     """
-    in_flight: _Gather | list[Named] | None = None
-    for group in _grouped(weights, dtype, most_bytes):
+    in_flight: _Gather | list[NamedTensor] | None = None
+    for group in _grouped(weights, dtype, bucket_bytes):
         upcoming = group if rows_of(group[0][1]) is None else _Gather(group, dtype)
         if in_flight is not None:
             yield _finished(in_flight, dtype)
@@ -54,7 +56,7 @@ def buckets(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCK
         yield _finished(in_flight, dtype)
 
 
-def _finished(in_flight: _Gather | list[Named], dtype: torch.dtype) -> list[Named]:
+def _finished(in_flight: _Gather | list[NamedTensor], dtype: torch.dtype) -> list[NamedTensor]:
     """The full parameters of a group, after its collective if it needs one."""
     if isinstance(in_flight, _Gather):
         return in_flight.wait()
@@ -77,7 +79,7 @@ class _Gather:
     Each rank sends as many rows as the rank with the most, with arbitrary values in missing ones.
     """
 
-    def __init__(self, group: list[Named], dtype: torch.dtype) -> None:
+    def __init__(self, group: list[NamedTensor], dtype: torch.dtype) -> None:
         self._shards = [(name, cast(DTensor, tensor.detach())) for name, tensor in group]
         self._rows = [_sharded_rows(shard) for _, shard in self._shards]
         ranks = len(self._rows[0].begins)
@@ -93,7 +95,7 @@ class _Gather:
         assert work is not None, "this rank belongs to the group"
         self._work = work
 
-    def wait(self) -> list[Named]:
+    def wait(self) -> list[NamedTensor]:
         """The full parameters: each a copy of its part of the gathered buffer, or the buffer if there is only one."""
         self._work.wait()
         parts = self._received.view(-1, len(self._sent)).split(self._sizes, dim=1)
@@ -104,13 +106,13 @@ class _Gather:
         ]
 
 
-def _grouped(weights: Iterable[Named], dtype: torch.dtype, most_bytes: int) -> Iterator[list[Named]]:
+def _grouped(weights: Iterable[NamedTensor], dtype: torch.dtype, bucket_bytes: int) -> Iterator[list[NamedTensor]]:
     """Groups of consecutive parameters for one collective; a parameter that needs none is a group by itself."""
-    group: list[Named] = []
+    group: list[NamedTensor] = []
     size = 0
     for name, tensor in weights:
         nbytes = tensor.numel() * dtype.itemsize
-        if group and not (_share_ranks(group[0][1], tensor) and size + nbytes <= most_bytes):
+        if group and not (_share_ranks(group[0][1], tensor) and size + nbytes <= bucket_bytes):
             yield group
             group, size = [], 0
         group.append((name, tensor))

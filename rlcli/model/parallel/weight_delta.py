@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlcli.model.parallel.buckets import BUCKET_BYTES, Named, Rows, buckets, rows_of
+from rlcli.model.parallel.buckets import BUCKET_BYTES, NamedTensor, Rows, buckets, rows_of
 from rlcli.model.parallel.host_memory import HostMemory
 from rlcli.model.tensor_names import kept_dtype
-from rlcli.model.weight_check.checksum import INTEGERS, Sent, columns_of, keys, part_checksum, to_host
+from rlcli.model.weight_check.checksum import INTEGERS, TensorChecksum, columns_of, keys, part_checksum, to_host
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int, Shaped
@@ -42,14 +42,14 @@ class LastSent:
     """Values that had changed at the last `changes`, over all ranks."""
     total: int = 0
     """Values of the model at the last `changes`, over all ranks."""
-    sums: dict[str, Sent] = field(default_factory=dict)
+    sums: dict[str, TensorChecksum] = field(default_factory=dict)
     """Checksums of the full tensors at the last `changes`."""
     _parts: dict[str, Tensor] = field(default_factory=dict)
     """This rank's values as they were sent last, flat, by the parameter's name."""
     _memory: HostMemory = field(default_factory=HostMemory)
     """Where `_parts` are allocated."""
 
-    def sent(self) -> dict[str, Sent]:
+    def sent(self) -> dict[str, TensorChecksum]:
         """Checksums of all full tensors, as `Checksums.sent`."""
         return self.sums
 
@@ -59,9 +59,9 @@ class LastSent:
         self._memory.reuse()
 
     def changes(
-        self, weights: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET_BYTES
-    ) -> Iterator[list[Named]]:
-        """Yields the changes of the parameters `weights` in `dtype`, in buckets of about `most_bytes`: those of a
+        self, weights: Iterable[NamedTensor], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+    ) -> Iterator[list[NamedTensor]]:
+        """Yields the changes of the parameters `weights` in `dtype`, in buckets of about `bucket_bytes`: those of a
         tensor, as `+index:NAME` and `+value:NAME`, or, if more than MOST of it has changed or it has not
         been sent yet, the full tensor under its name. Sets `sums`, `changed` and `total`.
 
@@ -77,27 +77,28 @@ class LastSent:
         changed = dict(zip((part.name for part in parts), to_host(counts), strict=True))
         totals = zip(parts, to_host(sums), strict=True)
         self.sums = {
-            part.name: Sent(total, part.parameter.numel(), kept_dtype(part.name, dtype)) for part, total in totals
+            part.name: TensorChecksum(total, part.parameter.numel(), kept_dtype(part.name, dtype))
+            for part, total in totals
         }
         self.changed, self.total = sum(changed.values()), sum(part.parameter.numel() for part in parts)
         known = {part.name for part in parts if part.name in self._parts}
         sparse = [part for part in parts if part.name in known and changed[part.name] <= MOST * part.parameter.numel()]
         sparse_names = {part.name for part in sparse}
-        yield from self._sparse([part for part in sparse if changed[part.name]], dtype, most_bytes)
+        yield from self._sparse([part for part in sparse if changed[part.name]], dtype, bucket_bytes)
         dense = [part for part in parts if part.name not in sparse_names]
         for part in dense:
             values, last = part.values(dtype), self._parts.get(part.name)
             self._parts[part.name] = self._memory.copy(values) if last is None else last.copy_(values)
         if dense:
-            yield from buckets([(part.name, part.parameter) for part in dense], dtype, most_bytes)
+            yield from buckets([(part.name, part.parameter) for part in dense], dtype, bucket_bytes)
 
-    def _sparse(self, parts: list[_Part], dtype: torch.dtype, most_bytes: int) -> Iterator[list[Named]]:
+    def _sparse(self, parts: list[_Part], dtype: torch.dtype, bucket_bytes: int) -> Iterator[list[NamedTensor]]:
         """The changes of `parts`, gathered for several consecutive ones at once. Updates `_parts`."""
         group: list[_Part] = []
         size = 0
         for part in parts:
             nbytes = int(MOST * part.parameter.numel() * (dtype.itemsize + part.index.itemsize))
-            if group and (size + nbytes > most_bytes or part.group_key != group[0].group_key):
+            if group and (size + nbytes > bucket_bytes or part.group_key != group[0].group_key):
                 yield self._gathered(group, dtype)
                 group, size = [], 0
             group.append(part)
@@ -105,7 +106,7 @@ class LastSent:
         if group:
             yield self._gathered(group, dtype)
 
-    def _gathered(self, group: list[_Part], dtype: torch.dtype) -> list[Named]:
+    def _gathered(self, group: list[_Part], dtype: torch.dtype) -> list[NamedTensor]:
         """The changes of a group of parameters on all ranks. Updates `_parts`."""
         changes: list[tuple[Tensor, Tensor]] = []
         for part in group:
@@ -115,7 +116,7 @@ class LastSent:
             self._parts[part.name][index.cpu()] = changed_values.cpu()
             changes.append((index.to(part.index) + part.begin, changed_values))
         by_rank = [changes] if group[0].rows is None else _gather(group[0].rows, changes)
-        tensors: list[Named] = []
+        tensors: list[NamedTensor] = []
         for part, of_ranks in zip(group, zip(*by_rank, strict=True), strict=True):
             tensors.append((INDEX + part.name, torch.cat([index for index, _ in of_ranks])))
             tensors.append((VALUE + part.name, torch.cat([value for _, value in of_ranks])))
@@ -224,7 +225,7 @@ class WeightCopy:
         self._lost: set[str] = set()
         self._memory = HostMemory()
 
-    def take(self, tensors: Iterable[Named]) -> None:
+    def take(self, tensors: Iterable[NamedTensor]) -> None:
         """Apply the results of `LastSent.changes`, in their order, in place."""
         index: Tensor | None = None
         for name, tensor in tensors:
@@ -246,7 +247,7 @@ class WeightCopy:
         else:
             tensor.view(-1)[index] = value
 
-    def differences(self, sent: dict[str, Sent]) -> list[str]:
+    def differences(self, sent: dict[str, TensorChecksum]) -> list[str]:
         """Names of the tensors that differ from what was sent. Tensors that the sender does not list are dropped."""
         lost, self._lost = self._lost, set()
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if name in sent}
@@ -256,7 +257,7 @@ class WeightCopy:
         sums = dict(zip(checksums, to_host(list(checksums.values())), strict=True))
         return [name for name, metadata in sent.items() if name in lost or sums.get(name) != metadata.checksum]
 
-    def named(self) -> Iterator[Named]:
+    def named(self) -> Iterator[NamedTensor]:
         """All weights, with their names."""
         yield from self._tensors.items()
 

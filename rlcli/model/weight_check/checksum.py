@@ -27,7 +27,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type by its number of bytes."""
 
 
-class Sent(NamedTuple):
+class TensorChecksum(NamedTuple):
     """Metadata of a sent tensor."""
 
     checksum: int
@@ -43,7 +43,7 @@ class Checksums:
 
     sums = Checksums()
     engine.load_weights(sums.of(policy.stream_weights()))
-    sums.sent()                 # name → Sent
+    sums.sent()                 # name → TensorChecksum
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ class Checksums:
     def add(self, name: str, tensor: Tensor) -> None:
         self._sums[name] = checksum(tensor), tensor.numel(), tensor.dtype
 
-    def sent(self) -> dict[str, Sent]:
+    def sent(self) -> dict[str, TensorChecksum]:
         sums = to_host([total for total, _, _ in self._sums.values()])
         entries = zip(self._sums.items(), sums, strict=True)
-        return {name: Sent(total, numel, dtype) for (name, (_, numel, dtype)), total in entries}
+        return {name: TensorChecksum(total, numel, dtype) for (name, (_, numel, dtype)), total in entries}
 
 
 def columns_of(shape: torch.Size) -> int:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcli.model.weight_check.checksum import Sent, columns_of, keys, part_checksum, to_host
+from rlcli.model.weight_check.checksum import TensorChecksum, columns_of, keys, part_checksum, to_host
 from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Layout:
         if (name, region.elements) not in known:
             self.regions[region.owner].append((name, region))
 
-    def parts(self, engine_tensors: EngineTensors, sent: Mapping[str, Sent]) -> list[Part]:
+    def parts(self, engine_tensors: EngineTensors, sent: Mapping[str, TensorChecksum]) -> list[Part]:
         """The parts of the sent tensors that this rank has."""
         unchecked = [Part(name, (), 0, None) for name in self.changed if name in sent]
         checksums: list[tuple[str, Region, Tensor]] = []
@@ -212,12 +212,12 @@ class Layout:
         ]
         return unchecked + checked
 
-    def _is_comparable(self, owner: str, tensor: Tensor, sent: Sent) -> bool:
+    def _is_comparable(self, owner: str, tensor: Tensor, sent: TensorChecksum) -> bool:
         """True if `tensor` still has the recorded shape and strides, and at least the precision of what was sent."""
         return (tensor.shape, tensor.stride()) == self.forms[owner] and tensor.itemsize >= sent.dtype.itemsize
 
 
-def compare(sent: Mapping[str, Sent], ranks: Sequence[Sequence[Part]]) -> Verified:
+def compare(sent: Mapping[str, TensorChecksum], ranks: Sequence[Sequence[Part]]) -> Verified:
     """Compare the sent tensors with the parts on all ranks of one engine."""
     parts: dict[str, list[tuple[int, Part]]] = defaultdict(list)
     for rank, parts_of_rank in enumerate(ranks):
@@ -232,7 +232,7 @@ def compare(sent: Mapping[str, Sent], ranks: Sequence[Sequence[Part]]) -> Verifi
     return Verified(len(sent) - unchecked - len(differences), unchecked, differences)
 
 
-def _difference(tensor: Sent, parts: Sequence[tuple[int, Part]], ranks: int) -> str:
+def _difference(tensor: TensorChecksum, parts: Sequence[tuple[int, Part]], ranks: int) -> str:
     """Description of how the ranks' parts of one tensor differ from it; empty if they do not."""
     if not parts:
         return "was not loaded"
@@ -273,11 +273,11 @@ class _SentTensor(NamedTuple):
     """Regions can only be computed for contiguous tensors."""
 
 
-class Recorder(_CopyRecorder):
+class LayoutRecorder(_CopyRecorder):
     """Records the layout of a model while weights are loaded into it for the first time.
 
-    with Recorder(model) as recorder:
-        load(recorder.given(weights))
+    with LayoutRecorder(model) as recorder:
+        load(recorder.observe(weights))
     layout = recorder.layout()
     """
 
@@ -291,7 +291,7 @@ class Recorder(_CopyRecorder):
         self._changed: dict[str, int] = {}  # parameter → number of elements that no region describes
         self._empty: frozenset[str] = frozenset()
 
-    def given(
+    def observe(
         self,
         weights: Iterable[tuple[str, Tensor]],
         written: Mapping[str, Tensor] = MappingProxyType({}),
@@ -353,8 +353,8 @@ def one_name(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-class AdapterRecorder(_CopyRecorder):
-    """Like `Recorder`, for a LoRA adapter in vLLM's `manager`, while it is loaded for the first time as `adapter`."""
+class AdapterLayoutRecorder(_CopyRecorder):
+    """Like `LayoutRecorder`, for a LoRA adapter in vLLM's `manager`, on its first load as `adapter`."""
 
     def __init__(self, manager: Any, adapter: int) -> None:
         super().__init__()
@@ -404,7 +404,9 @@ def adapter_slots(manager: Any) -> dict[str, Tensor]:
     }
 
 
-def base_parts(layouts: Sequence[Layout], engine_tensors: EngineTensors, sent: Mapping[str, Sent]) -> list[Part]:
+def base_parts(
+    layouts: Sequence[Layout], engine_tensors: EngineTensors, sent: Mapping[str, TensorChecksum]
+) -> list[Part]:
     """The parts of an adapter's base model that this rank has. Tensors that no recorded loader has read cannot be
     compared: a checkpoint may have other names, and vLLM itself rejects one with a missing tensor."""
     parts = [part for layout in layouts for part in layout.parts(engine_tensors, sent)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlcli.data.messages import PartialRollout, RolloutBatch
-from rlcli.rollout.scheduler.groups import NONE, Group, GroupState, by_prompt
+from rlcli.rollout.scheduler.groups import NO_SAMPLES, Group, GroupState, split_by_prompt
 
 KeepRule = Callable[[Sequence[Group]], Sequence[Group]]
 """Complete groups → the subset that is worth training on, as the same objects."""
@@ -87,14 +87,16 @@ class GroupBuffer:
         """Add verified samples and partial responses to their groups. Returns the groups that are complete now, in the
         order of their numbers: each is COMPLETE or, if dynamic sampling rejects it, DROPPED."""
         running = {group.number: group for group in self.running}
-        samples = {int(table.prompt[0]): table for table in by_prompt(report.samples)}
+        samples = {int(table.prompt[0]): table for table in split_by_prompt(report.samples)}
         partial: dict[int, list[PartialRollout]] = {}
         for rollout in report.partial:
             partial.setdefault(rollout.prompt, []).append(rollout)
         finished = []
         for number in sorted(samples.keys() | partial.keys() | report.baselines.keys()):
             group = running[number]
-            group.add(samples.get(number, NONE), partial.get(number, ()), report.shards, report.baselines.get(number))
+            group.add(
+                samples.get(number, NO_SAMPLES), partial.get(number, ()), report.shards, report.baselines.get(number)
+            )
             if not self.missing(group) and not (self.greedy and group.baseline is None):
                 group.state = GroupState.COMPLETE
                 finished.append(group)

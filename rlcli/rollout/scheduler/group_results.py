@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import ScoredGroup
-from rlcli.rollout.scheduler.groups import Group, batch_of
-from rlcli.rollout.scheduler.sample_filter import left_out, rewarded, right_of
+from rlcli.rollout.scheduler.groups import Group, merge_groups
+from rlcli.rollout.scheduler.sample_filter import correct_mask, exclusion_reasons, rewarded
 
 
 def correct_and_scored(samples: SampleTable, config: RunConfig) -> tuple[int, int]:
     """Numbers of correct and of scored samples of one group. A sample whose verification failed, or that
     `train.truncated = mask` leaves out, is not scored."""
-    counting = samples.excluded(config.train.truncated) == 0
-    return int((counting & right_of(samples, config)).sum()), int(counting.sum())
+    scored = samples.exclusion_reasons(config.train.truncated) == 0
+    return int((scored & correct_mask(samples, config)).sum()), int(scored.sum())
 
 
 def scored_groups(groups: Sequence[Group], selected: Sequence[Group], config: RunConfig) -> list[ScoredGroup]:
@@ -39,8 +39,8 @@ def kept_groups(groups: Sequence[Group], config: RunConfig) -> list[Group]:
 
     from rlcli.algorithms.selection import keep_groups
 
-    batch = batch_of(groups)
-    reasons = left_out(batch.samples, truncated, batch.baselines, compared=True)
+    batch = merge_groups(groups)
+    reasons = exclusion_reasons(batch.samples, truncated, batch.baselines, compared=True)
     samples = rewarded(batch.samples, truncated).take(reasons == 0)
     scores, labels = torch.tensor(samples.score), torch.tensor(samples.prompt)
     kept_samples = keep_groups(scores, labels, keep=rules.keep, low=rules.low, high=rules.high)

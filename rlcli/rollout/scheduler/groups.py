@@ -1,116 +1,27 @@
-"""Groups of samples between rollout and step: records, conversion to one batch, and to plain values in checkpoints."""
+"""Groups of samples between rollout and step: their record, the task that generates one, and the batch of several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlcli.data.columns import RAGGED, RENAMED, SampleTable
+from rlcli.data.columns import SampleTable
 from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch, ShardRef
-from rlcli.data.prompts.dataset_mixture import Cursor
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.rollout.rollout_arguments import GREEDY
-from rlcli.types import Outcome, Sample, Verdict
+from rlcli.types import Verdict
 
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-NONE = SampleTable.of([])
+NO_SAMPLES = SampleTable.of([])
 UNKNOWN = -1
-
-Fields: TypeAlias = dict[str, Any]
-"""Fields of a record as JSON values, which `asdict` does not type."""
-
-
-class OpenGroupState(TypedDict, total=False):
-    """Plain values of an incomplete group, besides those of every group."""
-
-    index: int
-    """As `Group.prompt_index`."""
-    first_sample: int
-    """As `Group.first_sample`."""
-    begun: list[Fields]
-    """Fields of each `PartialRollout`."""
-
-
-class SavedGroup(TypedDict, total=False):
-    """Plain values of a group in a checkpoint. Older checkpoints lack some."""
-
-    step: int
-    """As `Group.step`."""
-    baseline: Fields | None
-    """Fields of the greedy response's verdict."""
-    samples: list[Fields]
-    """Fields of each verified `Sample`."""
-    open: OpenGroupState | None
-    """None if the group is complete."""
-    source: str
-    """As `Group.source`."""
-    data_source: str
-    """As `Group.data_source`."""
-    prompt_id: str
-    """As `Group.prompt_id`."""
-    number: int
-    """As `Group.number`."""
-    engine: int
-    """As `Group.engine`."""
-
-
-class SourceState(TypedDict, total=False):
-    """Plain values of a `Source` in a checkpoint. Older checkpoints have only groups."""
-
-    waiting: list[SavedGroup]
-    """Groups that no step has taken."""
-    rounds: dict[str, object]
-    """As `StepTotals.state`."""
-    groups: int
-    """Groups that streaming rollouts have numbered."""
-    ahead: object
-    """Samples that were generated ahead, in the form of an earlier version, which is refused."""
-
-
-def source_state(state: Mapping[str, object]) -> SourceState:
-    """The part of a checkpoint's state that belongs to its `Source`."""
-    return cast("SourceState", state)  # read from JSON; `Checkpoint.restoring` reports values of other types
-
-
-class Source(Protocol):
-    """Returns the samples of each step."""
-
-    prompts: TokenizedPrompts
-    """Rows of the dataset."""
-    cursor: Cursor
-    """Order of the prompts; with `state`, all state between steps."""
-
-    @property
-    def has_started(self) -> bool:
-        """Whether samples of the next step have been generated."""
-        ...
-
-    def take(self, step: int) -> RolloutBatch:
-        """The verified samples of step `step`. `Sample.prompt` counts the groups from 0 without gaps."""
-        ...
-
-    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
-        """While step `step` is trained on, generate for the steps after it. is_over: whether the engines are needed."""
-        ...
-
-    def state(self) -> tuple[SourceState, list[ShardRef]]:
-        """State for `restore`: plain values, and references to shards of tokens."""
-        ...
-
-    def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
-        """Continue from the result of `state`."""
-        ...
-
-    def drop(self) -> None:
-        """Discard what was generated for later steps."""
-        ...
+"""An index or number that a group does not have."""
 
 
 class GroupState(Enum):
@@ -140,7 +51,7 @@ class Group:
     """Offset of its samples' indexes in their seeds: not 0 if the step drew the prompt before."""
     state: GroupState = GroupState.QUEUED
     """Its state in the buffer."""
-    samples: SampleTable = NONE
+    samples: SampleTable = NO_SAMPLES
     """Its verified samples so far, ordered by `Sample.sample`."""
     shards: Sequence[ShardRef] = ()
     """References to their tokens, indexed by `Sample.shard` and `PartialRollout.shard`."""
@@ -199,7 +110,7 @@ class Group:
         self.partial = [replace(rollout, shard=renumbered[rollout.shard]) for rollout in pending]
 
 
-def task_of(group: Group, prompts: TokenizedPrompts, samples: int, greedy: bool) -> PromptTask:
+def generation_task(group: Group, prompts: TokenizedPrompts, samples: int, greedy: bool) -> PromptTask:
     """The task that generates a group's missing samples, under the group's number. samples: G, of a complete group.
     greedy: whether groups have a greedy baseline."""
     verified = set(group.samples.sample.tolist())
@@ -217,9 +128,9 @@ def task_of(group: Group, prompts: TokenizedPrompts, samples: int, greedy: bool)
     )
 
 
-def batch_of(groups: Sequence[Group]) -> RolloutBatch:
+def merge_groups(groups: Sequence[Group]) -> RolloutBatch:
     """Merge groups into one batch: prompts and shards are renumbered, and each shard's reference occurs once."""
-    shards, numbers = _joined_shards(groups)
+    shards, numbers = join_shards(groups)
     counts = [len(group.samples) for group in groups]
     columns = [_renumbered(group.samples.shard, by_group) for group, by_group in zip(groups, numbers, strict=True)]
     samples = replace(
@@ -237,75 +148,13 @@ def batch_of(groups: Sequence[Group]) -> RolloutBatch:
     )
 
 
-def by_prompt(samples: SampleTable) -> list[SampleTable]:
+def split_by_prompt(samples: SampleTable) -> list[SampleTable]:
     """Split a table of samples, ordered by prompt, into one table for each prompt."""
     starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
     return [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
 
 
-def as_plain(groups: Sequence[Group]) -> tuple[list[SavedGroup], list[ShardRef]]:
-    """Groups as JSON values with numbered shards, and the references to those shards."""
-    batch = batch_of(groups)
-    shards, renumbered = _joined_shards(groups)
-    plain: list[SavedGroup] = []
-    for position, (group, numbers) in enumerate(zip(groups, renumbered, strict=True)):
-        partial = [{**asdict(rollout), "shard": numbers[rollout.shard]} for rollout in group.partial]
-        incomplete = OpenGroupState(index=group.prompt_index, first_sample=group.first_sample, begun=partial)
-        plain.append(
-            {
-                "step": group.step,
-                "baseline": None if group.baseline is None else asdict(group.baseline),
-                "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
-                "open": None if group.is_complete else incomplete,
-                "source": group.source,
-                "data_source": group.data_source,
-                "prompt_id": group.prompt_id,
-                "number": group.number,
-                "engine": group.engine,
-            }
-        )
-    return plain, shards
-
-
-def as_groups(plain: Sequence[SavedGroup], shards: Sequence[ShardRef]) -> list[Group]:
-    """The inverse of `as_plain`. Incomplete groups are queued: no engine has them."""
-
-    def verdict(fields: Fields) -> Verdict:
-        return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
-
-    def sample(fields: Fields) -> Sample:
-        values = {RENAMED.get(name, name): value for name, value in fields.items()}
-        values |= {name: tuple(values[name]) for name in RAGGED if name in values}
-        return Sample(**{**values, "verdict": verdict(fields["verdict"])})
-
-    groups = []
-    for group in plain:
-        samples = [sample(fields) for fields in group["samples"]]
-        incomplete = group.get("open") or OpenGroupState()  # older checkpoints have only complete groups
-        partial = [PartialRollout(**fields) for fields in incomplete.get("begun", ())]
-        used = sorted({*(s.shard for s in samples), *(rollout.shard for rollout in partial)})
-        renumbered = {shard: number for number, shard in enumerate(used)}
-        groups.append(
-            Group(
-                step=group["step"],
-                prompt_index=incomplete.get("index", UNKNOWN),
-                first_sample=incomplete.get("first_sample", 0),
-                state=GroupState.QUEUED if incomplete else GroupState.COMPLETE,
-                samples=SampleTable.of(replace(s, shard=renumbered[s.shard]) for s in samples),
-                shards=[shards[shard] for shard in used],
-                partial=[replace(rollout, shard=renumbered[rollout.shard]) for rollout in partial],
-                baseline=verdict(group["baseline"]) if group["baseline"] else None,
-                source=group.get("source", ""),
-                data_source=group.get("data_source", ""),
-                prompt_id=group.get("prompt_id", ""),
-                number=group.get("number", UNKNOWN),
-                engine=group.get("engine", UNKNOWN),
-            )
-        )
-    return groups
-
-
-def _joined_shards(groups: Sequence[Group]) -> tuple[list[ShardRef], list[dict[int, int]]]:
+def join_shards(groups: Sequence[Group]) -> tuple[list[ShardRef], list[dict[int, int]]]:
     """References to the shards of all groups, each once, and for each group a map from its shard numbers to indexes
     among these references."""
     shards: list[ShardRef] = []

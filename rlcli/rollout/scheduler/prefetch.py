@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from rlcli.data.messages import RolloutBatch
-from rlcli.rollout.scheduler.groups import Source
+from rlcli.rollout.scheduler.batch_source import BatchSource
 from rlcli.support.daemon_thread import in_background
 
 KILL_TIMEOUT_S = 30.0
@@ -28,7 +28,7 @@ class Prefetcher:
     batch = prefetcher.take(2)
     """
 
-    def __init__(self, source: Source, concurrent: bool, last: int, kill: Callable[[], None]) -> None:
+    def __init__(self, source: BatchSource, concurrent: bool, last: int, kill: Callable[[], None]) -> None:
         self.source = source
         self.concurrent = concurrent
         """Whether the engines generate while a step is trained on."""
@@ -67,10 +67,10 @@ class Prefetcher:
         self._over.set()
         self._running.result()
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Discard what was generated for later steps."""
         self.wait()
-        self.source.drop()
+        self.source.discard()
 
     def close(self) -> None:
         """Kill the workers if they still generate after a failure, and wait for the thread that called them: it must
@@ -81,5 +81,5 @@ class Prefetcher:
 
     def _ahead(self, step: int) -> None:
         start = time.perf_counter()
-        self.source.ahead(step, self._over.is_set)
+        self.source.prefetch(step, self._over.is_set)
         self.busy_s = time.perf_counter() - start

@@ -9,15 +9,16 @@ from dataclasses import replace
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import PromptTask, RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
-from rlcli.data.prompts.prompt_table import set_of, verifiers_of
+from rlcli.data.prompts.prompt_table import dataset_name, verifiers_of
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import OnProgress
 from rlcli.rollout.scheduler.group_buffer import GroupBuffer
+from rlcli.rollout.scheduler.group_checkpoint import SourceState, groups_from_json, groups_to_json
 from rlcli.rollout.scheduler.group_results import correct_and_scored, kept_groups, scored_groups
-from rlcli.rollout.scheduler.groups import Group, SourceState, as_groups, as_plain, batch_of, task_of
+from rlcli.rollout.scheduler.groups import Group, generation_task, merge_groups
 from rlcli.rollout.scheduler.round_totals import DrawCheck, StepTotals
 from rlcli.rollout.scheduler.verifier_failures import part_weights
 from rlcli.rollout.worker_calls import RolloutWorkers
@@ -58,7 +59,7 @@ class Rollouts(ABC):
         self.part_weights = part_weights(config.algorithm.advantage, verifiers_of(prompts.prompts))
         self._numbered = 0
         """Groups that streaming rollouts have numbered."""
-        self._draw_check = DrawCheck(cursor.smallest)
+        self._draw_check = DrawCheck(cursor.draws_without_repeat)
 
     @abstractmethod
     def take(self, step: int) -> RolloutBatch:
@@ -66,8 +67,8 @@ class Rollouts(ABC):
         `max_batches` rounds. Raises RunFailed if it keeps none, or if too many verifications fail."""
 
     @abstractmethod
-    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
-        """While step `step` is trained on, generate for the steps after it. is_over: whether the engines are needed."""
+    def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
+        """While `step` is trained on, generate for later steps. should_stop: true once the engines are needed."""
 
     @property
     def has_started(self) -> bool:
@@ -77,7 +78,7 @@ class Rollouts(ABC):
     def state(self) -> tuple[SourceState, list[ShardRef]]:
         """All state between two steps besides the cursor, as plain values, and references to the shards of its
         tokens."""
-        groups, shards = as_plain(self._snapshot())
+        groups, shards = groups_to_json(self._snapshot())
         return {"waiting": groups, "rounds": self.totals.state(), "groups": self._numbered}, shards
 
     def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
@@ -88,11 +89,11 @@ class Rollouts(ABC):
                 "resume from one without: any of a run with async.staleness = 0",
             )
         self._stop_engines()
-        self.buffer.restore(as_groups(state["waiting"], shards))
+        self.buffer.restore(groups_from_json(state["waiting"], shards))
         self.totals = StepTotals.restored(state["rounds"]) if "rounds" in state else StepTotals()
         self._numbered = state.get("groups", 0)
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Discard what was generated for later steps."""
         self._stop_engines()
         if self.config.async_.staleness:
@@ -142,11 +143,11 @@ class Rollouts(ABC):
         draws[index] += 1
         row = rows[index]
         return Group(
-            step, index, first_sample, source=set_of(rows, index), data_source=row.data_source, prompt_id=row.id
+            step, index, first_sample, source=dataset_name(rows, index), data_source=row.data_source, prompt_id=row.id
         )
 
     def _task(self, group: Group) -> PromptTask:
-        return task_of(group, self.prompts, self.config.rollout.samples_per_prompt, self.greedy)
+        return generation_task(group, self.prompts, self.config.rollout.samples_per_prompt, self.greedy)
 
     def _call(self, step: int) -> RolloutArguments:
         """Arguments of a round for `step`, for all workers."""
@@ -162,7 +163,7 @@ class Rollouts(ABC):
         for group in finished:
             tokens = int(group.samples.tokens.sum())
             correct, scored = correct_and_scored(group.samples, self.config)
-            self.cursor.account(group.prompt_index, tokens, correct, scored)
+            self.cursor.record_group(group.prompt_index, tokens, correct, scored)
         selected = [group for group in finished if group.is_complete]
         self.totals.scored_groups += scored_groups(finished, selected, self.config)
         dropped = self.totals.stats.dropped + len(finished) - len(selected)
@@ -183,7 +184,7 @@ class Rollouts(ABC):
                 "a low score means that the data are too hard for the model, a high one too easy: use other data, more "
                 "rollout.samples_per_prompt, or dynamic_sampling.keep = all",
             )
-        batch = batch_of(self.buffer.take(groups))
+        batch = merge_groups(self.buffer.take(groups))
         samples = batch.samples
         stats = replace(
             stats,
@@ -196,5 +197,5 @@ class Rollouts(ABC):
             stats=stats,
             part_weights=self.part_weights,
             scored_groups=groups_of_step,
-            selection=self.cursor.facts(),
+            selection=self.cursor.metrics(),
         )

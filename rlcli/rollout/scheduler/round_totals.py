@@ -11,7 +11,7 @@ from rlcli.data.columns import TruncatedRule
 from rlcli.data.messages import RolloutBatch, ScoredGroup
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import REPORT, RunFailed
-from rlcli.rollout.scheduler.groups import Fields
+from rlcli.rollout.scheduler.group_checkpoint import Fields
 from rlcli.rollout.scheduler.sample_filter import rewarded
 from rlcli.rollout.scheduler.verifier_failures import Failures
 from rlcli.types import Prompt
@@ -35,15 +35,15 @@ class StepTotals:
     def add(self, round: RolloutBatch, prompts: Mapping[int, Prompt], groups: int, truncated: TruncatedRule) -> None:
         """Add a round. prompts: by `Sample.prompt`. groups: number of groups that the engines received. truncated: as
         `train.truncated`."""
-        counting = rewarded(round.samples, truncated).score[round.samples.excluded(truncated) == 0]
+        scores = rewarded(round.samples, truncated).score[round.samples.exclusion_reasons(truncated) == 0]
         self.failures.add_samples(prompts, round.samples)
         for prompt, verdict in round.baselines.items():
             self.failures.add(prompts[prompt], verdict)
         self.stats += replace(
             round.stats,
             groups=groups,
-            counting=len(counting),
-            score=math.fsum(counting),
+            counting=len(scores),
+            score=math.fsum(scores),
             responses=len(round.samples) + len(round.baselines),
         )
 

@@ -39,13 +39,13 @@ def rewarded(samples: SampleTable, rule: TruncatedRule) -> SampleTable:
     return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts, turn_rewards=by_turn)
 
 
-def right_of(samples: SampleTable, config: RunConfig) -> Bool[np.ndarray, " S"]:
+def correct_mask(samples: SampleTable, config: RunConfig) -> Bool[np.ndarray, " S"]:
     """Mask of correct samples, without those whose reward was set to 0 because they were truncated."""
-    right = samples.is_(Outcome.OK)
-    return right & ~samples.truncated if config.train.truncated == "zero_reward" else right
+    correct = samples.is_(Outcome.OK)
+    return correct & ~samples.truncated if config.train.truncated == "zero_reward" else correct
 
 
-def left_out(
+def exclusion_reasons(
     samples: SampleTable, rule: TruncatedRule, baselines: Mapping[int, Verdict] | None = None, *, compared: bool = False
 ) -> Int8[np.ndarray, " S"]:
     """The reason to exclude each sample: 0 if it counts, else 1 + its index in `REASONS`.
@@ -55,7 +55,7 @@ def left_out(
     """
     import numpy as np
 
-    reasons = samples.excluded(rule)
+    reasons = samples.exclusion_reasons(rule)
     failed = [prompt for prompt, verdict in (baselines or {}).items() if verdict.outcome in UNVERIFIED]
     reasons[(reasons == 0) & np.isin(samples.prompt, failed)] = 1 + REASONS.index("baseline")
     if compared and reasons.any():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlcli.data.messages import PartialRollout, PromptTask, RolloutBatch
 from rlcli.rollout.rollout_arguments import Slice
 from rlcli.rollout.scheduler.dispatcher import collect, run_shares
-from rlcli.rollout.scheduler.groups import NONE, UNKNOWN, Group
+from rlcli.rollout.scheduler.groups import NO_SAMPLES, UNKNOWN, Group
 from rlcli.rollout.scheduler.rollouts import Rollouts
 from rlcli.rollout.scheduler.sync_rollouts import file_of_round
 from rlcli.rollout.worker_calls import RolloutCalls
@@ -41,11 +41,11 @@ class StreamingRollouts(Rollouts):
         incomplete = len(self.buffer.queued) + len(self.buffer.running)
         return replace(batch, stats=replace(batch.stats, in_flight=incomplete))
 
-    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+    def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
         """Generate for `async.engine_steps` steps of the engines, or until the engines are needed."""
         capacity = self._batch_size * self._steps_ahead(step)
         self._begin(step + 1, self._max_age)
-        for slice in self._slices(is_over):
+        for slice in self._slices(should_stop):
             if not self._has_work(capacity):
                 return
             self._generate(step + 1, capacity, slice)
@@ -79,11 +79,11 @@ class StreamingRollouts(Rollouts):
         """A slice for a step that the run waits for."""
         return Slice(steps=SLICE_STEPS) if self.config.counts_steps else Slice(seconds=SLICE_S)
 
-    def _slices(self, is_over: Callable[[], bool]) -> Iterator[Slice]:
+    def _slices(self, should_stop: Callable[[], bool]) -> Iterator[Slice]:
         """The slices while a step is trained on."""
         steps = self.config.engine_steps
         if steps is None:
-            while not is_over():
+            while not should_stop():
                 yield Slice(seconds=SLICE_S)
         else:
             for start in range(0, steps, SLICE_STEPS):
@@ -149,7 +149,7 @@ class StreamingRollouts(Rollouts):
         groups = [replace(group) for group in self.buffer.groups]
         for group in groups:
             if not group.is_complete and group.number in partial:
-                group.add(NONE, partial[group.number], report.shards, None)
+                group.add(NO_SAMPLES, partial[group.number], report.shards, None)
         return groups
 
     def _stop_engines(self) -> None:

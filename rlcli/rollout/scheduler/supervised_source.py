@@ -9,11 +9,11 @@ import numpy as np
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import RolloutBatch, ShardRef
 from rlcli.data.prompts.dataset_mixture import Cursor
-from rlcli.data.prompts.prompt_table import set_of
+from rlcli.data.prompts.prompt_table import dataset_name
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.rollout.scheduler.groups import SourceState
+from rlcli.rollout.scheduler.group_checkpoint import SourceState
 from rlcli.types import Outcome, Sample, Verdict
 
 IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
@@ -45,8 +45,8 @@ class SupervisedSource:
         builder, samples, sources, data_sources = ShardBuilder(), [], [], []
         for position, index in enumerate(self.cursor.take(self.prompts_per_step)):
             prompt, response = self.prompts.tokens(index), self.prompts.responses(index)
-            self.cursor.account(index, len(prompt) + len(response))
-            sources.append(set_of(self.prompts.prompts, index))
+            self.cursor.record_group(index, len(prompt) + len(response))
+            sources.append(dataset_name(self.prompts.prompts, index))
             data_sources.append(self.prompts.prompts[index].data_source)
             samples.append(
                 Sample(
@@ -64,7 +64,7 @@ class SupervisedSource:
         shards = [ray.put(builder.build())]
         return RolloutBatch(SampleTable.of(samples), shards, sources=sources, data_sources=data_sources)
 
-    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+    def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
         """Nothing is generated."""
 
     def state(self) -> tuple[SourceState, list[ShardRef]]:
@@ -74,5 +74,5 @@ class SupervisedSource:
     def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
         """There is no state besides the cursor."""
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Nothing was generated for later steps."""

@@ -33,8 +33,8 @@ class SyncRollouts(Rollouts):
             self._round(step, self._batch_size)
         return self._batch(step, self.buffer.complete[: self._batch_size])
 
-    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
-        """Generate all groups for the next steps; the next weight update waits for them, whatever `is_over` returns."""
+    def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
+        """Generate all groups for the next steps. `should_stop` is not read: the next weight update waits for them."""
         capacity = self._batch_size * self._steps_ahead(step)
         self._begin(step + 1, self._max_age)
         while len(self.buffer.complete) < capacity and self._has_rounds_left:

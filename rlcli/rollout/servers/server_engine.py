@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class ServerEngine:
             "merge it first: rlcli export --merge; or give rollout.engine = vllm",
         )
 
-    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+    def verify(self, sent: Mapping[str, TensorChecksum]) -> Verified:
         """The comparison of the server with the most differences."""
         return max(self._fleet.verify(sent), key=lambda result: (len(result.differences), result.unchecked))
 

@@ -28,7 +28,7 @@ from rlcli.rollout.servers.vllm_server import VllmServer
 from rlcli.support.json_link import UNIX, Link, Refused, Rejected, ServerFault
 
 if TYPE_CHECKING:
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ class Fleet:
         self.failures: SimpleQueue[RlcliError] = SimpleQueue()
         self.lost, self.moved, self.version = 0, 0, 0
         self._weights = ""
-        self._sent: Mapping[str, Sent] | None = None
+        self._sent: Mapping[str, TensorChecksum] | None = None
         self._waiting: deque[Request] = deque()
         self._seats: dict[int, Member] = {}
         self._aborting = self._loading = False
@@ -167,7 +167,7 @@ class Fleet:
         """Give all servers the weights in `folder`, and later ones too. Raises `RunFailed` if no server has them."""
         self.call(self._load(folder))
 
-    def verify(self, sent: Mapping[str, Sent]) -> list[Verified]:
+    def verify(self, sent: Mapping[str, TensorChecksum]) -> list[Verified]:
         """Compare the weights of each ready server. Later ones are compared with `sent` before they are used."""
         self._sent = sent
         return self.on_each(lambda server: server.verify(sent, self.spec.servers.answer_s))

@@ -11,7 +11,7 @@ from rlcli.rollout.engine import EngineSpec
 from rlcli.support.json_link import Link
 
 if TYPE_CHECKING:
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
     from rlcli.types import FinishReason
 
@@ -94,7 +94,7 @@ class ServerKind(Protocol):
         runs."""
         ...
 
-    async def verify(self, sent: Mapping[str, Sent], timeout_s: float) -> Verified:
+    async def verify(self, sent: Mapping[str, TensorChecksum], timeout_s: float) -> Verified:
         """Compare its weights with those that were sent."""
         ...
 

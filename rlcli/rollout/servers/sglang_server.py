@@ -12,7 +12,7 @@ from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, Ask, checked
 from rlcli.support.json_link import Link, Refused, ServerFault
 
 if TYPE_CHECKING:
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
 
 GENERATE = "/generate"
@@ -102,7 +102,7 @@ class SglangServer:
         if not response["success"]:
             raise Refused(f"{self._link.url} cannot load the weights: {response.get('message', '')}")
 
-    async def verify(self, sent: Mapping[str, Sent], timeout_s: float) -> Verified:
+    async def verify(self, sent: Mapping[str, TensorChecksum], timeout_s: float) -> Verified:
         from rlcli.model.weight_check.engine_weights import Verified
 
         return Verified(0, len(sent), [])

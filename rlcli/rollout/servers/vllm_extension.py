@@ -78,12 +78,12 @@ class Extension:
         config = self.model_config.hf_text_config
         configured = {name: getattr(config, name, None) for name in CONFIGURED}
         configured["architectures"] = self.model_config.hf_config.architectures
-        return {"configured": configured, "by_counter": by_counter, "by_place": sampling.draws_by_place(self)}
+        return {"configured": configured, "by_counter": by_counter, "by_place": sampling.draws_by_position(self)}
 
     def rlcli_load(self, folder: str) -> LoadResult:
         """Load all safetensors files of a folder, under checkpoint names."""
         from rlcli.model.tensor_names import for_vllm
-        from rlcli.model.weight_check.engine_weights import Recorder
+        from rlcli.model.weight_check.engine_weights import LayoutRecorder
         from rlcli.rollout.vllm.hooks.cpu_kernels import repack
         from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
 
@@ -96,8 +96,8 @@ class Extension:
             if hasattr(self, "rlcli_layout"):
                 self.reload_weights(weights_iterator=written.others(for_vllm(_tensors(files, loaded), kind)))
             else:
-                with Recorder(model) as recorder:
-                    recorded = recorder.given(_tensors(files, loaded), written.parameters, written.empty)
+                with LayoutRecorder(model) as recorder:
+                    recorded = recorder.observe(_tensors(files, loaded), written.parameters, written.empty)
                     self.reload_weights(weights_iterator=written.others(for_vllm(recorded, kind)))
                 self.rlcli_layout = recorder.layout()
             if self.device.type == "cpu":
@@ -110,11 +110,12 @@ class Extension:
         """Checksums of this worker's parts of the sent tensors. sent: JSON, name → [checksum, elements, dtype]."""
         import torch
 
-        from rlcli.model.weight_check.checksum import Sent
+        from rlcli.model.weight_check.checksum import TensorChecksum
         from rlcli.model.weight_check.engine_weights import Layout, weights_of
 
         tensors = {
-            name: Sent(values[0], values[1], getattr(torch, values[2])) for name, values in json.loads(sent).items()
+            name: TensorChecksum(values[0], values[1], getattr(torch, values[2]))
+            for name, values in json.loads(sent).items()
         }
         layout = getattr(self, "rlcli_layout", None) or Layout()
         parts = layout.parts(weights_of(self.model_runner.get_model()), tensors)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, TypeVar
 
 import numpy as np
 
-from rlcli.rollout import sampling as own_sampling
+from rlcli.rollout import sampling as counter_sampling
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, Ask, checked_answer
 from rlcli.rollout.servers.vllm_extension import CONFIGURED, Extension
@@ -19,7 +19,7 @@ from rlcli.support.json_link import Link, Refused, ServerFault
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Verified
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class VllmServer:
 
     def __init__(self, link: Link, spec: EngineSpec) -> None:
         self._link, self._spec = link, spec
-        self._by_counter = self._by_place = False
+        self._draws_by_counter = self._draws_by_position = False
 
     @staticmethod
     async def is_there(link: Link) -> bool:
@@ -64,8 +64,8 @@ class VllmServer:
         except ServerFault as error:
             raise Refused(f"{url} has no methods of rlcli in its workers ({error}): {START}") from None
         self._check_model(ranks[0]["configured"])
-        self._by_counter = all(rank["by_counter"] for rank in ranks)
-        self._by_place = all(rank["by_place"] for rank in ranks)
+        self._draws_by_counter = all(rank["by_counter"] for rank in ranks)
+        self._draws_by_position = all(rank["by_place"] for rank in ranks)
         try:
             await self.generate(Ask("attach", [0, 0], 1, 1.0, 1.0, 0, "attach"), ATTACH_S)
         except Refused as error:
@@ -131,7 +131,7 @@ class VllmServer:
             if "error" in rank:
                 raise Refused(f"{self._link.url} cannot load the weights: {rank['error']}")
 
-    async def verify(self, sent: Mapping[str, Sent], timeout_s: float) -> Verified:
+    async def verify(self, sent: Mapping[str, TensorChecksum], timeout_s: float) -> Verified:
         from rlcli.model.weight_check.engine_weights import Part, compare
 
         arguments = {
@@ -155,10 +155,10 @@ class VllmServer:
 
     def _seed(self, ask: Ask) -> dict[str, object]:
         """As `VllmEngine` draws, so that a response is the same on any server."""
-        if self._by_counter:
-            return {"extra_args": {own_sampling.SEED: ask.seed}}
-        if ask.position and not self._by_place:
-            return {"seed": int(own_sampling.draw_keys(np.array([ask.seed]), np.array([ask.position]))[0])}
+        if self._draws_by_counter:
+            return {"extra_args": {counter_sampling.SEED: ask.seed}}
+        if ask.position and not self._draws_by_position:
+            return {"seed": int(counter_sampling.draw_keys(np.array([ask.seed]), np.array([ask.position]))[0])}
         return {"seed": ask.seed}
 
     @cached_property

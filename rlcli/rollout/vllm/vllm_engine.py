@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rlcli.data.expert_routes import check_routes, route_type
 from rlcli.errors import RunFailed, SetupError
 from rlcli.model.io.model_config import dense_layers
-from rlcli.rollout import sampling as own_sampling
+from rlcli.rollout import sampling as counter_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
 from rlcli.rollout.vllm.hooks import (
     base_layout,
@@ -27,7 +27,7 @@ from rlcli.rollout.vllm.hooks import (
     resident_weights,
     speculation,
 )
-from rlcli.rollout.vllm.hooks.route_recording import Recorder
+from rlcli.rollout.vllm.hooks.route_recording import RouteRecorder
 from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
 from rlcli.rollout.vllm.vllm_arguments import PLAIN, engine_arguments, environment_variables
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
     from rlcli.data.expert_routes import Routes
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.model.weight_check.engine_weights import Layout, Part, Verified
     from rlcli.rollout.vllm.vllm_types import CompletionOutput, Llm, ModelConfig, RequestOutput
 
@@ -71,7 +71,7 @@ class VllmEngine:
             resident_weights.kept() if spec.sleep == "cache" and spec.device == "cuda" else contextlib.nullcontext()
         )
         state = process_state.kept(threads=spec.device == "cuda")
-        with state, resident, recorded as bases, borrowed_classes.noted() as borrowed:
+        with state, resident, recorded as bases, borrowed_classes.recorded() as borrowed:
             from vllm import LLM
 
             if spec.device == "cpu":
@@ -83,23 +83,23 @@ class VllmEngine:
         for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):
             segment.unlink(missing_ok=True)
         self._engine = self._llm.llm_engine
-        borrowed.give_back(self._model)
+        borrowed.restore(self._model)
         check_head(spec, self._engine.vllm_config.model_config)
         self._adapter: LoRARequest | None = None
         self._prompts = image_prompts.Prompts(self._llm, spec.image_rule)
         self._requests = 0
         self._keys: dict[str, int] = {}
-        self._early: list[Generation] = []  # finished while the engine answered something else
+        self._finished_early: list[Generation] = []  # while a scoring request ran; not returned yet
         self._salt = 0
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
         self._layout: Layout | None = None
-        self._kernels_read = False
+        self._read_through_kernels = False
         self._bases = bases
-        self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
-        self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
-        self._verifies = spec.speculate > 0 and all(self._llm.collective_rpc(speculation.install))
-        self._recorder: Recorder | None = None
-        if spec.speculate and not self._verifies:
+        self._draws_by_counter = all(self._llm.collective_rpc(counter_sampling.install))
+        self._draws_by_position = all(self._llm.collective_rpc(counter_sampling.draws_by_position))
+        self._speculates = spec.speculate > 0 and all(self._llm.collective_rpc(speculation.install))
+        self._route_recorder: RouteRecorder | None = None
+        if spec.speculate and not self._speculates:
             raise SetupError(
                 f"rollout.speculate = {spec.speculate}: this build of vLLM verifies drafts by another rule than that "
                 "of the same seeds without drafts (on CPUs a wrong one), and has no place to replace it",
@@ -111,8 +111,8 @@ class VllmEngine:
     def describe(self) -> str:
         import vllm
 
-        runner = "second" if self._by_place else "first"
-        sampler = "with rlcli's draws" if self._by_counter else "with its own draws"
+        runner = "second" if self._draws_by_position else "first"
+        sampler = "with rlcli's draws" if self._draws_by_counter else "with its own draws"
         return f"vLLM {vllm.__version__}, {runner} model runner, {sampler}"
 
     def _install_on_cpu(self) -> None:
@@ -121,7 +121,7 @@ class VllmEngine:
         self._llm.collective_rpc(cpu_kernels.leave_out_ranks)
         self._llm.apply_model(packed_matrices.expose)
         if self.spec.routes:
-            (self._recorder,) = self._llm.collective_rpc(Recorder)
+            (self._route_recorder,) = self._llm.collective_rpc(RouteRecorder)
 
     @staticmethod
     def preload() -> None:
@@ -143,7 +143,7 @@ class VllmEngine:
 
     @property
     def unfinished(self) -> int:
-        return len(self._keys) + len(self._early)
+        return len(self._keys) + len(self._finished_early)
 
     @property
     def slots(self) -> int:
@@ -167,9 +167,9 @@ class VllmEngine:
 
     def step(self) -> list[Generation]:
         self.on_step()
-        finished, self._early = self._early, []
+        finished, self._finished_early = self._finished_early, []
         if self._keys:
-            finished += self._sorted_out(self._engine.step(), {})
+            finished += self._collect_finished(self._engine.step(), {})
         return finished
 
     def peek(self) -> list[Generation]:
@@ -185,21 +185,21 @@ class VllmEngine:
             for state in states
         ]
         assert len(running) == len(self._keys), "requests vanished from the engine"
-        return [*self._early, *running]
+        return [*self._finished_early, *running]
 
     def abort(self) -> list[Generation]:
-        broken_off = self.peek()  # vLLM forgets a request that is aborted
+        aborted = self.peek()  # vLLM forgets a request that is aborted
         self._engine.abort_request(list(self._keys))
         self._keys.clear()
-        self._early.clear()
+        self._finished_early.clear()
         if self.spec.device == "cuda":
             import torch
 
             torch.accelerator.synchronize()  # A step may still be running, and the next phase takes its memory.
-        return broken_off
+        return aborted
 
     def speculated(self) -> tuple[int, int]:
-        return self._llm.collective_rpc(speculation.counted)[0] if self._verifies else (0, 0)
+        return self._llm.collective_rpc(speculation.counted)[0] if self._speculates else (0, 0)
 
     def agree(self, value: T) -> T:
         from vllm.distributed.parallel_state import get_tp_group
@@ -208,12 +208,12 @@ class VllmEngine:
         return agreed
 
     def prompt_log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[np.ndarray, " T-1"]:
-        (output,) = self._finished([self._ask(tokens, prompt_logprobs=0)])
+        (output,) = self._run_until_finished([self._add_scoring_request(tokens, prompt_logprobs=0)])
         return _prompt_log_probs(tokens, output)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         from rlcli.model.tensor_names import for_vllm
-        from rlcli.model.weight_check.engine_weights import Recorder
+        from rlcli.model.weight_check.engine_weights import LayoutRecorder
 
         kind, written = self._engine.vllm_config.model_config.hf_config.model_type, WrittenWeights.of(self._model)
 
@@ -224,18 +224,18 @@ class VllmEngine:
         if self._layout is not None:
             load(weights)
         else:
-            with Recorder(self._model) as recorder:
-                load(recorder.given(weights, written.parameters, written.empty))
+            with LayoutRecorder(self._model) as recorder:
+                load(recorder.observe(weights, written.parameters, written.empty))
             self._layout = recorder.layout()
         if self.spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.repack)
             self._llm.apply_model(packed_matrices.expose)
-        self._forget_prefixes()
+        self._clear_prefix_cache()
 
     def load_adapter(self, folder: str) -> None:
         from vllm.lora.request import LoRARequest
 
-        from rlcli.model.weight_check.engine_weights import AdapterRecorder
+        from rlcli.model.weight_check.engine_weights import AdapterLayoutRecorder
 
         # Factors of all experts of a layer are in one tensor, as peft holds them.
         fused = {"is_3d_lora_weight": True} if self.spec.lora_experts else {}
@@ -244,22 +244,22 @@ class VllmEngine:
         if self._layout is not None:
             self._engine.add_lora(request)
         else:
-            with AdapterRecorder(self._model.lora_manager, ADAPTER_ID) as recorder:
+            with AdapterLayoutRecorder(self._model.lora_manager, ADAPTER_ID) as recorder:
                 self._engine.add_lora(request)
             self._layout = recorder.layout()
         # Requests name the loaded adapter; load_inplace would read it again for each of them.
         self._adapter = adapter()
-        self._forget_prefixes()
+        self._clear_prefix_cache()
 
-    def _forget_prefixes(self) -> None:
-        """No request that is added from now on uses blocks that earlier weights computed. vLLM does not reset its cache
-        while requests run: then later ones have another salt, which is part of the blocks' hashes."""
+    def _clear_prefix_cache(self) -> None:
+        """Keep requests that are added from now on from using blocks that earlier weights computed. vLLM does not reset
+        its cache while requests run; these get a new salt, which is part of the hash of a block."""
         self._salt += bool(self._keys)
         self._llm.reset_prefix_cache()
         if self.spec.image_rule is not None:
-            self._engine.reset_encoder_cache()  # what the old vision encoder made of images
+            self._engine.reset_encoder_cache()  # outputs of the earlier weights' vision encoder
 
-    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+    def verify(self, sent: Mapping[str, TensorChecksum]) -> Verified:
         import torch.distributed as dist
         from vllm.distributed.parallel_state import get_tp_group
 
@@ -273,7 +273,7 @@ class VllmEngine:
         )
 
         layout, model = self._layout or Layout(), self._model
-        held = weights_of(model, through_kernels=not self._kernels_read)
+        held = weights_of(model, through_kernels=not self._read_through_kernels)
         if self.spec.lora_rank:
             slots = adapter_slots(model.lora_manager)
             parts = layout.parts(lambda owner, shape: [slots[owner]], sent)
@@ -282,7 +282,7 @@ class VllmEngine:
                 parts += base_parts(self._bases, held, base)
         else:
             parts = layout.parts(held, sent)
-        self._kernels_read = True
+        self._read_through_kernels = True
         group = get_tp_group()
         ranks: list[list[Part]] = [[]] * group.world_size
         dist.all_gather_object(ranks, parts, group=group.cpu_group)
@@ -294,13 +294,13 @@ class VllmEngine:
     def cached_tokens(self, prompt: Int32[np.ndarray, " T"]) -> int:
         if self._engine.is_sleeping():
             return 0
-        (output,) = self._finished([self._ask(self._block(prompt))])
+        (output,) = self._run_until_finished([self._add_scoring_request(self._block(prompt))])
         return output.num_cached_tokens or 0
 
     def probe(self, tokens: Int32[np.ndarray, " T"]) -> tuple[int, Float32[np.ndarray, " T-1"]]:
         # The first one added is scheduled first: the other one cannot have cached its block before.
-        names = [self._ask(self._block(tokens)), self._ask(tokens, prompt_logprobs=0)]
-        block, scored = self._finished(names)
+        names = [self._add_scoring_request(self._block(tokens)), self._add_scoring_request(tokens, prompt_logprobs=0)]
+        block, scored = self._run_until_finished(names)
         return block.num_cached_tokens or 0, _prompt_log_probs(tokens, scored)
 
     def sleep(self) -> None:
@@ -350,22 +350,22 @@ class VllmEngine:
 
         return np.resize(prompt, min(self._engine.vllm_config.cache_config.block_size, self.spec.max_length - 2) + 1)
 
-    def _ask(self, prompt: Int32[np.ndarray, " T"], *, prompt_logprobs: int | None = None) -> str:
-        """Add a prompt to generate one token for. prompt_logprobs: as in `SamplingParams`."""
+    def _add_scoring_request(self, prompt: Int32[np.ndarray, " T"], *, prompt_logprobs: int | None = None) -> str:
+        """Add a greedy request for one token, to score its prompt. prompt_logprobs: as in `SamplingParams`."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, prompt_logprobs=prompt_logprobs)
         return self._add(prompt, params)
 
-    def _finished(self, names: Sequence[str]) -> list[RequestOutput]:
-        """The engine's outputs of these requests. Responses that are generated go on meanwhile."""
+    def _run_until_finished(self, names: Sequence[str]) -> list[RequestOutput]:
+        """Step the engine until these requests are finished; returns their outputs. Other requests continue."""
         outputs: dict[str, RequestOutput] = {}
         while not outputs.keys() >= set(names):
-            self._early += self._sorted_out(self._engine.step(), outputs)
+            self._finished_early += self._collect_finished(self._engine.step(), outputs)
         return [outputs[name] for name in names]
 
-    def _sorted_out(self, outputs: Sequence[RequestOutput], others: dict[str, RequestOutput]) -> list[Generation]:
-        """The finished responses among vLLM's outputs. others: receives finished outputs of other requests, by name."""
+    def _collect_finished(self, outputs: Sequence[RequestOutput], others: dict[str, RequestOutput]) -> list[Generation]:
+        """The finished responses among vLLM's outputs. others: filled with outputs of scoring requests, by name."""
         finished = [output for output in outputs if output.finished]
         others |= {output.request_id: output for output in finished if output.request_id not in self._keys}
         ours = [output for output in finished if output.request_id in self._keys]
@@ -384,8 +384,8 @@ class VllmEngine:
         import numpy as np
 
         reason, routes = output.finish_reason, getattr(output, "routed_experts", None)
-        if self._recorder is not None:
-            routes = self._recorder.of(name, prompt + len(output.token_ids) - 1)
+        if self._route_recorder is not None:
+            routes = self._route_recorder.of(name, prompt + len(output.token_ids) - 1)
         elif self.spec.routes:
             routes = np.concatenate(routes_so_far) if routes is None and len(routes_so_far) else routes
             config = self._engine.vllm_config.model_config
@@ -425,13 +425,13 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         prefix_length, sampling = 0 if request.response_prefix is None else len(request.response_prefix), self._sampling
-        seed: dict[str, object] = {"extra_args": {own_sampling.SEED: request.seed}}
-        if not self._by_counter:
+        seed: dict[str, object] = {"extra_args": {counter_sampling.SEED: request.seed}}
+        if not self._draws_by_counter:
             seed = {"seed": request.seed}
             if (
-                prefix_length and not self._by_place
+                prefix_length and not self._draws_by_position
             ):  # A generator would restart: the continuation gets a separate stream.
-                seed = {"seed": int(own_sampling.draw_keys(np.array([request.seed]), np.array([prefix_length]))[0])}
+                seed = {"seed": int(counter_sampling.draw_keys(np.array([request.seed]), np.array([prefix_length]))[0])}
         return SamplingParams(
             temperature=0.0 if request.greedy else sampling.temperature,
             top_p=sampling.top_p,

@@ -72,9 +72,9 @@ class SampleAssembler:
         else:
             self._finished.append((request, trajectory, scored, conversation))
 
-    def add_compared(self) -> None:
-        """Report the finished responses that wait for the rest of their group as partial ones."""
-        for response in self.verdicts.waiting:
+    def add_deferred(self) -> None:
+        """Report the responses whose verification is deferred as partial ones."""
+        for response in self.verdicts.deferred:
             self.add_partial(response.task, response.sample, response.trajectory)
 
     def add_partial(self, task: PromptTask, sample: int, trajectory: Trajectory) -> None:
@@ -104,16 +104,16 @@ class SampleAssembler:
         self.saver.save_finished()
         return Progress(finished)
 
-    def report(self, *, settled: bool = False) -> RolloutBatch:
+    def report(self, *, await_all: bool = False) -> RolloutBatch:
         """Report the complete samples that were not reported yet. Waits for their verdicts, unless the slice is limited
-        in seconds. settled: wait in any case. Samples that wait for comparison are complete with their group."""
+        in seconds. await_all: wait in any case. Deferred samples are complete with their group."""
         self._collect()
         slice = self.call.slice
-        waits = settled or slice is None or slice.seconds is None
-        waiting = {id(response.scored) for response in self.verdicts.waiting}
+        waits = await_all or slice is None or slice.seconds is None
+        deferred = {id(response.scored) for response in self.verdicts.deferred}
 
         def is_reportable(scored: Future[Scored]) -> bool:
-            return id(scored) not in waiting and (waits or scored.done())
+            return id(scored) not in deferred and (waits or scored.done())
 
         complete, pending = list[PendingSample](), list[PendingSample]()
         for item in self._pending:
@@ -169,7 +169,7 @@ def _sample_of(item: PendingSample, row: int) -> Sample:
     _, verdict, checksum = wait_for_verdict(item.scored)
     if checksum not in (0, item.checksum):
         raise RunFailed(
-            f"sample {item.sample.sample} of {item.source.id} has the verdict on another response",
+            f"sample {item.sample.sample} of {item.prompt.id} has the verdict on another response",
             "please report this with the run's config.toml",
         )
     signed = signature(item.digest, verdict.score) if item.digest else 0

@@ -177,7 +177,7 @@ class Conversations:
         count, number = len(current.tokens), current.turns
         equal = count <= len(recorded.tokens) and bool((recorded.tokens[:count] == current.tokens).all())
         equal = equal and _same_images(recorded.images[: len(current.images)], current.images)
-        if conversation.ended or not equal or (recorded.drawn[:count] != current.drawn).any():
+        if conversation.ended or not equal or (recorded.response_mask[:count] != current.response_mask).any():
             state.session.close()
             self._restart(key)
             return []

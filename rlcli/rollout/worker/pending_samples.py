@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlcli.cluster.watchdog import progress
-from rlcli.data.columns import TruncatedRule, exclusion
+from rlcli.data.columns import TruncatedRule, exclusion_reason
 from rlcli.data.messages import PromptTask
 from rlcli.data.sample_files import LogProbSummary, PartWriter, SampleRow, sample_row, write_samples
 from rlcli.data.signature import tokens_digest
@@ -24,7 +24,7 @@ from rlcli.rewards.service.scoring_client import Scored
 from rlcli.support.files import filled_path
 from rlcli.types import ENDED, Outcome, Prompt, Sample, Verdict
 
-UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
+PLACEHOLDER_VERDICT = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
 """Placeholder for the verdict of a pending sample."""
 
 
@@ -32,7 +32,7 @@ UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified
 class PendingSample:
     """A sample that waits for its verdict."""
 
-    source: Prompt
+    prompt: Prompt
     """Its prompt."""
     sample: Sample
     """The sample with a placeholder as its verdict, and without its signature."""
@@ -86,13 +86,13 @@ def pending_sample(
         prompt_tokens=trajectory.prompt_tokens,
         response_tokens=trajectory.response_tokens,
         stop_reason=trajectory.stop_reason,
-        verdict=UNVERIFIED,
+        verdict=PLACEHOLDER_VERDICT,
         version=oldest,
         seed=seed,
         context_tokens=len(trajectory.tokens) - trajectory.prompt_tokens - trajectory.response_tokens,
         turns=trajectory.turns,
         newer_by=newest - oldest,
-        version_tokens=tuple(map(trajectory.drawn_by, range(oldest, newest + 1))) if newest > oldest else (),
+        version_tokens=tuple(map(trajectory.tokens_of_version, range(oldest, newest + 1))) if newest > oldest else (),
         ended=conversation.ended if conversation else 0,
         tool_calls=conversation.tool_calls if conversation else 0,
         failed_calls=conversation.failed_calls if conversation else 0,
@@ -105,7 +105,7 @@ def pending_sample(
     summary = LogProbSummary.of(trajectory.log_probs)
     messages = conversation.fields.get("conversation", ()) if conversation else ()
     return PendingSample(
-        source=task.prompt,
+        prompt=task.prompt,
         sample=unverified,
         scored=scored,
         log_probs=summary,
@@ -117,9 +117,9 @@ def pending_sample(
     )
 
 
-def _copies(source: Prompt, conversation: FinishedConversation) -> Mapping[str, bytes]:
+def _copies(prompt: Prompt, conversation: FinishedConversation) -> Mapping[str, bytes]:
     """Copies of the images that the environment showed, without those of the row."""
-    row_images = frozenset(source.image_digests()) if conversation.copies else frozenset()
+    row_images = frozenset(prompt.image_digests()) if conversation.copies else frozenset()
     return {digest: copy for digest, copy in conversation.copies.items() if digest not in row_images}
 
 
@@ -134,9 +134,9 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> SampleRow
     """The row of a response in the table of samples, once it has a verdict."""
     text, verdict, _ = wait_for_verdict(item.scored)
     sample = item.sample
-    left_out = exclusion(verdict.outcome, sample.stop_reason == "length", rule) if rule else ""
+    left_out = exclusion_reason(verdict.outcome, sample.stop_reason == "length", rule) if rule else ""
     return sample_row(
-        item.source,
+        item.prompt,
         sample.sample,
         text,
         verdict,

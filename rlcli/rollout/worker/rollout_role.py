@@ -93,7 +93,7 @@ class RolloutRole:
         unfinished requests of the previous one."""
         started = reported = time.monotonic()
         self.finish_saving()
-        round = self._round(call)
+        round = self._start_round(call)
         source, assembler = round.source, round.assembler
         work_queue, ends_early = WorkQueue(queue, self.counters), queue.until is not None
         for task in tasks:
@@ -153,8 +153,8 @@ class RolloutRole:
             self._streaming.pause(keep=keep)
             self.save(self._streaming.assembler.saver, wait=False)
 
-    def interrupted(self, *, end: bool, keep: bool = False) -> RolloutBatch:
-        """Report complete samples of streaming generation and the tokens so far of the others (`take_shard`).
+    def snapshot(self, *, end: bool, keep: bool = False) -> RolloutBatch:
+        """Report the complete samples of streaming generation, and the others with their tokens so far (`take_shard`).
 
         end: discard the requests; later tasks resume from these tokens. keep: as in `pause`.
         """
@@ -164,21 +164,21 @@ class RolloutRole:
         self.finish_saving()
         round.pause(keep=keep and not end)
         round.report_partial()
-        report = round.report(settled=True)
+        report = round.report(await_all=True)
         self._shard = round.assembler.shard
         self.save(round.assembler.saver, wait=True)
         if end:
-            self.forget()
+            self.discard_streaming()
         return report
 
-    def forget(self) -> None:
-        """Remove the requests of streaming generation from the engine, and discard them."""
+    def discard_streaming(self) -> None:
+        """Abort and discard the requests of streaming generation."""
         if self._streaming is not None:
             self._streaming.pause()
             self._streaming.source.close()
             self._streaming = None
 
-    def source(self, in_flight: InFlight, assembler: SampleAssembler) -> TokenSource:
+    def build_source(self, in_flight: InFlight, assembler: SampleAssembler) -> TokenSource:
         """Build the token source of a round."""
         engine, environments = self.engine, self.environments
         if not self.conversing:
@@ -196,8 +196,8 @@ class RolloutRole:
         """Whether this worker verifies and keeps the samples of its engine."""
         return self.scorer is not None
 
-    def _round(self, call: RolloutArguments) -> RolloutRound:
-        """The round that a call starts or resumes."""
+    def _start_round(self, call: RolloutArguments) -> RolloutRound:
+        """Start the round of a call, or resume the streaming one."""
         if call.slice is None:
             self.pause()
             self.engine.begin(call.sampling)
@@ -258,7 +258,7 @@ class RolloutRound:
         self.assembler = SampleAssembler(role.verification, role.rank, call, role.save)
         """Verifies and reports finished samples."""
         self._in_flight = InFlight(role.engine)
-        self.source = role.source(self._in_flight, self.assembler)
+        self.source = role.build_source(self._in_flight, self.assembler)
         """Adds requests to the engine, and handles its outputs."""
         self._role, self._call, self._keys = role, call, count()
         self._reported = RolloutStats()
@@ -295,15 +295,15 @@ class RolloutRound:
         if not self._role.leads:
             return
         if self.source.resumes_finished:
-            self.assembler.add_compared()
+            self.assembler.add_deferred()
         for request, trajectory in self.source.partial(self._in_flight.so_far()):
             if trajectory.response_tokens:
                 self.assembler.add_partial(request.task, request.sample, trajectory)
 
-    def report(self, *, settled: bool = False) -> RolloutBatch:
-        """Report complete samples and the counters since the last report. The caller fills in the seconds. settled: see
-        `SampleAssembler.report`."""
-        report, reported = self.assembler.report(settled=settled), self._reported
+    def report(self, *, await_all: bool = False) -> RolloutBatch:
+        """Report complete samples and the counters since the last report, without the seconds, which the caller adds.
+        await_all: see `SampleAssembler.report`."""
+        report, reported = self.assembler.report(await_all=await_all), self._reported
         drafted, accepted = self._role.speculated()
         tokens, diverged = self._in_flight.tokens, self.source.replay_diverged
         self._reported = RolloutStats(generated_tokens=tokens, replay_diverged=diverged)

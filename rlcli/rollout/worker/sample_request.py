@@ -44,4 +44,4 @@ class SampleRequest:
 
             shard = ray.get(shard, timeout=FETCH_TIMEOUT_S)
         trajectory: Trajectory = shard.row(partial.row)
-        return trajectory.dated(partial.version)
+        return trajectory.with_version(partial.version)

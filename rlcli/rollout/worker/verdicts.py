@@ -56,8 +56,8 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A response that waits for the rest of its group."""
+class DeferredResponse:
+    """A response whose verification is deferred until its group is complete."""
 
     sample: int
     """Index within the group."""
@@ -78,7 +78,7 @@ class GroupVerdicts:
     def __init__(self, verification: Verification | None) -> None:
         self._verification = verification
         self._verdicts: dict[int, list[Future[Scored]]] = {}
-        self._compared: dict[int, list[Compared]] = {}
+        self._deferred: dict[int, list[DeferredResponse]] = {}
         self._generated: list[int] = []
 
     def begin(self, task: PromptTask) -> None:
@@ -102,22 +102,22 @@ class GroupVerdicts:
             scored.set_result(Scored("", conversation.failure))
         elif grouped or rivals_of(task.prompt.verifier):
             fields = {**fields, "step": step} if grouped else fields
-            self._compared.setdefault(task.group, []).append(Compared(sample, task, trajectory, fields, scored))
+            self._deferred.setdefault(task.group, []).append(DeferredResponse(sample, task, trajectory, fields, scored))
         else:
             assert self._verification is not None
             scored = self._verification.submit(task, trajectory, fields)
         self._verdicts[task.group].append(scored)
         if len(self._verdicts[task.group]) == task.responses:
             self._generated.append(task.group)
-            self._compare(task.group)
+            self._submit_deferred(task.group)
         return scored
 
-    def _compare(self, prompt: int) -> None:
-        """Submit the waiting responses of a group. A verifier that compares gets each response with those that follow
+    def _submit_deferred(self, prompt: int) -> None:
+        """Submit the deferred responses of a group. A verifier that compares gets each response with those that follow
         it, cyclically. For a verifier that reads responses together, the greedy baseline is a separate group."""
         verification = self._verification
         assert verification is not None
-        group = sorted(self._compared.pop(prompt, ()), key=attrgetter("sample"))
+        group = sorted(self._deferred.pop(prompt, ()), key=attrgetter("sample"))
         if not group:
             return
         task, rival_count = group[0].task, rivals_of(group[0].task.prompt.verifier)
@@ -140,9 +140,9 @@ class GroupVerdicts:
             future.add_done_callback(partial(_copy_result, response.scored))
 
     @property
-    def waiting(self) -> Sequence[Compared]:
-        """Responses that wait for the rest of their group."""
-        return [response for group in self._compared.values() for response in group]
+    def deferred(self) -> Sequence[DeferredResponse]:
+        """Responses that are not submitted yet: their group is incomplete."""
+        return [response for group in self._deferred.values() for response in group]
 
     @property
     def unverified(self) -> int:

@@ -19,8 +19,8 @@ from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.step_files import Recording
 from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.errors import RunFailed
-from rlcli.rollout.scheduler.sample_filter import compares_group, left_out, rewarded, right_of
-from rlcli.training.worker.plan_integrity import of_samples
+from rlcli.rollout.scheduler.sample_filter import compares_group, correct_mask, exclusion_reasons, rewarded
+from rlcli.training.worker.plan_integrity import sum_over_turns
 from rlcli.types import is_reward
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ class SelectedSamples:
     """True for those that have a gradient; None: all have one."""
     reward: float
     """Shaped mean of all samples of the step that count, selected or not; NaN if none does."""
-    left_out: Int8[np.ndarray, " N"]
-    """Reason why each sample of the step does not count, as from `sample_filter.left_out`."""
+    exclusion_reasons: Int8[np.ndarray, " N"]
+    """Reason to exclude each sample of the step, 0 if it counts (`sample_filter.exclusion_reasons`)."""
     one_prompt: bool
     """Samples of a group begin with the same prompt; those of an agent begin as it likes."""
-    places: Int64[np.ndarray, " S"]
+    indexes: Int64[np.ndarray, " S"]
     """Index of each among all samples of the step."""
     shaped: Float64[np.ndarray, " N"]
     """The shaped reward of each sample of the step; NaN if it does not count."""
@@ -64,7 +64,7 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
     import torch
 
     rule = config.train.truncated
-    reasons = left_out(batch.samples, rule, batch.baselines, compared=compares_group(algorithm))
+    reasons = exclusion_reasons(batch.samples, rule, batch.baselines, compared=compares_group(algorithm))
     samples = rewarded(batch.samples, rule)
     samples = samples.take(reasons == 0) if reasons.any() else samples
     groups = torch.tensor(samples.prompt)
@@ -74,7 +74,7 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
         rewards=rewards,
         groups=groups,
         lengths=torch.tensor(samples.response_tokens),
-        right=torch.tensor(right_of(samples, config)),
+        right=torch.tensor(correct_mask(samples, config)),
         scores=torch.tensor(batch.samples.score[reasons == 0]),  # as in their signatures
         signatures=torch.tensor(samples.signature),
         parts=parts,
@@ -116,11 +116,11 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
         groups=dense.tolist(),
         columns=SampleColumns(**{name: values.numpy() for name, values in selected.present().items()}),
         shards=batch.shards,
-        active=(of_samples(selected.advantages.abs()) != 0).tolist() if skips else None,
+        active=(sum_over_turns(selected.advantages.abs()) != 0).tolist() if skips else None,
         reward=float(rewards.mean()),
-        left_out=reasons,
+        exclusion_reasons=reasons,
         one_prompt=not config.environment.is_command,
-        places=counting[indexes.numpy()],
+        indexes=counting[indexes.numpy()],
         shaped=shaped,
     )
 
@@ -142,7 +142,7 @@ def shaped_rewards(samples: SampleTable, groups: Int64[Tensor, " S"], config: Ru
             penalty=shaping.overlong_penalty,
         )
     if shaping.length_weight:
-        right = torch.tensor(right_of(samples, config))
+        right = torch.tensor(correct_mask(samples, config))
         rewards += length_reward(right, lengths, groups, weight=shaping.length_weight)
     if shaping.format_weight:
         formats = samples.parts.get("format")
@@ -201,7 +201,7 @@ def plan_step(selected: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
     )
 
 
-def step_work(
+def build_train_rows(
     plan: Plan, selected: SelectedSamples, seed: int, recording: Recording | None = None, version: int = 0
 ) -> TrainRows:
     """The `TrainRows` that all ranks share. seed: for random choices. recording: what they record of the step. version:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Int32
 
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -69,7 +69,7 @@ class Engines:
         if self.copies and (wrong := self._wrong(self.dedicated, sent)):
             # The engines still compute with the earlier weights: nothing is sampled with wrong ones.
             self.on_note(f"all weights are sent again: {wrong} did not arrive as it was sent")
-            resent_bytes, resent_s = self._transfer(self.dedicated, everything=True)
+            resent_bytes, resent_s = self._transfer(self.dedicated, resend_all=True)
             received, seconds, sent = (
                 received + resent_bytes,
                 seconds + resent_s,
@@ -81,7 +81,7 @@ class Engines:
                     "the memory or the network of its machine is at fault: run rlcli doctor there",
                 )
         log_probs = self.policy.call(WorkerCalls.probe_log_probs, probe.tolist())
-        loaded = Synced.of_all(self.dedicated.call(WorkerCalls.weights_received, probe, log_probs, version, sent))
+        loaded = Synced.of_all(self.dedicated.call(WorkerCalls.activate_weights, probe, log_probs, version, sent))
         return loaded._replace(bytes=received, seconds=seconds + loaded.seconds * self.copies, share=share)
 
     def send_ahead(self, generating: Future[None]) -> None:
@@ -97,17 +97,17 @@ class Engines:
         self.policy.call(WorkerCalls.broadcast_weights)
         return time.perf_counter() - began
 
-    def _transfer(self, dedicated: Workers, *, everything: bool = False) -> tuple[int, float]:
-        """Bytes that each engine received, and seconds. everything: unchanged weights too."""
+    def _transfer(self, dedicated: Workers, *, resend_all: bool = False) -> tuple[int, float]:
+        """Bytes that each engine received, and seconds. resend_all: unchanged weights too."""
         began = time.perf_counter()
         sending, self._sending = self._sending, None
         if sending is not None:
             sent_in, received = self._both(sending.result, lambda: dedicated.call(WorkerCalls.receive_broadcast))
             return max(received), sent_in
         transfer = self._by_broadcast if self.broadcasts else self._by_object_store
-        return transfer(dedicated, everything), time.perf_counter() - began
+        return transfer(dedicated, resend_all), time.perf_counter() - began
 
-    def _wrong(self, dedicated: Workers, sent: dict[str, Sent]) -> str:
+    def _wrong(self, dedicated: Workers, sent: dict[str, TensorChecksum]) -> str:
         """The first tensor that a copy does not hold as it was sent; empty if there is none."""
         return next((names[0] for names in dedicated.call(WorkerCalls.copy_differs, sent) if names), "")
 
@@ -123,20 +123,20 @@ class Engines:
             self.on_note(f"weights go to the engines through Ray's object store: no process group ({problem})")
         return not problem
 
-    def _by_broadcast(self, dedicated: Workers, everything: bool = False) -> int:
+    def _by_broadcast(self, dedicated: Workers, resend_all: bool = False) -> int:
         """Bytes that each engine received."""
         _, received = self._both(
-            lambda: self.policy.call(WorkerCalls.broadcast_weights, everything),
+            lambda: self.policy.call(WorkerCalls.broadcast_weights, resend_all),
             lambda: dedicated.call(WorkerCalls.receive_broadcast),
         )
         return max(received)
 
-    def _by_object_store(self, dedicated: Workers, everything: bool = False) -> int:
+    def _by_object_store(self, dedicated: Workers, resend_all: bool = False) -> int:
         """Bytes that each engine received."""
         received = 0
         # The next bucket is gathered while the engines load the last one: at most two are in memory.
         with ThreadPoolExecutor(1) as executor:
-            coming = executor.submit(self.policy.call, WorkerCalls.send_weights, True, everything)
+            coming = executor.submit(self.policy.call, WorkerCalls.send_weights, True, resend_all)
             while bucket := coming.result():
                 coming = executor.submit(self.policy.call, WorkerCalls.send_weights, False)
                 received += max(dedicated.call(WorkerCalls.receive_weights, bucket))

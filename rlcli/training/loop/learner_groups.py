@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, step_work
+from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step
 from rlcli.training.worker.calls import WorkerCalls, Workers
 from rlcli.training.worker.teacher import OF_TOKENS, OF_TOP
 
@@ -25,7 +25,7 @@ class AuxiliaryModels:
         if self.dedicated is not None:
             plan = plan_step(selected, self.config, self.dedicated.data_ranks)
             bins = [plan.of_rank(rank) for rank in range(self.dedicated.data_ranks)]
-            self.dedicated.call(WorkerCalls.load, bins, step_work(plan, selected, seed))
+            self.dedicated.call(WorkerCalls.load, bins, build_train_rows(plan, selected, seed))
 
     def drop_batch(self) -> None:
         if self.dedicated is not None:

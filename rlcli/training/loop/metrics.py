@@ -95,8 +95,8 @@ def reward_metrics(samples: SampleTable) -> dict[str, float]:
     }
 
 
-def left_out_metrics(reasons: Int8[np.ndarray, " S"]) -> dict[str, float]:
-    """How many samples do not count, in total and by reason. reasons: as from `sample_filter.left_out`."""
+def exclusion_metrics(reasons: Int8[np.ndarray, " S"]) -> dict[str, float]:
+    """How many samples do not count, in total and by reason. reasons: as from `sample_filter.exclusion_reasons`."""
     import numpy as np
 
     counts = np.bincount(reasons, minlength=1 + len(REASONS))[1:].tolist()

@@ -135,7 +135,7 @@ def best_and_worst(selected: SelectedSamples, count: int) -> list[int]:
         return []
     rewards, groups = selected.columns.rewards.tolist(), dict[int, list[int]]()
     seen = set[int]()
-    for index, (group, sample) in enumerate(zip(selected.groups, selected.places.tolist(), strict=True)):
+    for index, (group, sample) in enumerate(zip(selected.groups, selected.indexes.tolist(), strict=True)):
         if sample not in seen:  # a selection may repeat a sample
             seen.add(sample)
             groups.setdefault(group, []).append(index)
@@ -185,10 +185,10 @@ def _prompt_id(batch: RolloutBatch, group: int) -> str:
 def _write_advantages(
     path: Path, step: int, batch: RolloutBatch, selected: SelectedSamples, means: Mapping[int, float]
 ) -> None:
-    samples, trained = batch.samples, set(selected.places.tolist())
+    samples, trained = batch.samples, set(selected.indexes.tolist())
     reasons = [
         REASONS[reason - 1] if reason else None if index in trained else NOT_SELECTED
-        for index, reason in enumerate(selected.left_out.tolist())
+        for index, reason in enumerate(selected.exclusion_reasons.tolist())
     ]
     table = advantages_table(
         step,
@@ -217,5 +217,5 @@ def step_advantages(selected: SelectedSamples, means: Mapping[int, float]) -> Fl
     else:
         values = known.astype(np.float64)
     advantages: np.ndarray = np.full(len(selected.shaped), np.nan)
-    advantages[selected.places] = values
+    advantages[selected.indexes] = values
     return advantages

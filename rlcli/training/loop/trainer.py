@@ -18,9 +18,9 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.evaluation.evaluation_report import evaluate
 from rlcli.model.optim import lr_at
-from rlcli.rollout.scheduler.groups import source_state
+from rlcli.rollout.scheduler.batch_source import build_batch_source, samples_path
+from rlcli.rollout.scheduler.group_checkpoint import source_state
 from rlcli.rollout.scheduler.prefetch import Prefetcher
-from rlcli.rollout.scheduler.rollout_source import by_rank, source_of
 from rlcli.rollout.scheduler.sample_filter import rewarded
 from rlcli.runs.checkpoint import TEMPLATE, Checkpoint, Checkpoints
 from rlcli.runs.curve_marks import marks_of
@@ -31,7 +31,7 @@ from rlcli.runs.run_measure import measure_of
 from rlcli.runs.tracking import Trackers
 from rlcli.runs.tracking.run_console import SampleText, View
 from rlcli.training.listener import ListenedRun, Listener, Listeners
-from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step, select_batch
 from rlcli.training.loop.checkpointer import WAITING, Checkpointer, check_probe
 from rlcli.training.loop.checks.invariants import Invariants
 from rlcli.training.loop.checks.log_prob_check import LogProbCheck
@@ -42,7 +42,7 @@ from rlcli.training.loop.metrics import (
     Updates,
     critic_metrics,
     engine_metrics,
-    left_out_metrics,
+    exclusion_metrics,
     plan_metrics,
     reward_metrics,
     sample_metrics,
@@ -108,17 +108,17 @@ class Trainer:
         """Weight syncs so far."""
         self.period_start = time.perf_counter()
         """Start of the period that the next step's metrics cover."""
-        self.tracked = measure_of(config.model_dump())
-        """The measure of the run's curve."""
-        self.course: list[float] = []
-        """Its value in each step so far."""
+        self.curve_measure = measure_of(config.model_dump())
+        """Metric of the run's learning curve."""
+        self.curve_values: list[float] = []
+        """Value of `curve_measure` in each step so far."""
         self.next_texts: list[SampleText] = []
         """Samples that are shown with the next step."""
         self.evaluations: dict[int, dict[str, object]] = {}
         """Step → report, as in the run folder."""
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the probe; a prompt's tokens are typical for the model.
-        self.probe = prompts.words(prompts.longest())[:PROBE_TOKENS]
+        self.probe = prompts.text_tokens(prompts.longest())[:PROBE_TOKENS]
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
@@ -153,7 +153,7 @@ class Trainer:
         faults = config.fault_tolerance
         self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
         self.lost_engines = LostEngines(folder.path)
-        self.source = source_of(
+        self.source = build_batch_source(
             config,
             prompts,
             self.engines.workers,
@@ -168,7 +168,7 @@ class Trainer:
         from rlcli.model.rounding import unit_of
 
         config = self.config
-        rows = [(prompts.words(i), 1) for i in range(min(PROBE_PROMPTS, len(prompts)))]
+        rows = [(prompts.text_tokens(i), 1) for i in range(min(PROBE_PROMPTS, len(prompts)))]
         return LogProbCheck(
             config.rollout.log_prob_check if self.has_engine else "off",
             unit_of(self.dtype, config.rollout.quantization),
@@ -198,7 +198,7 @@ class Trainer:
             return self.finish()
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Before the first step of this process: load a checkpoint, sync the weights to the engines, evaluate them."""
+        """Start the run: load a checkpoint, sync the weights to the engines, evaluate them."""
         if checkpoint is not None:
             self.phase("restore", checkpoint.step)
             self.load(checkpoint)
@@ -216,7 +216,7 @@ class Trainer:
         self.period_start = time.perf_counter()
 
     def finish(self) -> RunResult:
-        """After the last step: the last checkpoint, and the result."""
+        """End the run: write the last checkpoint, and return the result."""
         if self.checkpointer.saved < self.done:
             self.phase("checkpoint", self.done)
             self.checkpointer.begin(self.done, *self.state_dict())
@@ -229,17 +229,22 @@ class Trainer:
             self.folder.event("warning", step=self.done, name=NO_UPDATE, text=text)
         self.folder.event("stopped" if stopped else "finished", step=self.done)
         return RunResult(
-            self.done, self.tracked, self.course, self.evaluations, str(self.checkpointer.newest or ""), stopped
+            self.done,
+            self.curve_measure,
+            self.curve_values,
+            self.evaluations,
+            str(self.checkpointer.newest or ""),
+            stopped,
         )
 
     def after_step(self, number: int, metrics: dict[str, float]) -> None:
-        """After a step: the checkpoint, which is written while the run continues, the evaluation, the records. An
-        earlier checkpoint is committed only once the metrics of its step are on disk."""
+        """Start a checkpoint, evaluate, and record metrics. The checkpoint is written while the run continues,
+        and committed only once the metrics of its step are on disk."""
         every = self.config.checkpoint.every
         self.period_start = time.perf_counter()
         self.records.phase("record")
         self.done = number
-        self.course.append(self.tracked.of(metrics))
+        self.curve_values.append(self.curve_measure.of(metrics))
         texts = self.texts()
         self.checkpointer.poll()
         if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
@@ -249,10 +254,10 @@ class Trainer:
         if not self.stop.requested and self.evaluation_due():
             with timed("evaluate", metrics):
                 metrics |= self.evaluate()
-        beyond = metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
-        self.period_start += beyond
+        outside_step_s = metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
+        self.period_start += outside_step_s
         self.records.phase("record")
-        if beyond:
+        if outside_step_s:
             groups = self.groups()
             self.records.add_spans({name: group.call(WorkerCalls.busy_spans) for name, group in groups.items()})
         self.trackers.log(number, metrics)
@@ -275,11 +280,11 @@ class Trainer:
                 self.engines.release_memory()
             selected = select_batch(batch, self.algorithm, self.config, seed)
             plan = plan_step(selected, self.config, self.workers.data_ranks)
-            self.guard.check_counted(number, selected.left_out)
+            self.guard.check_counted(number, selected.exclusion_reasons)
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
             recording = self.records.recording(number, batch, selected)
-            self.workers.call(WorkerCalls.load, bins, step_work(plan, selected, seed, recording, self.version))
+            self.workers.call(WorkerCalls.load, bins, build_train_rows(plan, selected, seed, recording, self.version))
             self.critic.load(selected, seed)
             self.teachers.load(selected, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
@@ -348,12 +353,12 @@ class Trainer:
 
     def measure(self, batch: RolloutBatch, selected: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
         """The step's metrics. Also adapts the KL and entropy coefficients to them."""
-        counted = rewarded(batch.samples, self.config.train.truncated).take(selected.left_out == 0)
+        counted = rewarded(batch.samples, self.config.train.truncated).take(selected.exclusion_reasons == 0)
         metrics = {
             **reward_metrics(counted),
             **sample_metrics(batch.samples),
             **set_metrics(batch.samples, counted, batch.sources),
-            **left_out_metrics(selected.left_out),
+            **exclusion_metrics(selected.exclusion_reasons),
             "reward/shaped": selected.reward,
             **batch.stats.metrics(),
             **batch.selection,
@@ -416,7 +421,7 @@ class Trainer:
             self.engines.workers,
             self.held_out,
             self.config,
-            save_as=by_rank(self.folder.evaluations, step),
+            save_as=samples_path(self.folder.evaluations, step),
             step=step,
             on_progress=self.view.progress,
         )
@@ -473,7 +478,7 @@ class Trainer:
             self.done = checkpoint.step
             self.version = state["version"] - 1  # the sync that follows was counted already
         rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.has_started else -1)
-        self.course = course_of(self.folder.path, self.tracked)
+        self.curve_values = course_of(self.folder.path, self.curve_measure)
         self.evaluations = evaluations_of(self.folder.path)
         self.checkpointer.resumed(checkpoint)
 
@@ -496,7 +501,7 @@ class Trainer:
             self.source.cursor = cursor
             self.guard.restore(in_a_row)
             self.show_start()
-        self.prefetcher.drop()  # samples of the skipped prompts
+        self.prefetcher.discard()  # samples of the skipped prompts
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
         self.listeners.begin(self.done)
@@ -509,7 +514,7 @@ class Trainer:
         earlier_steps = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
         marks = marks_of(events_of(self.folder.path)) if self.done else []
         self.view.start(
-            self.config.train.steps, self.folder.path.name, self.done, self.tracked, earlier_steps, 0.0, marks
+            self.config.train.steps, self.folder.path.name, self.done, self.curve_measure, earlier_steps, 0.0, marks
         )
 
     def phase(self, name: str, step: int) -> None:

@@ -90,7 +90,7 @@ class UpdateGuard:
 
     def check_counted(self, step: int, reasons: Int8[np.ndarray, " S"]) -> None:
         """Report a step in which no sample counts: it has nothing to train on, and its update is skipped. reasons: as
-        returned by `sample_filter.left_out`."""
+        returned by `sample_filter.exclusion_reasons`."""
         import numpy as np
 
         if not len(reasons) or not reasons.all():

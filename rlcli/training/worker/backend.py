@@ -125,7 +125,7 @@ class PolicyBackend(TrainingBackend, Protocol):
         weights. A tensor may be the parameter itself: copy what must outlast the next update."""
         ...
 
-    def stream_changes(self, last: LastSent, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    def stream_changes(self, last: LastSent, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         """Differences from the weights that were sent last, as `LastSent.changes` gives them. Not with an adapter."""
         ...
 

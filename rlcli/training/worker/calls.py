@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlcli.data.sample_files import SampleRow
     from rlcli.data.sample_shard import SampleShard
     from rlcli.data.train_rows import TrainRows
-    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.checksum import TensorChecksum
     from rlcli.training.worker.rank_step_recorder import StepReport
     from rlcli.training.worker.state_writer import Files
     from rlcli.training.worker.train_batch import TokenColumn
@@ -142,22 +142,22 @@ class WorkerCalls(RolloutCalls, Protocol):
         `Broadcast`). host, port: of its store. Called in both groups of workers at once. Returns the error, or ""."""
 
     @dispatch()
-    def broadcast_weights(self, everything: bool = False) -> None:
+    def broadcast_weights(self, resend_all: bool = False) -> None:
         """Broadcast the policy's weights to engines in other workers. Collective, and at the same time as
         `receive_broadcast` in the engines' workers, which with `rollout.sync = ahead` receive by themselves.
-        everything: unchanged weights too."""
+        resend_all: unchanged weights too."""
 
     @dispatch()
     def receive_broadcast(self) -> int:
         """Receive from `broadcast_weights`, and load the weights or keep them as a copy. Returns the bytes."""
 
     @dispatch(collect="first")
-    def send_weights(self, first: bool, everything: bool = False) -> list[ObjectRef[Bucket]]:
+    def send_weights(self, first: bool, resend_all: bool = False) -> list[ObjectRef[Bucket]]:
         """A reference to the next bucket of weights for engines in other workers, from the `first` on; an
-        empty list after the last. Collective; rank 0 sends. everything: unchanged weights too."""
+        empty list after the last. Collective; rank 0 sends. resend_all: unchanged weights too."""
 
     @dispatch(collect="first")
-    def sent_weights(self) -> dict[str, Sent]:
+    def sent_weights(self) -> dict[str, TensorChecksum]:
         """Checksums of all weights that `send_weights` returned, or that engines have with what it returned."""
 
     @dispatch(collect="first")
@@ -170,13 +170,13 @@ class WorkerCalls(RolloutCalls, Protocol):
         copy. Returns its bytes."""
 
     @dispatch(shared=["sent"])
-    def copy_differs(self, sent: dict[str, Sent]) -> list[str]:
+    def copy_differs(self, sent: dict[str, TensorChecksum]) -> list[str]:
         """Names of the tensors of this worker's copy that are not as they were sent. The engine computes with the
-        earlier weights until `weights_received`."""
+        earlier weights until `activate_weights`."""
 
     @dispatch(shared=["sent"])
-    def weights_received(
-        self, probe: Int32[np.ndarray, " T"], log_probs: list[float], version: int, sent: dict[str, Sent]
+    def activate_weights(
+        self, probe: Int32[np.ndarray, " T"], log_probs: list[float], version: int, sent: dict[str, TensorChecksum]
     ) -> Synced:
         """After the last bucket: activate the weights, and check and compare them as `sync_weights` does. log_probs:
         the trainer's, of `probe`. sent: the result of its `sent_weights`."""

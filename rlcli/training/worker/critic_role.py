@@ -40,7 +40,7 @@ class CriticRole:
                 "errors_sq": errors.double().square(),
             }
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            self.model.backward(term.loss.sum() / max(batch.works[index].tokens, 1), totals)
+            self.model.backward(term.loss.sum() / max(batch.minibatch_counts[index].tokens, 1), totals)
         return self.model.step(lr)
 
 
@@ -54,8 +54,8 @@ class ProcessRewardRole:
 
     def infer(self, batch: TrainBatch) -> None:
         """Compute the implicit reward of each token, as the batch's tokens `process_rewards`."""
+        from rlcli.algorithms.function_registry import chosen_options
         from rlcli.algorithms.losses.critic import process_rewards
-        from rlcli.algorithms.named import chosen_options
 
         options = chosen_options(process_rewards, self.options)
         for micro in batch:
@@ -67,9 +67,9 @@ class ProcessRewardRole:
         responses: `responses`, `loss` and `agree`, how often the model predicted the verdict."""
         import torch
 
+        from rlcli.algorithms.function_registry import chosen_options
         from rlcli.algorithms.losses.base import sequence_sums
         from rlcli.algorithms.losses.critic import implicit_reward_loss
-        from rlcli.algorithms.named import chosen_options
 
         options = chosen_options(implicit_reward_loss, self.options)
         minibatch = batch.minibatches[index]
@@ -82,5 +82,5 @@ class ProcessRewardRole:
             agree = (sequence_sums(drift, micro.packed.sequence, micro.lengths) > 0) == (right > 0.5)
             sums = {"responses": torch.ones_like(right), "loss": total.detach(), "agree": agree}
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            self.model.backward(total / batch.works[index].sequences, totals)
+            self.model.backward(total / batch.minibatch_counts[index].sequences, totals)
         return self.model.step(lr)

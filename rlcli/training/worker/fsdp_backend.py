@@ -340,10 +340,10 @@ class FsdpBackend(Generic[Outputs]):
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.stream_weights()
 
-    def stream_changes(self, last: LastSent, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    def stream_changes(self, last: LastSent, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         from rlcli.model.tensor_names import named_weights
 
-        return last.changes(named_weights(self.model.lm), self.dtype, most_bytes)
+        return last.changes(named_weights(self.model.lm), self.dtype, bucket_bytes)
 
     def stream_base(self) -> Iterator[tuple[str, Tensor]]:
         return self._policy.stream_base()

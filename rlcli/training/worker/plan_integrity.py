@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-WATCHED = 1024
-"""Number of weights of the watched tensor that are compared before and after an optimizer step."""
-SURE = 16
-"""Least number of them that should have moved for the check to be conclusive."""
-LEAST_GRADIENT = 1e-7
+SLICE_SIZE = 1024
+"""Weights of one tensor that are compared before and after an optimizer step."""
+MIN_WATCHED = 16
+"""Least number of weights that are expected to move; with fewer the check is not conclusive."""
+MIN_GRADIENT = 1e-7
 """Smaller gradients move a weight by far less than the learning rate: AdamW's ε is 1e-8."""
-LEAST_SHARE = 0.01
+MIN_STEP_SHARE = 0.01
 """Share of the learning rate: a step of this size must be visible in a watched weight."""
 REDUCTION_TOLERANCE = 1e-3
 """Error of a reduced gradient ÷ the size of the workers' terms: both sums are in float32, of the same gradients."""
-NAMED = 3
+MAX_LISTED = 3
 """Maximum number of weights in a message."""
 
 
-def weight_of(signatures: np.ndarray | Tensor) -> np.ndarray | Tensor:
+def signature_weights(signatures: np.ndarray | Tensor) -> np.ndarray | Tensor:
     """A weight in [0, 1) for each sample, from its signature: numpy or torch int64 `[N]` → float64 `[N]`. Advantages of
     a group add up to 0; the weighted ones do not."""
     return (signatures % 65536) / 65536.0
 
 
-def of_samples(values: np.ndarray | Tensor) -> np.ndarray | Tensor:
-    """One value a sample of a numpy or torch column `[N]`, or `[N, K]` by turn, which is summed: `[N]`."""
+def sum_over_turns(values: np.ndarray | Tensor) -> np.ndarray | Tensor:
+    """Sum a numpy or torch column `[N, K]` over turns; `[N]` is returned as it is."""
     return values if values.ndim == 1 else values.sum(1)
 
 
@@ -85,14 +85,14 @@ class RowCheck:
 
         signatures = self.columns.signatures
         if not np.array_equal(np.bincount(sequence, minlength=len(counts)), counts):
-            raise RunFailed("the packed batch assigns drawn tokens to other samples than planned", REPORT)
+            raise RunFailed("the packed batch assigns response tokens to other samples than planned", REPORT)
         ends = np.cumsum(counts)[:-1]
         of_sample = zip(rows, samples.tolist(), np.split(targets, ends), np.split(engine, ends), strict=True)
         for row, sample, response, log_probs in of_sample:
             if self._one_prompt:
                 self._check_group(sample, row.tokens[: row.prompt_tokens])
             forwarded = row.tokens.copy()
-            forwarded[row.drawn] = response
+            forwarded[row.response_mask] = response
             digest = tokens_digest(replace(row, tokens=forwarded, log_probs=log_probs))
             actual = signature(digest, float(self.columns.scores[sample]))
             if signatures[sample] and actual != signatures[sample]:
@@ -197,7 +197,7 @@ class CopyCheck:
         if names:
             raise RunFailed(
                 f"{len(names)} of {len(differ)} weights differ between the {self._group.size()} copies of the model "
-                f"(parallel.replicate) after an update: {', '.join(names[:NAMED])}",
+                f"(parallel.replicate) after an update: {', '.join(names[:MAX_LISTED])}",
                 REPORT,
             )
 
@@ -217,13 +217,13 @@ class StepCheck:
         """Copy the first weights of this rank's part of the last matrix. lr: of the step; 0 is never planned."""
         import torch
 
-        self._before = _local(self._parameter.detach()).reshape(-1)[:WATCHED].clone()
+        self._before = _local(self._parameter.detach()).reshape(-1)[:SLICE_SIZE].clone()
         gradient = self._parameter.grad
         self._watched = None
         if gradient is not None:
-            large = _local(gradient).reshape(-1)[:WATCHED].abs() >= LEAST_GRADIENT
+            large = _local(gradient).reshape(-1)[:SLICE_SIZE].abs() >= MIN_GRADIENT
             # Half a unit in the last place of a weight w is between w · eps / 4 and w · eps / 2.
-            largest_weight = LEAST_SHARE * lr * 2 / torch.finfo(self._before.dtype).eps if lr else torch.inf
+            largest_weight = MIN_STEP_SHARE * lr * 2 / torch.finfo(self._before.dtype).eps if lr else torch.inf
             self._watched = large & (self._before.abs() <= largest_weight)
 
     def after(self) -> dict[str, Tensor]:
@@ -233,7 +233,7 @@ class StepCheck:
         assert self._before is not None, "before() comes first"
         if self._watched is None:
             return {}
-        now = _local(self._parameter.detach()).reshape(-1)[:WATCHED]
+        now = _local(self._parameter.detach()).reshape(-1)[:SLICE_SIZE]
         moved = (now != self._before) & self._watched
         return {
             "check_watched": self._watched.sum(dtype=torch.float64),

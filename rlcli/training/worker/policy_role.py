@@ -13,7 +13,7 @@ from rlcli.data.messages import Coefficients
 from rlcli.images.image_rule import ImageRule
 from rlcli.training.worker.backend import Loader
 from rlcli.training.worker.log_prob_record import LogProbRecord
-from rlcli.training.worker.plan_integrity import of_samples, watch_grad_dot_advantage, weight_of
+from rlcli.training.worker.plan_integrity import signature_weights, sum_over_turns, watch_grad_dot_advantage
 from rlcli.training.worker.train_batch import MicroBatch, TrainBatch
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class PolicyRole:
         if self.compares_samples and not micro.tokens.has("old_log_probs"):
             self.log_prob_record.record(micro, outputs.log_probs)
         assert outputs.entropy is not None, "want_entropy"
-        work = batch.policy_works[index]
+        counts = batch.policy_counts[index]
         tokens, columns = micro.tokens, batch.columns
         inputs = LossInputs(
             log_probs=outputs.log_probs,
@@ -134,21 +134,23 @@ class PolicyRole:
             entropy=outputs.entropy if coefficients.entropy else outputs.entropy.detach(),
             selected=tokens.get("selected"),
             kept=tokens.get("kept"),
-            kept_places=tokens.get("kept_places"),
+            kept_indexes=tokens.get("kept_indexes"),
             sequence=micro.packed.sequence,
             lengths=micro.lengths,
             pairs=columns.pairs[micro.samples] if columns.has("pairs") else None,
             right=columns.right[micro.samples] if columns.has("right") else None,
             group_tokens=columns.group_tokens[micro.samples] if columns.has("group_tokens") else None,
         )
-        denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
+        denominators = Denominators(
+            tokens=counts.tokens, sequences=counts.sequences, max_length=counts.max_length, groups=counts.groups
+        )
         checks, watch = self._row_sums(batch, micro, inputs, denominators)
         objective = self.algorithm.objective(
             inputs,
             denominators,
             kl_coef=coefficients.kl,
             entropy_coef=coefficients.entropy,
-            right_tokens=work.right_tokens,
+            right_tokens=counts.right_tokens,
             on_policy_input=watch,
         )
         return objective.loss, objective.sums | checks
@@ -170,10 +172,10 @@ class PolicyRole:
             signatures = columns.signatures[micro.samples]
             sums["check_rows"] = signatures.double().sum()
             if planned is not None:
-                sums["check_advantages"] = (of_samples(planned.double()) * weight_of(signatures)).sum()
+                sums["check_advantages"] = (sum_over_turns(planned.double()) * signature_weights(signatures)).sum()
         if self.checks_loss:
             tokens = micro.tokens.advantages if planned is None else micro.spread(planned)
-            read = (tokens.index_select(0, inputs.kept_places) if inputs.has("kept") else tokens).double()
+            read = (tokens.index_select(0, inputs.kept_indexes) if inputs.has("kept") else tokens).double()
             expected = self.algorithm.grad_dot_advantage(inputs.replace(advantages=tokens), denominators)
             sums["check_expected_grad_dot_advantage"] = expected.double()
             sums["check_grad_dot_advantage"] = total = torch.zeros_like(sums["check_expected_grad_dot_advantage"])
@@ -185,4 +187,4 @@ class PolicyRole:
         which the plan cannot predict."""
         if self.algorithm.rejects:
             return {}
-        return {"check_denominator": batch.policy_works[index].tokens / self.policy.data_ranks}
+        return {"check_denominator": batch.policy_counts[index].tokens / self.policy.data_ranks}

@@ -93,7 +93,7 @@ class StepRecorder:
         if spare:
             shard, row = step.columns.shard, step.columns.row
             self._unforwarded = [
-                (recorded, step.shards[int(shard[recorded.place])], int(row[recorded.place]))
+                (recorded, step.shards[int(shard[recorded.index])], int(row[recorded.index]))
                 for recorded in recording.samples
                 if not recorded.forwarded
             ]
@@ -174,7 +174,7 @@ class StepRecorder:
 
         if self._texts.model != recording.tokenizer:
             self._texts = TokenTexts(recording.tokenizer)
-        trajectories = [(sample, rows[sample.place]) for sample in recording.samples if sample.place in rows]
+        trajectories = [(sample, rows[sample.index]) for sample in recording.samples if sample.index in rows]
         trajectories += [
             (sample, ray.get(shard, timeout=FETCH_TIMEOUT_S).row(row)) for sample, shard, row in unforwarded
         ]
@@ -185,7 +185,7 @@ class StepRecorder:
                     sample,
                     trajectory,
                     self._texts.of(trajectory.tokens),
-                    values.get(sample.place, TokenValues()),
+                    values.get(sample.index, TokenValues()),
                 )
                 for sample, trajectory in trajectories
             ]

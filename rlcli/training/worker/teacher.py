@@ -75,7 +75,9 @@ class TeacherRole:
             mask = (batch.columns.teacher[micro.samples] == number).tolist()
             rows = [row for row, selected in zip(micro.rows, mask, strict=True) if selected]
         branches = [branch for row in rows for branch in row.branches]
-        scores = model.score([(branch.tokens, branch.drawn) for branch in branches if branch.drawn.any()])
+        scores = model.score(
+            [(branch.tokens, branch.response_mask) for branch in branches if branch.response_mask.any()]
+        )
         empty = Scores(np.zeros(0, np.float32), np.zeros(0, bool), *(np.zeros((0, self.top_k), t) for t in (int, "f4")))
         columns = [np.concatenate(parts) for parts in zip(empty, *scores, strict=True)]
         log_probs, agrees, ids, top = (torch.tensor(column, device=batch.device) for column in columns)

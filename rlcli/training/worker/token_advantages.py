@@ -47,9 +47,9 @@ def fill_kept(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
             )
         )
         joined.fill_kept(kept)
-        lost = torch.zeros(len(batch.columns.groups), dtype=torch.float64, device=batch.device)
-        lost.index_add_(0, joined.samples[joined.sequence], (~kept).double())
-        batch.policy_works[index] = _without(batch, index, ranks.add(lost))
+        rejected = torch.zeros(len(batch.columns.groups), dtype=torch.float64, device=batch.device)
+        rejected.index_add_(0, joined.samples[joined.sequence], (~kept).double())
+        batch.policy_counts[index] = _counts_after_rejection(batch, index, ranks.add(rejected))
 
 
 def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
@@ -66,32 +66,32 @@ def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None
         joined.fill("selected", selected)
 
 
-def _without(batch: TrainBatch, index: int, lost: Float64[Tensor, " S"]) -> MinibatchCounts:
-    """The denominators of a minibatch after `lost` tokens of each sample are rejected. A response that has
-    lost all of its tokens is not counted, nor is a prompt that has lost all of its responses; `group_tokens` falls."""
+def _counts_after_rejection(batch: TrainBatch, index: int, rejected: Float64[Tensor, " S"]) -> MinibatchCounts:
+    """The denominators of a minibatch without the `rejected` tokens of each sample: neither responses nor prompts whose
+    tokens are all rejected count. Subtracts the rejected tokens from `group_tokens`, too."""
     import torch
 
-    work, groups, lengths = batch.works[index], batch.columns.groups, batch.columns.lengths
-    gone = ((lost > 0) & (lost >= lengths)).double()
-    table = torch.stack([lost, gone, torch.ones_like(lost)], dim=1)
+    counts, groups, lengths = batch.minibatch_counts[index], batch.columns.groups, batch.columns.lengths
+    empty = ((rejected > 0) & (rejected >= lengths)).double()
+    table = torch.stack([rejected, empty, torch.ones_like(rejected)], dim=1)
     of_groups = table.new_zeros(int(groups.max()) + 1 if len(groups) else 0, 3).index_add_(0, groups, table)
     batch.columns.group_tokens = batch.columns.group_tokens - of_groups[groups, 0].float()
     emptied = (of_groups[:, 1] > 0) & (of_groups[:, 1] == of_groups[:, 2])
-    sums = (lost.sum(), gone.sum(), emptied.double().sum(), (lost * batch.columns.right).sum())
+    sums = (rejected.sum(), empty.sum(), emptied.double().sum(), (rejected * batch.columns.right).sum())
     tokens, sequences, prompts, right_tokens = map(int, torch.stack(sums).tolist())
     return replace(
-        work,
-        tokens=work.tokens - tokens,
-        sequences=work.sequences - sequences,
-        groups=work.groups - prompts,
-        right_tokens=work.right_tokens - right_tokens,
+        counts,
+        tokens=counts.tokens - tokens,
+        sequences=counts.sequences - sequences,
+        groups=counts.groups - prompts,
+        right_tokens=counts.right_tokens - right_tokens,
     )
 
 
 def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:
     joined = batch.joined()
     rewards = batch.columns.rewards[joined.samples]
-    token_rewards = _kl_penalty(algorithm, joined, kl_coef) + _rewards(batch, joined)
+    token_rewards = _kl_penalty(algorithm, joined, kl_coef) + _reward_per_token(batch, joined)
     groups = batch.columns.groups
     needs = algorithm.advantage.needs
     inputs = AdvantageInputs(
@@ -113,7 +113,7 @@ def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef:
         joined.fill("returns", outputs.returns.float())
 
 
-def _rewards(batch: TrainBatch, joined: Joined) -> Float64[Tensor, " R"]:
+def _reward_per_token(batch: TrainBatch, joined: Joined) -> Float64[Tensor, " R"]:
     """The rewards at the tokens that earn them: a sample's on its last token, or, if its turns are rewarded,
     each turn's on the turn's last token. A turn without tokens counts to the token before it, else to the first one."""
     import torch

@@ -41,7 +41,7 @@ TokenColumn = Literal[
     "returns",
     "selected",
     "kept",
-    "kept_places",
+    "kept_indexes",
 ]
 """The names of `TokenColumns`."""
 
@@ -85,7 +85,7 @@ class TokenColumns(Columns):
     """The tokens that the loss treats separately. From `fill_selected`."""
     kept: Column[Tensor] = Column("bool", "R")
     """The tokens that no correction rejects. From `fill_kept`."""
-    kept_places: Column[Tensor] = Column("int64", "kept tokens")
+    kept_indexes: Column[Tensor] = Column("int64", "kept tokens")
     """Where `kept` is true. From `fill_kept`."""
 
 
@@ -136,9 +136,9 @@ class TrainBatch:
 
     minibatches: list[list[MicroBatch]]
     """[minibatch] → its micro-batches on this rank."""
-    works: list[MinibatchCounts]
+    minibatch_counts: list[MinibatchCounts]
     """[minibatch] → its denominators."""
-    policy_works: list[MinibatchCounts]
+    policy_counts: list[MinibatchCounts]
     """The denominators of the policy, without the tokens that its correction rejects."""
     columns: SampleColumns[Tensor]
     """Columns of all the step's samples, the same on every rank."""
@@ -167,8 +167,8 @@ class TrainBatch:
         rank_samples = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
         needed = np.unique(step.columns.shard[rank_samples]).tolist()
         shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in needed}
-        self.works = step.minibatches
-        self.policy_works = list(step.minibatches)
+        self.minibatch_counts = step.minibatches
+        self.policy_counts = list(step.minibatches)
         columns = step.columns.present()
         uploaded = upload([torch.tensor(values) for values in columns.values()], device)
         self.columns = SampleColumns(**dict(zip(columns, uploaded, strict=True)))
@@ -239,7 +239,7 @@ class TrainBatch:
         its `packed` tokens, its `samples` and `lengths`, and the filled-in `tokens`."""
         import torch
 
-        work = {field.name: getattr(self.policy_works[minibatch], field.name) for field in fields(MinibatchCounts)}
+        counts = {field.name: getattr(self.policy_counts[minibatch], field.name) for field in fields(MinibatchCounts)}
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
@@ -247,14 +247,14 @@ class TrainBatch:
                 | {"shown": micro.packed.image_inputs},  # the file's name for them
                 "samples": micro.samples,
                 "lengths": micro.lengths,
-                "tokens": {n: v for n, v in micro.tokens.present().items() if n != "kept_places"},
+                "tokens": {n: v for n, v in micro.tokens.present().items() if n != "kept_indexes"},
             }
             for micro in self.minibatches[minibatch]
             if not micro.empty
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            torch.save({"work": work, "columns": self.columns.present(), "micros": micros}, temporary)
+            torch.save({"work": counts, "columns": self.columns.present(), "micros": micros}, temporary)
 
     def _pack(self, bin: Bin, step: TrainRows, shards: Mapping[int, SampleShard]) -> MicroBatch:
         """A micro-batch on the host."""
@@ -272,9 +272,9 @@ class TrainBatch:
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
         tokens = TokenColumns(rollout_log_probs=torch.tensor(log_probs))
         if step.columns.has("turn_rewards"):
-            turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
+            turns = np.concatenate([np.zeros(0, np.int64), *(row.response_turns for row in rows)])
             tokens.turn = torch.tensor(turns)
-        wanted = {recorded.place for recorded in step.recording.samples} if step.recording is not None else frozenset()
+        wanted = {recorded.index for recorded in step.recording.samples} if step.recording is not None else frozenset()
         self.recorded |= {sample: trajectory for sample, trajectory in zip(bin, rows, strict=True) if sample in wanted}
         of_teachers = {}
         if step.columns.has("teacher"):
@@ -292,7 +292,7 @@ class TrainBatch:
         from rlcli.model.packed import pack
 
         rows = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
-        masks, indexes = [branch.drawn for _, branch in branches], [index for index, _ in branches]
+        masks, indexes = [branch.response_mask for _, branch in branches], [index for index, _ in branches]
         routes, images = [branch.routes for _, branch in branches], [branch.images for _, branch in branches]
         return pack(rows, torch.device("cpu"), masks, indexes, routes, images, self.rule)
 
@@ -326,7 +326,7 @@ class Joined:
 
     def fill_kept(self, kept: Bool[Tensor, " R"]) -> None:
         """Store the mask of the tokens that no correction rejects, as `kept`; and their positions in each micro-batch,
-        as `kept_places`, so that no pass has to wait for the device."""
+        as `kept_indexes`, so that no pass has to wait for the device."""
         from rlcli.model.device_copies import download, upload
 
         self.fill("kept", kept)
@@ -335,5 +335,5 @@ class Joined:
         (host,) = download([kept])
         parts = host.split([len(micro.packed.targets) for micro in self.micros])
         positions = upload([part.nonzero()[:, 0] for part in parts], kept.device)
-        for micro, kept_places in zip(self.micros, positions, strict=True):
-            micro.tokens.kept_places = kept_places
+        for micro, kept_indexes in zip(self.micros, positions, strict=True):
+            micro.tokens.kept_indexes = kept_indexes

@@ -149,7 +149,7 @@ class Worker(WeightSync, WorkerCalls):
         self.config = self.spec.config
         note_worker(self.spec, self.rank)
         self.writer.wait()
-        self._begin_syncs()
+        self._reset_sync_state()
         self.policy = self.critic = self.teacher = self.batch = None  # free their memory before more is allocated
         logging.disable_progress_bar()
         for seed in (torch.manual_seed, np.random.seed, random.seed):
@@ -178,7 +178,7 @@ class Worker(WeightSync, WorkerCalls):
         startup_times.done("models")
         for name, model in self._models().items():
             model.register(self.offload, name)
-        self.engine_takes_part("engine" in roles)
+        self.set_engine_active("engine" in roles)
         watchdog.progress()
         if "engine" in roles:
             self.offload.to_host(*self.offload.names)  # before it measures the free memory
@@ -196,7 +196,7 @@ class Worker(WeightSync, WorkerCalls):
 
     @implements(WorkerCalls.rollout_snapshot)
     def rollout_snapshot(self, end: bool) -> RolloutBatch:
-        return self._rollout.interrupted(end=end, keep=self.spec.context.keeps)
+        return self._rollout.snapshot(end=end, keep=self.spec.context.keeps)
 
     @implements(WorkerCalls.take_shard)
     def take_shard(self) -> list[ObjectRef[SampleShard] | None]:
@@ -214,7 +214,7 @@ class Worker(WeightSync, WorkerCalls):
         self._rollout.pause()
         self._cache_probe()
         self._colocated.sleep()
-        self.engine_takes_part(False)
+        self.set_engine_active(False)
 
     @implements(WorkerCalls.load)
     def load(self, bins: Sequence[Sequence[Bin]], step: TrainRows) -> None:
@@ -464,7 +464,7 @@ class Worker(WeightSync, WorkerCalls):
 
     def _build_rollout(self, tokenizer: PreTrainedTokenizerBase) -> RolloutRole:
         if self.rollout_role is not None:
-            self.rollout_role.forget()
+            self.rollout_role.discard_streaming()
         self._close_rollout()
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
         scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background

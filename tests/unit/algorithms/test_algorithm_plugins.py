@@ -15,9 +15,9 @@ import torch
 
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
 from rlcli.algorithms.build import build_algorithm
+from rlcli.algorithms.function_registry import FunctionRegistry, Rules, options_of
 from rlcli.algorithms.inputs import AdvantageInputs
 from rlcli.algorithms.losses import selectors
-from rlcli.algorithms.named import Named, Rules, options_of
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
 from rlcli.data.prompts.parquet_schema import row, write_rows
@@ -27,7 +27,7 @@ from tests.pages import blocks, commands
 
 PAGE = "your_own_algorithm.md"
 KINDS = (advantages, aggregation, correction, kl, losses, selection)
-TABLES: list[Named[Any]] = [kind.get.__self__ for kind in KINDS] + [selectors]
+TABLES: list[FunctionRegistry[Any]] = [kind.get.__self__ for kind in KINDS] + [selectors]
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 def test_the_documented_entry_point_is_of_the_group_that_is_loaded() -> None:
     import tomllib
 
-    from rlcli.algorithms.named import GROUP
+    from rlcli.algorithms.function_registry import GROUP
 
     (project,) = blocks(PAGE, "toml")
     assert tomllib.loads(project)["project"]["entry-points"][GROUP] == {"mine": "mine"}

@@ -14,8 +14,8 @@ from torch import Tensor
 from rlcli.algorithms import correction
 from rlcli.algorithms.correction.base import Corrections
 from rlcli.algorithms.correction.mismatch import mismatch_metrics, mismatch_sums
+from rlcli.algorithms.function_registry import options_of
 from rlcli.algorithms.inputs import LossInputs
-from rlcli.algorithms.named import options_of
 from rlcli.errors import UnknownName
 
 relaxed = settings(deadline=None, max_examples=60)  # the first call of a torch operation is slow

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlcli.algorithms import losses
 from rlcli.algorithms.aggregation import Denominators, seq_mean_token_mean
+from rlcli.algorithms.function_registry import options_of
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.algorithms.losses.base import TokenLoss, ratio
-from rlcli.algorithms.named import options_of
 from rlcli.errors import UnknownName
 from tests.loss_references import DISTILLATIONS, REFERENCES, Response, Responses, packed, rho_of
 

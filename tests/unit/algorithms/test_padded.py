@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses
 from rlcli.algorithms.aggregation import Denominators
+from rlcli.algorithms.function_registry import Part
 from rlcli.algorithms.inputs import AdvantageInputs, LossInputs
-from rlcli.algorithms.named import Part
 from rlcli.algorithms.padded import Padded
 
 relaxed = settings(deadline=None)  # the first call of a torch operation is slow

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.algorithms import selection
-from rlcli.algorithms.named import options_of
+from rlcli.algorithms.function_registry import options_of
 from rlcli.algorithms.selection import keep_groups
 from rlcli.errors import UnknownName
 

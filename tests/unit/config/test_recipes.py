@@ -110,7 +110,7 @@ def test_the_functions_of_a_recipe_exist_and_take_its_numbers(name: str) -> None
 def test_the_clips_of_a_recipe_are_what_its_loss_takes(name: str) -> None:
     """A clip that the loss ignores would mislead, and is refused."""
     from rlcli.algorithms import losses
-    from rlcli.algorithms.named import options_of
+    from rlcli.algorithms.function_registry import options_of
 
     algorithm = resolve(name).config.algorithm
     taken = options_of(losses.get(algorithm.loss))

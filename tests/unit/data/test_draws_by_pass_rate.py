@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlcli.config.schema import Data, Rollout, RunConfig, Train, WeightedPath
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.dataset_mixture import MixedCursor, cursor_of
+from rlcli.data.prompts.dataset_mixture import MixedCursor, build_cursor
 from rlcli.data.prompts.pass_rates import DECAY
 from rlcli.data.prompts.prompt_selection import REST_STEPS, SHARPNESS, SelectingCursor, difficulty, thompson
 from rlcli.data.prompts.prompt_table import JoinedPrompts
@@ -66,7 +66,7 @@ def test_prompts_solved_sometimes_are_drawn_most(rule: str) -> None:
     for _ in range(60):
         for index in cursor.take(6):
             right = {0: 0, 1: 4, 2: 8}[index % 3]
-            cursor.account(index, 100, right, 8)
+            cursor.record_group(index, 100, right, 8)
             drawn[index % 3] += 1
     assert drawn[1] > 2.5 * max(drawn[0], drawn[2])
     assert min(drawn[0], drawn[2]) > 14, "evidence decays, so the others are tried again"
@@ -78,7 +78,7 @@ rules = st.sampled_from(["uniform", "thompson", "difficulty"])
 
 def judge(cursor: SelectingCursor | MixedCursor, taken: list[int], skip: int) -> None:
     for index in taken[skip:]:  # some groups are not finished when the checkpoint is taken
-        cursor.account(index, 10, min(8, index % 11), 8)
+        cursor.record_group(index, 10, min(8, index % 11), 8)
 
 
 @given(rule=rules, sizes=takes, retire=st.integers(0, 2), count=st.integers(1, 30))
@@ -100,19 +100,19 @@ def test_uniform_walks_as_without_selection_until_a_prompt_is_retired() -> None:
     walk, cursor = PromptCursor(20, 3, True), cursor_by("uniform", 20, retire=1)
     assert cursor.take(30) == walk.take(30)
     for index in range(10):
-        cursor.account(index, 1, 8, 8)
+        cursor.record_group(index, 1, 8, 8)
     assert cursor.take(25) == [index for index in walk.take(50) if index >= 10][:25]
-    assert cursor.facts() == {"prompts/seen": 1.0, "prompts/retired": 0.5}
+    assert cursor.metrics() == {"prompts/seen": 1.0, "prompts/retired": 0.5}
 
 
 @pytest.mark.parametrize("rule", ["uniform", "thompson", "difficulty"])
 def test_retired_prompts_come_back_when_all_are(rule: Any) -> None:
     cursor = cursor_by(rule, 6, retire=1, rest=0)
     for index in range(5):
-        cursor.account(index, 1, 8, 8)
+        cursor.record_group(index, 1, 8, 8)
     assert cursor.take(3) == [5, 5, 5]
-    cursor.account(5, 1, 8, 8)
-    assert cursor.facts()["prompts/retired"] == 1.0
+    cursor.record_group(5, 1, 8, 8)
+    assert cursor.metrics()["prompts/retired"] == 1.0
     assert len(set(cursor.take(6))) == 6
 
 
@@ -123,7 +123,7 @@ def test_a_drawn_prompt_rests_while_others_are_drawn(rule: Any) -> None:
     for _ in range(40):
         taken += cursor.take(2)
         for index in taken[-2:]:
-            cursor.account(index, 1, 4, 8)
+            cursor.record_group(index, 1, 4, 8)
     for place, index in enumerate(taken):
         assert index not in taken[max(0, place - 9) : place]
     alone = cursor_by(rule, 3, rest=10)
@@ -159,13 +159,13 @@ def config_of(*weights: float, **data: Any) -> RunConfig:
 
 def test_the_config_chooses_the_cursor_of_one_set_and_of_each_of_several() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(60)]
-    one = cursor_of(prompts, config_of(sampling="difficulty", retire=3))
+    one = build_cursor(prompts, config_of(sampling="difficulty", retire=3))
     assert isinstance(one, SelectingCursor)
     assert (one.rule, one.rates.decay, one.rates.retire, one.rest) == ("difficulty", DECAY, 3, 6 * REST_STEPS)
-    assert isinstance(cursor_of(prompts, config_of(retire=1)), SelectingCursor)
-    assert isinstance(cursor_of(prompts, config_of()), PromptCursor)
+    assert isinstance(build_cursor(prompts, config_of(retire=1)), SelectingCursor)
+    assert isinstance(build_cursor(prompts, config_of()), PromptCursor)
     joined = JoinedPrompts([prompts[:20], prompts[20:]], ["a", "b"])
-    mixed = cursor_of(joined, config_of(2.0, 1.0, sampling="thompson"))
+    mixed = build_cursor(joined, config_of(2.0, 1.0, sampling="thompson"))
     assert isinstance(mixed, MixedCursor)
     assert [(own.count, own.rest) for own in mixed.cursors if isinstance(own, SelectingCursor)] == [(20, 8), (40, 4)]
 
@@ -174,17 +174,17 @@ def test_several_sets_keep_their_shares_and_each_its_own_rates() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(60)]
     joined = JoinedPrompts([prompts[:30], prompts[30:]], ["a", "b"])
     config = config_of(2.0, 1.0, sampling="thompson", retire=2)
-    whole, parts, drawn = cursor_of(joined, config), cursor_of(joined, config), Counter[bool]()
+    whole, parts, drawn = build_cursor(joined, config), build_cursor(joined, config), Counter[bool]()
     for step in range(40):
         taken = whole.take(9)
         assert parts.take(9) == taken
         drawn.update(index < 30 for index in taken)
         for cursor in (whole, parts):
             judge(cursor, taken, step % 2)  # type: ignore[arg-type]
-        parts = cursor_of(joined, config).restored(json.loads(json.dumps(parts.state())))
+        parts = build_cursor(joined, config).restored(json.loads(json.dumps(parts.state())))
     assert drawn[True] == 2 * drawn[False]
-    assert whole.facts() == parts.facts()
-    assert 0.0 < whole.facts()["prompts/retired"] < whole.facts()["prompts/seen"] == 1.0
+    assert whole.metrics() == parts.metrics()
+    assert 0.0 < whole.metrics()["prompts/retired"] < whole.metrics()["prompts/seen"] == 1.0
 
 
 def groups_until_learned(rule: str, spread: float, seed: int) -> int:
@@ -199,7 +199,7 @@ def groups_until_learned(rule: str, spread: float, seed: int) -> int:
         while len(kept) < 8:
             for index in cursor.take(8 - len(kept)):
                 right = int(rng.binomial(8, rates[index]))
-                cursor.account(index, 1, right, 8)
+                cursor.record_group(index, 1, right, 8)
                 groups += 1
                 kept += [math.sqrt(right / 8 * (1 - right / 8))] if 0 < right < 8 else []
         skill += 0.12 * sum(kept) / len(kept)

@@ -15,9 +15,9 @@ from rlcli.config.load import dump_toml, resolve
 from rlcli.config.schema import Data, RunConfig, Train, WeightedPath
 from rlcli.data.columns import SampleTable
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.dataset_mixture import MixedCursor, cursor_of
+from rlcli.data.prompts.dataset_mixture import MixedCursor, build_cursor
 from rlcli.data.prompts.parquet_schema import row, write_rows
-from rlcli.data.prompts.prompt_table import JoinedPrompts, read_sets, set_of
+from rlcli.data.prompts.prompt_table import JoinedPrompts, dataset_name, read_sets
 from rlcli.errors import ConfigError, DataError, RlcliError
 from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.training.loop.metrics import set_metrics
@@ -61,8 +61,8 @@ def test_many_at_once_are_those_that_come_one_by_one(unit: str) -> None:
         taken = at_once.take(step)
         assert taken == [singly.take(1)[0] for _ in range(step)]
         for index in taken[step % 2 :]:
-            at_once.account(index, 10 + index)
-            singly.account(index, 10 + index)
+            at_once.record_group(index, 10 + index)
+            singly.record_group(index, 10 + index)
     assert at_once.state() == singly.state()
 
 
@@ -73,7 +73,7 @@ def test_a_restored_cursor_goes_on_exactly(unit: str) -> None:
     for step in range(30):
         some = cursor.take(8)
         for index in some[step % 3 :]:  # some groups are not finished when the checkpoint is taken
-            cursor.account(index, 10 + index)
+            cursor.record_group(index, 10 + index)
         taken += some
         other = other.restored(json.loads(json.dumps(cursor.state())))
         cursor, other = other, cursor
@@ -85,7 +85,7 @@ def continuous(unit: str) -> list[int]:
     for step in range(30):
         some = cursor.take(8)
         for index in some[step % 3 :]:
-            cursor.account(index, 10 + index)
+            cursor.record_group(index, 10 + index)
         taken += some
     return taken
 
@@ -95,7 +95,7 @@ def test_shares_by_tokens_follow_what_the_groups_have_had() -> None:
     cursor, tokens, drawn = mixed((1.0, 1.0, 2.0), "tokens"), Counter[int](), Counter[int]()
     for _ in range(100):
         for index in cursor.take(16):
-            cursor.account(index, lengths[place(index)])
+            cursor.record_group(index, lengths[place(index)])
             tokens[place(index)] += lengths[place(index)]
             drawn[place(index)] += 1
     total = sum(tokens.values())
@@ -146,11 +146,11 @@ def test_sets_are_joined_with_ids_that_differ(tmp_path: Path) -> None:
     assert [prompt.id for prompt in joined] == [f"a/toy:train:{i}" for i in range(3)] + [
         f"b/toy:train:{i}" for i in range(2)
     ]
-    assert [set_of(joined, i) for i in range(5)] == ["a", "a", "a", "b", "b"]
+    assert [dataset_name(joined, i) for i in range(5)] == ["a", "a", "a", "b", "b"]
     assert [len(part) for part in read_sets(paths, names, "train", "auto", 2).parts] == [2, 2]  # type: ignore[attr-defined]
     alone = read_sets(paths[:1], names[:1], "train", "auto")
     assert [prompt.id for prompt in alone] == [f"toy:train:{i}" for i in range(3)]
-    assert set_of(alone, 0) == ""
+    assert dataset_name(alone, 0) == ""
     with pytest.raises(ConfigError, match=r"--eval-data .*test.parquet is given twice"):
         dataset_names([paths[0], f"{paths[0]}/test.parquet"], "--eval-data")
 
@@ -164,9 +164,9 @@ def test_one_set_or_no_weights_take_the_cursor_of_one_dataset() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(9)]
     joined = JoinedPrompts([prompts[:4], prompts[4:]], ["a", "b"])
     for some, weights in ((prompts, ()), (prompts, (2.0,)), (joined, ())):
-        cursor = cursor_of(some, asked(*weights))
+        cursor = build_cursor(some, asked(*weights))
         assert cursor.state() == PromptCursor(9, 3, True).state()
-    assert isinstance(cursor_of(joined, asked(2.0, 1.0)), MixedCursor)
+    assert isinstance(build_cursor(joined, asked(2.0, 1.0)), MixedCursor)
 
 
 def config_of(*texts: str, sets: tuple[str, ...] = ()) -> RunConfig:

@@ -26,7 +26,8 @@ from rlcli.data.trajectories import Span, Trajectory
 from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.model.packed import pack
 from rlcli.rewards.service.scoring_client import Scored
-from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
+from rlcli.rollout.scheduler.group_checkpoint import groups_from_json, groups_to_json
+from rlcli.rollout.scheduler.groups import Group
 from rlcli.rollout.worker.pending_samples import Saver, pending_sample
 from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.training.loop.metrics import sample_metrics
@@ -65,8 +66,8 @@ trajectories = st.lists(st.integers(1, 4), min_size=1, max_size=6).map(lambda ru
 def test_only_what_the_policy_drew_is_in_the_mask() -> None:
     whole = conversation()
     assert whole.tokens.tolist() == [1, 2, 3, 10, 11, 7, 8, 12]
-    assert whole.drawn.tolist() == [False] * 3 + [True, True, False, False, True]
-    assert whole.drawn_ids.tolist() == [10, 11, 12]
+    assert whole.response_mask.tolist() == [False] * 3 + [True, True, False, False, True]
+    assert whole.response_ids.tolist() == [10, 11, 12]
     assert whole.log_probs.tolist() == [-0.5, -1.0, -2.0]
     assert (whole.prompt_tokens, whole.response_tokens, whole.turns, whole.versions) == (3, 3, 2, [4, 6])
     assert whole.spans[2] == Span("environment", 5, 7)
@@ -87,7 +88,7 @@ def test_a_response_continued_by_other_weights_is_one_turn() -> None:
 def test_a_response_may_be_empty() -> None:
     empty = Trajectory.single(ids(1, 2), ids(), log_probs(), version=3)
     assert (empty.prompt_tokens, empty.response_tokens, empty.turns, empty.versions) == (2, 0, 1, [3])
-    assert not empty.drawn.any()
+    assert not empty.response_mask.any()
 
 
 @pytest.mark.parametrize(("speaker", "given"), [("policy", None), ("policy", 1), ("environment", 2)])
@@ -122,8 +123,8 @@ def older_arrays() -> dict[str, Any]:
 
 def test_rows_of_older_checkpoints_are_single_responses() -> None:
     rows = [SampleShard.of_arrays(older_arrays()).row(place) for place in range(2)]
-    assert [row.tokens[~row.drawn].tolist() for row in rows] == [[1, 2], [3]]
-    assert [(row.drawn_ids.tolist(), row.log_probs.tolist()) for row in rows] == [([9], [-1]), ([8, 7], [-2, -3])]
+    assert [row.tokens[~row.response_mask].tolist() for row in rows] == [[1, 2], [3]]
+    assert [(row.response_ids.tolist(), row.log_probs.tolist()) for row in rows] == [([9], [-1]), ([8, 7], [-2, -3])]
     assert [row.versions for row in rows] == [[None], [None]]
 
 
@@ -131,23 +132,23 @@ def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
     begun = PartialRollout(0, 1, 0, 1, 2, version=3)
     task = PromptTask(0, ids(3), SOURCE, 2, partial={1: begun}, shards=[SampleShard.of_arrays(older_arrays())])
     whole = SampleRequest(task, 1, 0, 0).so_far().extended("policy", ids(6), log_probs(-4), 5, "stop")
-    assert (whole.versions, whole.drawn_ids.tolist()) == ([3, 5], [8, 7, 6])
+    assert (whole.versions, whole.response_ids.tolist()) == ([3, 5], [8, 7, 6])
     assert SampleRequest(task, 0, 0, 0).so_far().tokens.tolist() == [3]
 
 
 def test_groups_of_older_checkpoints_load() -> None:
     one = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
     talk = SampleTable.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
-    rewarded, shards = as_plain([Group(2, samples=talk, shards=["a"])])
-    assert list(as_groups(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
+    rewarded, shards = groups_to_json([Group(2, samples=talk, shards=["a"])])
+    assert list(groups_from_json(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
     samples = SampleTable.of([one])
-    plain, shards = as_plain([Group(2, prompt_index=4, samples=samples, shards=["a"])])
-    assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
+    plain, shards = groups_to_json([Group(2, prompt_index=4, samples=samples, shards=["a"])])
+    assert list(groups_from_json(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
     (older,) = plain[0]["samples"]
     for name in ("context_tokens", "turns", "newer_by", "turn_rewards", "turn_states"):
         del older[name]
     older["drawn_tokens"], older["finish_reason"] = older.pop("response_tokens"), older.pop("stop_reason")
-    assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
+    assert list(groups_from_json(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
 
 
 def test_the_digest_of_a_single_response_is_that_of_older_runs() -> None:
@@ -176,11 +177,11 @@ def test_the_digest_depends_on_the_mask() -> None:
 
 @given(st.lists(trajectories, min_size=1, max_size=4))
 def test_a_pack_predicts_each_drawn_token_from_the_token_before(rows: list[Trajectory]) -> None:
-    batch = pack([(r.tokens, r.prompt_tokens) for r in rows], torch.device("cpu"), [r.drawn for r in rows])
+    batch = pack([(r.tokens, r.prompt_tokens) for r in rows], torch.device("cpu"), [r.response_mask for r in rows])
     expected = [
         (place, int(row.tokens[at]), at - 1, int(row.tokens[at - 1]))
         for place, row in enumerate(rows)
-        for at in np.flatnonzero(row.drawn)
+        for at in np.flatnonzero(row.response_mask)
     ]
     positions, before = batch.position_ids[batch.response_index], batch.input_ids[batch.response_index]
     columns = (batch.sequence, batch.targets, positions, before)

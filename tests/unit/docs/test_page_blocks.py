@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.algorithms.named import GROUP as ALGORITHMS
+from rlcli.algorithms.function_registry import GROUP as ALGORITHMS
 from rlcli.config.load import resolve
 from rlcli.runs.record_files import timeline_of
 from tests.page_blocks import FILES, LANGUAGES, blocks_of, name_of, unknown_names

@@ -50,12 +50,12 @@ def test_two_turns_are_one_trajectory_whose_mask_is_what_was_drawn() -> None:
         "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"
     )
-    assert tokenizer.decode(whole.tokens[whole.drawn]) == "2<|im_end|>Yes.<|im_end|>"
+    assert tokenizer.decode(whole.tokens[whole.response_mask]) == "2<|im_end|>Yes.<|im_end|>"
     assert (conversation.ended, whole.turns, whole.versions, conversation.reward) == ("done", 2, [1, 2], 0.75)
     last = len(tokenizer("2<|im_end|>")["input_ids"]) - 1
     assert conversation.rewards == [(last, 0.25), (whole.response_tokens - 1, 0.5)]
     assert conversation.states == [state_of(ASK.messages), state_of(replied("Sure?").messages)]
-    assert whole.turn_of_drawn.tolist() == [0] * (last + 1) + [1] * (whole.response_tokens - last - 1)
+    assert whole.response_turns.tolist() == [0] * (last + 1) + [1] * (whole.response_tokens - last - 1)
     assert [m["role"] for m in conversation.messages] == ["user", "assistant", "user", "assistant", "user"]
 
 
@@ -110,7 +110,7 @@ def test_without_messages_a_state_is_the_tokens_since_the_last_turn() -> None:
     whole = turn(whole, 9, version=2)  # and the last one was continued with other weights
     first, second, third = states_of(whole)
     assert first == second != third
-    assert len(states_of(whole)) == whole.turns == 1 + whole.turn_of_drawn[-1]
+    assert len(states_of(whole)) == whole.turns == 1 + whole.response_turns[-1]
     assert states_of(told(turn(prompt), 8)) == [first], "nothing was drawn in its turn"
 
 
@@ -162,9 +162,9 @@ def test_a_past_that_is_rendered_anew_begins_a_branch() -> None:
     first, second = (tokenizer.decode(branch.tokens) for branch in whole.branches)
     assert first == "<|user|>1+1?<|assistant|><think>\none and one</think>2<eos>"
     assert second == "<|user|>1+1?<|assistant|>2<eos><|user|>Sure?<\u200beos><|assistant|><think>\nyes</think>Yes.<eos>"
-    assert tokenizer.decode(whole.tokens[whole.drawn]) == "one and one</think>2<eos>yes</think>Yes.<eos>"
+    assert tokenizer.decode(whole.tokens[whole.response_mask]) == "one and one</think>2<eos>yes</think>Yes.<eos>"
     assert (whole.turns, whole.versions, conversation.reward) == (2, [1, 2], 0.75)
-    assert whole.turn_of_drawn.max() == 1
+    assert whole.response_turns.max() == 1
     assert whole.prompt_tokens == whole.branches[0].prompt_tokens
 
 

@@ -89,7 +89,7 @@ def test_a_conversation_with_tools_is_one_trajectory_of_the_engines_ids(engine: 
     assert [span.speaker for span in whole.spans] == ["prompt", *["policy", "environment"] * 2, "policy"]
     text = engine.tokenizer.decode(whole.tokens)
     assert f"2+3?<|assistant|>{CALL}<eos><|user|>add gives 5<|assistant|>It is 5.<eos><|user|>Sure?" in text
-    assert engine.tokenizer.decode(whole.tokens[whole.drawn]).startswith(f"{CALL}<eos>It is 5.<eos>")
+    assert engine.tokenizer.decode(whole.tokens[whole.response_mask]).startswith(f"{CALL}<eos>It is 5.<eos>")
     assert [message["role"] for message in branch.messages] == [
         "user",
         *["assistant", "tool", "assistant"],
@@ -138,7 +138,7 @@ def test_a_stop_text_ends_the_turn_at_its_token(engine: Any, gateway: Gateway) -
     answer = client(session).chat.completions.create(model="any", messages=ASK, stop=["STOP", "never"])
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("It is 5. ", "stop")
     whole = session.branches[0].trajectory
-    assert engine.tokenizer.decode(whole.tokens[whole.drawn]) == "It is 5. STOP"
+    assert engine.tokenizer.decode(whole.tokens[whole.response_mask]) == "It is 5. STOP"
     assert len(whole.log_probs) == answer.usage.completion_tokens == len("It is 5. STOP")
     more = [*ASK, echoed(answer.choices[0].message), {"role": "user", "content": "Go on."}]
     client(session).chat.completions.create(model="any", messages=more, max_tokens=3)

@@ -311,8 +311,8 @@ def test_no_recipe_sets_a_key_that_has_no_effect() -> None:
 
 
 def test_every_loss_that_clips_the_ratio_is_known() -> None:
+    from rlcli.algorithms.function_registry import options_of
     from rlcli.algorithms.losses.base import loss_functions
-    from rlcli.algorithms.named import options_of
     from rlcli.config.rules import CLIP_RATIO
 
     built_in = {name: loss_functions.get(name) for name in loss_functions.names()}

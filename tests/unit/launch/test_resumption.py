@@ -19,7 +19,8 @@ from rlcli.data.messages import PartialRollout
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
 from rlcli.launch.input_files import InputRecord, local_inputs
 from rlcli.launch.resume import Resumption, check_data, find_run, resumption, with_length_known
-from rlcli.rollout.scheduler.groups import Group, GroupState, as_groups, as_plain
+from rlcli.rollout.scheduler.group_checkpoint import groups_from_json, groups_to_json
+from rlcli.rollout.scheduler.groups import Group, GroupState
 from rlcli.runs.checkpoint import Checkpoints
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.record_files import (
@@ -362,9 +363,9 @@ def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
         group(6, ["c", "a"], None, prompt_index=9, first_sample=4, partial=aborted),
         Group(7, prompt_index=2),
     ]
-    plain, shards = as_plain(groups)
+    plain, shards = groups_to_json(groups)
     assert shards == ["a", "b", "c"]
-    back = as_groups(json.loads(json.dumps(plain)), shards)
+    back = groups_from_json(json.loads(json.dumps(plain)), shards)
     assert [(g.baseline, g.step) for g in back] == [(g.baseline, g.step) for g in groups]
     assert [[s.verdict for s in g.samples] for g in back] == [[s.verdict for s in g.samples] for g in groups]
 

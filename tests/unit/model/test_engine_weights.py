@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlcli.model.weight_check.checksum import Checksums, Sent
-from rlcli.model.weight_check.engine_weights import Layout, Part, Recorder, Verified, base_parts, compare, weights_of
+from rlcli.model.weight_check.checksum import Checksums, TensorChecksum
+from rlcli.model.weight_check.engine_weights import (
+    Layout,
+    LayoutRecorder,
+    Part,
+    Verified,
+    base_parts,
+    compare,
+    weights_of,
+)
 
 HIDDEN, HEADS, VOCAB, EXPERTS = 8, 4, 10, 3
 Named = Iterable[tuple[str, Tensor]]
@@ -103,7 +111,7 @@ def trained(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=random) for name, shape in (shapes | small).items()}
 
 
-def sent_of(weights: dict[str, Tensor]) -> dict[str, Sent]:
+def sent_of(weights: dict[str, Tensor]) -> dict[str, TensorChecksum]:
     sums = Checksums()
     for _ in sums.of(weights.items()):
         pass
@@ -111,8 +119,8 @@ def sent_of(weights: dict[str, Tensor]) -> dict[str, Sent]:
 
 
 def recorded(engine: Engine, weights: Named) -> Layout:
-    with Recorder(engine) as recorder:
-        engine.load(recorder.given(weights))
+    with LayoutRecorder(engine) as recorder:
+        engine.load(recorder.observe(weights))
     return recorder.layout()
 
 
@@ -225,7 +233,7 @@ def test_a_parameter_that_was_made_anew_in_another_form_is_not_compared() -> Non
 
 
 def test_parts_that_overlap_or_leave_a_gap_are_no_whole() -> None:
-    sent = {"w": Sent(5, 10, torch.float32)}
+    sent = {"w": TensorChecksum(5, 10, torch.float32)}
     half, rest = Part("w", (0,), 5, 2), Part("w", (5,), 5, 3)
     assert compare(sent, [[half], [rest]]).tensors == 1
     assert compare(sent, [[half], [half]]).differences == ["w was loaded in part: 5 of 10 elements"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from rlcli.model.weight_check.checksum import Checksums, Sent
+from rlcli.model.weight_check.checksum import Checksums, TensorChecksum
 from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix, can_pack
-from rlcli.model.weight_check.engine_weights import Layout, Recorder, Verified, compare, weights_of
+from rlcli.model.weight_check.engine_weights import Layout, LayoutRecorder, Verified, compare, weights_of
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this torch has no such kernels")
 
@@ -42,7 +42,7 @@ def test_it_multiplies_as_a_linear_layer_does(dtype: torch.dtype, rows: int) -> 
         torch.testing.assert_close(product.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def sent_of(weights: dict[str, Tensor]) -> dict[str, Sent]:
+def sent_of(weights: dict[str, Tensor]) -> dict[str, TensorChecksum]:
     sums = Checksums()
     for name, tensor in weights.items():
         sums.add(name, tensor)
@@ -72,12 +72,12 @@ class Engine(nn.Module):
 
 def loaded(weights: dict[str, Tensor]) -> tuple[Engine, Layout]:
     engine = Engine()
-    with Recorder(engine) as recorder:
-        engine.load(recorder.given(weights.items()))
+    with LayoutRecorder(engine) as recorder:
+        engine.load(recorder.observe(weights.items()))
     return engine, recorder.layout()
 
 
-def verified(engine: Engine, layout: Layout, sent: dict[str, Sent], *, through_kernels: bool) -> Verified:
+def verified(engine: Engine, layout: Layout, sent: dict[str, TensorChecksum], *, through_kernels: bool) -> Verified:
     return compare(sent, [layout.parts(weights_of(engine, through_kernels=through_kernels), sent)])
 
 

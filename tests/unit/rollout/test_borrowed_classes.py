@@ -42,7 +42,7 @@ def test_the_trainers_instances_keep_what_they_had() -> None:
     noting(object(), cls=Layers, is_encoder=True)
     noting(object(), cls=Layers, is_encoder=True)
     theirs = Layers()
-    borrowed.give_back(nn.Sequential(theirs))
+    borrowed.restore(nn.Sequential(theirs))
 
     assert dict(vars(Layers)) == before
     assert Layers.__bases__ == (nn.Module,)
@@ -57,5 +57,5 @@ def test_the_trainers_instances_keep_what_they_had() -> None:
 
 def test_nothing_happens_where_no_class_is_borrowed() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    BorrowedClasses().give_back(model)
+    BorrowedClasses().restore(model)
     assert type(model[0]) is nn.Linear

@@ -15,7 +15,7 @@ import pytest
 from rlcli.errors import RunFailed, SetupError
 from rlcli.images.qwen_patches import PatchRule
 from rlcli.rollout.engine import Described, EngineSpec, Sleep
-from rlcli.rollout.sampling import draws_by_place
+from rlcli.rollout.sampling import draws_by_position
 from rlcli.rollout.vllm import vllm_arguments
 from rlcli.rollout.vllm.hooks import expert_kernels, process_state, resident_weights
 from rlcli.rollout.vllm.vllm_engine import VllmEngine, check_head, sleep_level
@@ -111,7 +111,7 @@ def test_an_engine_says_which_model_runner_it_has(by_place: bool, by_counter: bo
     import vllm
 
     engine = object.__new__(VllmEngine)
-    engine._by_place, engine._by_counter = by_place, by_counter
+    engine._draws_by_position, engine._draws_by_counter = by_place, by_counter
     assert isinstance(engine, Described)
     assert engine.describe() == f"vLLM {vllm.__version__}, {described}"
 
@@ -244,9 +244,9 @@ def test_the_second_model_runner_of_vllm_is_known_by_where_it_lives() -> None:
     second, first = "vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner"
     assert find_spec(second)
     assert find_spec(first)
-    assert draws_by_place(SimpleNamespace(model_runner=type("Runner", (), {"__module__": second})()))
-    assert not draws_by_place(SimpleNamespace(model_runner=type("Runner", (), {"__module__": first})()))
-    assert not draws_by_place(SimpleNamespace())
+    assert draws_by_position(SimpleNamespace(model_runner=type("Runner", (), {"__module__": second})()))
+    assert not draws_by_position(SimpleNamespace(model_runner=type("Runner", (), {"__module__": first})()))
+    assert not draws_by_position(SimpleNamespace())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.model.weight_check.checksum import Checksums
-from rlcli.model.weight_check.engine_weights import Part, Recorder, compare
+from rlcli.model.weight_check.engine_weights import LayoutRecorder, Part, compare
 from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
 
 EXPERTS, HIDDEN, WIDE, HEADS = 3, 4, 6, 4
@@ -66,8 +66,8 @@ def test_each_rank_holds_its_part_and_all_of_them_are_compared(ranks: int, inner
     first, second = sent(0), sent(1)
     for rank, model in enumerate(engines):
         written = WrittenWeights(model, rank, ranks)
-        with Recorder(model) as recorder:
-            load(model, written.others(recorder.given(first.items(), written.parameters, written.empty)))
+        with LayoutRecorder(model) as recorder:
+            load(model, written.others(recorder.observe(first.items(), written.parameters, written.empty)))
         layouts.append(recorder.layout())
     assert all(layout.untouched == [] for layout in layouts)
     assert not any(layout.changed for layout in layouts)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.algorithms.named import load_plugins
+from rlcli.algorithms.function_registry import load_plugins
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
 from rlcli.config import recipes
@@ -70,7 +70,7 @@ def test_a_package_of_algorithms_is_named(
     (tmp_path / "hung_algorithms.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("mine", "hung_algorithms", "rlcli.algorithms")
-    monkeypatch.setattr("rlcli.algorithms.named.entry_points", lambda group: [entry])
+    monkeypatch.setattr("rlcli.algorithms.function_registry.entry_points", lambda group: [entry])
     load_plugins.cache_clear()
     said = error_of(capsys, "recipes", "explain", "algorithm.loss")
     load_plugins.cache_clear()

@@ -19,14 +19,14 @@ def recorded() -> Iterator[list[Layout]]:
     names are those before vLLM wraps the model's layers in LoRA's."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    from rlcli.model.weight_check.engine_weights import Recorder
+    from rlcli.model.weight_check.engine_weights import LayoutRecorder
 
     load, read = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights
     layouts: list[Layout] = []
 
     def load_weights(loader: DefaultModelLoader, model: nn.Module, config: ModelConfig) -> None:
-        with Recorder(model) as recorder:
-            loader.get_all_weights = lambda *about: recorder.given(read(loader, *about))
+        with LayoutRecorder(model) as recorder:
+            loader.get_all_weights = lambda *about: recorder.observe(read(loader, *about))
             load(loader, model, config)
         del loader.get_all_weights
         layouts.append(recorder.layout())

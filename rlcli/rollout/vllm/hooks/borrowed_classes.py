@@ -21,22 +21,22 @@ class _Before(NamedTuple):
 
 
 class BorrowedClasses:
-    """with noted() as borrowed: build the model
-    borrowed.give_back(model)"""
+    """with recorded() as borrowed: build the model
+    borrowed.restore(model)"""
 
     def __init__(self) -> None:
         self._before: dict[type, _Before] = {}
 
     def decorating(self, decorate: Callable[..., None]) -> Callable[..., None]:
-        """As vLLM's method `decorate`, of which this remembers the classes."""
+        """As vLLM's method `decorate`, whose classes this records."""
 
-        def noting(model: object, cls: type, *args: object, **kwargs: object) -> None:
+        def recording(model: object, cls: type, *args: object, **kwargs: object) -> None:
             self._before.setdefault(cls, _Before(dict(vars(cls)), cls.__bases__))
             decorate(model, cls, *args, **kwargs)
 
-        return noting
+        return recording
 
-    def give_back(self, model: nn.Module | None) -> None:
+    def restore(self, model: nn.Module | None) -> None:
         """Give the modules of vLLM's `model`, if there is one, separate classes, and restore the original classes."""
         for cls, original in self._before.items():
             changes = {name: value for name, value in vars(cls).items() if original.attributes.get(name) is not value}
@@ -59,7 +59,7 @@ class BorrowedClasses:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[BorrowedClasses]:
+def recorded() -> Iterator[BorrowedClasses]:
     borrowed = BorrowedClasses()
     try:
         from vllm.model_executor.models.transformers.base import Base
@@ -74,7 +74,7 @@ def noted() -> Iterator[BorrowedClasses]:
     try:
         yield borrowed
     except BaseException:
-        borrowed.give_back(None)
+        borrowed.restore(None)
         raise
     finally:
         Base._decorate_cls_for_torch_compile = decorate

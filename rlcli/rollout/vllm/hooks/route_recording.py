@@ -1,7 +1,7 @@
 """Recording of the experts that vLLM chooses for each token (`rollout.replay_routes`).
 
 vLLM's own recorder (`enable_return_routed_experts`) is in its second model runner, which needs Triton. Elsewhere
-`Recorder` keeps them where the tokens' keys and values lie: those of a prefix that requests share are known for all.
+`RouteRecorder` indexes them by KV cache slot, so that requests that share a prefix share its routes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExpertRunner(Protocol):
     """Chooses among them."""
 
 
-class Recorder:
+class RouteRecorder:
     """Records what one worker of vLLM computes, from now on. Raises `SetupError` if its model has no experts, or its
     routers cannot be heard."""
 

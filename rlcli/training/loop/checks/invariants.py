@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.errors import REPORT, RunFailed
-from rlcli.training.worker.plan_integrity import SURE, of_samples, weight_of
+from rlcli.training.worker.plan_integrity import MIN_WATCHED, signature_weights, sum_over_turns
 
 if TYPE_CHECKING:
     from rlcli.data.columns import SampleTable
@@ -59,8 +59,8 @@ class Invariants:
         # `tokens` excludes those that the correction rejects; the mismatch includes them.
         forwarded = "mismatch_tokens" if "mismatch_tokens" in sums else "tokens"
         expected = {
-            "check_denominator": ("drawn tokens in the loss's denominator", float(planned.tokens)),
-            forwarded: ("drawn tokens forwarded", float(selected.columns.lengths[active].sum())),
+            "check_denominator": ("response tokens in the loss's denominator", float(planned.tokens)),
+            forwarded: ("response tokens forwarded", float(selected.columns.lengths[active].sum())),
             "check_rows": ("signatures of the samples trained on", float(signatures.sum())),
         }
         for name, (quantity, value) in expected.items():
@@ -68,9 +68,9 @@ class Invariants:
         if selected.columns.has("advantages"):
             advantages = selected.columns.advantages[active].astype(np.float64)
             size = float(np.abs(advantages).sum())
-            total = float((of_samples(advantages) * weight_of(signatures)).sum())
+            total = float((sum_over_turns(advantages) * signature_weights(signatures)).sum())
             self._compare("advantages of the samples trained on", total, sums.get("check_advantages", total), size)
-        if sums.get("check_watched", 0.0) >= SURE and not sums["check_moved"]:
+        if sums.get("check_watched", 0.0) >= MIN_WATCHED and not sums["check_moved"]:
             raise RunFailed(f"an optimizer step with gradient norm {sums['grad_norm']:.3g} changed no weight", REPORT)
 
     @staticmethod

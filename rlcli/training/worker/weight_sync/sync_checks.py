@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
     from rlcli.model.weight_check.engine_weights import Verified
 
-NAMED = 3
-"""Most differences that a message names."""
-FAR, LEAST, SHARE = 2.0, 1e-3, 0.5
-"""For `Follows`: engine errors that count as a move, the least error, and the least share of a move."""
+MAX_LISTED = 3
+"""Maximum number of differences in a message."""
+MIN_MOVE = 2.0
+"""Least change of the trainer's log-probs that `QuantizedSyncCheck` judges, in units of the engine's error."""
+MIN_ERROR = 1e-3
+"""Lower bound of the engine's error, in nats."""
+MIN_SHARE = 0.5
+"""Least share of the trainer's change that the engine's log-probs must have made."""
 
 
 def check_verified(verified: Verified, sent: int, rank: int) -> None:
@@ -23,8 +27,8 @@ def check_verified(verified: Verified, sent: int, rank: int) -> None:
     differences = verified.differences
     if not differences:
         return
-    listed = ", ".join(differences[:NAMED]) + (
-        f" and {len(differences) - NAMED} more" if len(differences) > NAMED else ""
+    listed = ", ".join(differences[:MAX_LISTED]) + (
+        f" and {len(differences) - MAX_LISTED} more" if len(differences) > MAX_LISTED else ""
     )
     raise RunFailed(
         f"after the weight sync the engine of worker {rank} does not hold the weights that the trainer sent: {listed} "
@@ -44,7 +48,7 @@ def check_prefixes(cached: int, rank: int) -> None:
         )
 
 
-class Follows:
+class QuantizedSyncCheck:
     """Checks that the log-probs of an engine whose quantised weights cannot be compared move with the trainer's.
 
     The reference is the first sync; the distance between its two log-probs is the engine's error. Once the trainer's
@@ -60,12 +64,12 @@ class Follows:
         if self._reference is None:
             self._reference = trainer, engine
             return
-        was_trainer, was_engine = self._reference
-        moved, followed = trainer - was_trainer, engine - was_engine
-        if not _rms(moved) > FAR * max(_rms(was_engine - was_trainer), LEAST):
+        last_trainer, last_engine = self._reference
+        moved, followed = trainer - last_trainer, engine - last_engine
+        if not _rms(moved) > MIN_MOVE * max(_rms(last_engine - last_trainer), MIN_ERROR):
             return
         share = float(moved @ followed / (moved @ moved))
-        if not share >= SHARE:
+        if not share >= MIN_SHARE:
             raise RunFailed(
                 f"after the weight sync the log-probs of worker {rank}'s engine have moved by {share:.2f} of what the "
                 f"trainer's have moved, {_rms(moved):.3g}",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from rlcli.cluster.rendezvous import store_at
 from rlcli.cluster.watchdog import progress
 from rlcli.support.machine.gpus import tensor_group
-from rlcli.training.worker.weight_sync.weight_transfer import Header, Named, buffer_bytes, packed, unpacked
+from rlcli.training.worker.weight_sync.weight_transfer import Header, NamedTensor, buffer_bytes, packed, unpacked
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ class Broadcast:
         self._store = store  # of rank 0, which serves it to the others
         self._syncs = 0
 
-    def send(self, buckets: Iterable[list[Named]]) -> None:
+    def send(self, buckets: Iterable[list[NamedTensor]]) -> None:
         """Broadcast all buckets. The next one is gathered (`buckets` is iterated) while one is sent."""
         sent: tuple[Work, Tensor] | None = None
         self._syncs += 1
@@ -82,19 +82,19 @@ class Broadcast:
         timeout is shorter than a step may be."""
         return bool(self._store.check([f"sync {self._syncs + 1}"]))
 
-    def received(self) -> Iterator[Named]:
+    def received(self) -> Iterator[NamedTensor]:
         """The tensors of all buckets, in their order, on the device; each is the caller's until the next one is read.
         The next bucket is received while one is used."""
         self._syncs += 1
-        with_next = ThreadPoolExecutor(1)
+        executor = ThreadPoolExecutor(1)
         try:
-            coming = with_next.submit(self._receive)
-            while bucket := coming.result():
-                coming = with_next.submit(self._receive)
+            next_bucket = executor.submit(self._receive)
+            while bucket := next_bucket.result():
+                next_bucket = executor.submit(self._receive)
                 yield from bucket
                 progress()
         finally:
-            with_next.shutdown(wait=False)
+            executor.shutdown(wait=False)
 
     def _send_header(self, header: Header) -> None:
         import torch
@@ -103,7 +103,7 @@ class Broadcast:
         self._broadcast(self._sizes, torch.tensor([len(text)])).wait()
         self._broadcast(self._sizes, text).wait()
 
-    def _receive(self) -> list[Named]:
+    def _receive(self) -> list[NamedTensor]:
         """The next bucket; empty after the last."""
         import torch
 

@@ -21,19 +21,19 @@ from rlcli.support.daemon_thread import in_background
 from rlcli.training.worker.calls import WorkerCalls
 from rlcli.training.worker.policy_role import PolicyRole
 from rlcli.training.worker.train_batch import TrainBatch
-from rlcli.training.worker.weight_sync.sync_checks import Follows, check_prefixes, check_verified
+from rlcli.training.worker.weight_sync.sync_checks import QuantizedSyncCheck, check_prefixes, check_verified
 from rlcli.training.worker.weight_sync.weight_broadcast import BUCKET_BYTES as BROADCAST_BYTES
 from rlcli.training.worker.weight_sync.weight_broadcast import Broadcast
 from rlcli.training.worker.weight_sync.weight_transfer import (
     BUCKET_BYTES,
     Incoming,
-    Named,
+    NamedTensor,
     Synced,
-    counted,
     largest,
     load_files,
     outgoing,
     packed,
+    record_sizes,
     save_adapter,
     unpacked,
 )
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rlcli.model.parallel.host_memory import HostMemory
     from rlcli.model.parallel.offload import Offload
     from rlcli.model.parallel.weight_delta import LastSent, WeightCopy
-    from rlcli.model.weight_check.checksum import Checksums, Sent
+    from rlcli.model.weight_check.checksum import Checksums, TensorChecksum
     from rlcli.training.worker.calls import Bucket
 
 
@@ -75,7 +75,7 @@ class WeightSync:
     """The rows of the current step; freed by a sync."""
     probe: Int32[np.ndarray, " T"] | None = None
     """Tokens of the last sync's probe."""
-    sent: Mapping[str, Sent]
+    sent: Mapping[str, TensorChecksum]
     """Checksums of the weights of the last sync."""
     copy: WeightCopy | None
     """In an engine's worker: all weights as they were received, with any `rollout.sync` but `full`."""
@@ -83,15 +83,15 @@ class WeightSync:
     """In the trainer: the weights that were sent last, with `rollout.sync = delta`."""
     _receiving: Future[int] | None
     """The broadcast that is received in the background, with `rollout.sync = ahead`: its bytes."""
-    _sent_from: HostMemory | None = None
-    """Of a bucket on its way from a GPU to Ray's object store."""
+    _host_buffer: HostMemory | None = None
+    """Host memory of a bucket between a GPU and Ray's object store."""
 
     def __init__(self) -> None:
-        self.outgoing: Iterator[list[Named]] = iter(())
+        self.outgoing: Iterator[list[NamedTensor]] = iter(())
         self.incoming: Incoming | None = None
         self.broadcast: Broadcast | None = None
         self.sums: Checksums | LastSent | None = None
-        self._begin_syncs()
+        self._reset_sync_state()
 
     @implements(WorkerCalls.sync_weights)
     def sync_weights(self, probe: Int32[np.ndarray, " T"], version: int) -> Synced:
@@ -101,10 +101,10 @@ class WeightSync:
         self.batch = None
         self.offload.to_host("policy.optimizer", "critic.optimizer", "critic")
         self.offload.to_device("policy")
-        self.engine_takes_part(True)
+        self.set_engine_active(True)
         peak_memory.mark()
         self._colocated.wake_weights()
-        began, sizes = time.perf_counter(), list[int]()
+        start, sizes = time.perf_counter(), list[int]()
         if self.spec.context.separate_adapter:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
             with tempfile.TemporaryDirectory(prefix=self.spec.adapter_prefix, dir=_fast_folder()) as folder:
@@ -113,13 +113,15 @@ class WeightSync:
                 sizes += [file.stat().st_size for file in Path(folder).iterdir()]
                 engine.load_adapter(folder)
         else:
-            self._load(counted(sums.of(policy.stream_weights()), sizes))
+            self._load(record_sizes(sums.of(policy.stream_weights()), sizes))
         self._await_device()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         log_probs = self._policy.probe_log_probs(probe)
         self.offload.to_host("policy")
         peak_memory.mark()
-        return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
+        return self._verify_and_activate(probe, log_probs, version, sums.sent())._replace(
+            bytes=sum(sizes), seconds=seconds
+        )
 
     @implements(WorkerCalls.join_engines)
     def join_engines(self, host: str, port: int, engines: int) -> str:
@@ -136,8 +138,8 @@ class WeightSync:
         return ""
 
     @implements(WorkerCalls.broadcast_weights)
-    def broadcast_weights(self, everything: bool = False) -> None:
-        buckets = self._outgoing(BROADCAST_BYTES, everything)
+    def broadcast_weights(self, resend_all: bool = False) -> None:
+        buckets = self._outgoing(BROADCAST_BYTES, resend_all)
         if self.broadcast is not None:
             self.broadcast.send(buckets)
         for _ in buckets:  # the other ranks only gather
@@ -151,29 +153,29 @@ class WeightSync:
             return receiving.result() if receiving is not None else self._receive_copy(self.broadcast)
         self._pause()
         sizes = list[int]()
-        self._load(counted(self.broadcast.received(), sizes))
+        self._load(record_sizes(self.broadcast.received(), sizes))
         self._await_device()
         return sum(sizes)
 
     @implements(WorkerCalls.send_weights)
-    def send_weights(self, first: bool, everything: bool = False) -> list[ObjectRef[Bucket]]:
+    def send_weights(self, first: bool, resend_all: bool = False) -> list[ObjectRef[Bucket]]:
         import ray
         import torch
 
         if first:
-            self.outgoing = self._outgoing(BUCKET_BYTES, everything)
+            self.outgoing = self._outgoing(BUCKET_BYTES, resend_all)
         bucket = next(self.outgoing, None)
         if bucket is None or self.rank:
             return []
         if self.device.type == "cuda":
             from rlcli.model.parallel.host_memory import HostMemory
 
-            self._sent_from = self._sent_from or HostMemory()
-        header, values = packed(bucket, torch.device("cpu"), self._sent_from)
+            self._host_buffer = self._host_buffer or HostMemory()
+        header, values = packed(bucket, torch.device("cpu"), self._host_buffer)
         return [ray.put((header, values.numpy()))]
 
     @implements(WorkerCalls.sent_weights)
-    def sent_weights(self) -> dict[str, Sent]:
+    def sent_weights(self) -> dict[str, TensorChecksum]:
         assert self.sums is not None, "nothing was sent"
         sent, self.sums = self.sums.sent(), None
         return sent
@@ -191,41 +193,41 @@ class WeightSync:
         sizes: list[int] = []
         header, values = ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)
         if self.spec.config.copies_weights:
-            self._own_copy.take(counted(unpacked(header, torch.from_numpy(values)), sizes))
+            self._weight_copy.take(record_sizes(unpacked(header, torch.from_numpy(values)), sizes))
             return sum(sizes)
         if self.incoming is None:
             self._pause()
             self.incoming = Incoming(self._load)
-        self.incoming.give(counted(unpacked(header, torch.from_numpy(values)), sizes))
+        self.incoming.give(record_sizes(unpacked(header, torch.from_numpy(values)), sizes))
         self._await_device()
         return sum(sizes)
 
     @implements(WorkerCalls.copy_differs)
-    def copy_differs(self, sent: dict[str, Sent]) -> list[str]:
-        return self._own_copy.differences(sent)
+    def copy_differs(self, sent: dict[str, TensorChecksum]) -> list[str]:
+        return self._weight_copy.differences(sent)
 
-    @implements(WorkerCalls.weights_received)
-    def weights_received(
-        self, probe: Int32[np.ndarray, " T"], log_probs: list[float], version: int, sent: dict[str, Sent]
+    @implements(WorkerCalls.activate_weights)
+    def activate_weights(
+        self, probe: Int32[np.ndarray, " T"], log_probs: list[float], version: int, sent: dict[str, TensorChecksum]
     ) -> Synced:
         import numpy as np
 
         if self.incoming is not None:
             self.incoming.end()
             self.incoming = None
-        began = time.perf_counter()
+        start = time.perf_counter()
         if self.spec.config.copies_weights:
             self._pause()
-            self._load(self._own_copy.named())
+            self._load(self._weight_copy.named())
         self._await_device()
-        seconds = time.perf_counter() - began
-        loaded = self._loaded(probe, np.asarray(log_probs), version, sent)._replace(seconds=seconds)
+        seconds = time.perf_counter() - start
+        loaded = self._verify_and_activate(probe, np.asarray(log_probs), version, sent)._replace(seconds=seconds)
         if "ahead" in self.spec.config.rollout.sync and self.broadcast is not None:
             self._receiving = in_background(partial(self._receive_announced, self.broadcast))
         return loaded
 
     @property
-    def _own_copy(self) -> WeightCopy:
+    def _weight_copy(self) -> WeightCopy:
         from rlcli.model.parallel.weight_delta import WeightCopy
 
         if self.copy is None:
@@ -235,7 +237,7 @@ class WeightSync:
     def _receive_copy(self, broadcast: Broadcast) -> int:
         """Receive a broadcast into the copy; returns its bytes."""
         sizes = list[int]()
-        self._own_copy.take(counted(broadcast.received(), sizes))
+        self._weight_copy.take(record_sizes(broadcast.received(), sizes))
         return sum(sizes)
 
     def _receive_announced(self, broadcast: Broadcast) -> int:
@@ -246,28 +248,28 @@ class WeightSync:
             time.sleep(ANNOUNCED_EVERY_S)
         return self._receive_copy(broadcast)
 
-    def _outgoing(self, most_bytes: int, everything: bool = False) -> Iterator[list[Named]]:
+    def _outgoing(self, bucket_bytes: int, resend_all: bool = False) -> Iterator[list[NamedTensor]]:
         """The weights for engines in other workers, in buckets; afterwards `sums` has the checksums of all weights that
-        they must hold. everything: unchanged weights too. Collective."""
+        they must hold. resend_all: unchanged weights too. Collective."""
         from rlcli.model.parallel.weight_delta import LastSent
         from rlcli.model.weight_check.checksum import Checksums
 
         policy = self._policy.policy
         if "delta" in self.spec.config.rollout.sync:
             self.last_sent = self.last_sent or LastSent()
-            if everything:
+            if resend_all:
                 self.last_sent.forget()
             self.batch, self.sums = None, self.last_sent
-            return policy.stream_changes(self.last_sent, most_bytes)
+            return policy.stream_changes(self.last_sent, bucket_bytes)
         self.batch, self.sums = None, Checksums()
         adapter = (
             (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.context.separate_adapter else None
         )
         if adapter is not None:
             self._add_base(self.sums)
-        return outgoing(policy, self.sums, adapter, most_bytes)
+        return outgoing(policy, self.sums, adapter, bucket_bytes)
 
-    def _load(self, weights: Iterator[Named]) -> None:
+    def _load(self, weights: Iterator[NamedTensor]) -> None:
         """Load weights, or an adapter's files, into the engine."""
         engine = self._rollout.engine
         if self.spec.context.separate_adapter:
@@ -277,26 +279,30 @@ class WeightSync:
         for _ in weights:  # also those that the engine does not read
             pass
 
-    def _begin_syncs(self) -> None:
-        """Forget the history of earlier weights."""
-        self.follows, self.sent, self.base_added = Follows(), {}, False
+    def _reset_sync_state(self) -> None:
+        """Drop the checksums, copies and references of earlier weights."""
+        self.quantized_check, self.sent, self.base_added = QuantizedSyncCheck(), {}, False
         self.copy = self.last_sent = self._receiving = None
 
-    def _loaded(
-        self, probe: Int32[np.ndarray, " T"], log_probs: Float32[np.ndarray, " R"], version: int, sent: dict[str, Sent]
+    def _verify_and_activate(
+        self,
+        probe: Int32[np.ndarray, " T"],
+        log_probs: Float32[np.ndarray, " R"],
+        version: int,
+        sent: dict[str, TensorChecksum],
     ) -> Synced:
-        """Have the engine generate with the weights it received, once the checks have passed."""
-        engine, began = self._rollout.engine, time.perf_counter()
+        """Check the loaded weights, then let the engine generate with them as `version`. Raises RunFailed."""
+        engine, start = self._rollout.engine, time.perf_counter()
         verified = engine.verify(sent)
         check_verified(verified, len(sent), self.rank)
-        check_s = time.perf_counter() - began
+        check_s = time.perf_counter() - start
         if isinstance(engine, Colocated):
             engine.wake_cache()
         cached, generates = engine.probe(probe)
         check_prefixes(cached, self.rank)
         self._rollout.version, self.probe = version, probe
         if verified.unchecked:
-            self.follows.check(log_probs, generates, self.rank)
+            self.quantized_check.check(log_probs, generates, self.rank)
         difference = largest(log_probs - generates)
         changed = sum(self.sent.get(name) != checksum for name, checksum in sent.items())
         self.sent = sent
@@ -311,7 +317,7 @@ class WeightSync:
         self.base_added = True
 
     def _pause(self) -> None:
-        """Before new weights: abort running requests, or have the engine keep them."""
+        """Prepare the engine for new weights: it aborts its requests, or keeps them (`async.on_update = keep`)."""
         if not self.spec.context.keeps:
             self._rollout.pause()
         self._cache_probe()
@@ -323,14 +329,14 @@ class WeightSync:
         if self.probe is not None:
             self._rollout.engine.cached_tokens(self.probe)
 
-    def engine_takes_part(self, yes: bool) -> None:
-        """Set whether an engine uses memory of this GPU from now on: otherwise torch allocates its memory in another
-        way (see `growing_segments`). An engine that never sleeps always does, and has no pool beside torch's."""
+    def set_engine_active(self, active: bool) -> None:
+        """Set whether an engine uses memory of this GPU, for torch's allocator (see `growing_segments`). An engine that
+        never sleeps always does, and has no pool beside torch's."""
         if self.device.type == "cuda":
             from rlcli.model.parallel.offload import growing_segments
 
             stays_awake = "engine" in self.spec.roles and self.spec.engine.sleep == "none"
-            growing_segments(not yes and not stays_awake)
+            growing_segments(not active and not stays_awake)
 
     def _await_device(self) -> None:
         if self.device.type == "cuda":

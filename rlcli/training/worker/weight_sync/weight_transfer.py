@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlcli.rollout.engine import WeightReceiver
     from rlcli.training.worker.backend import PolicyBackend
 
-Named = tuple[str, "Tensor"]
+NamedTensor = tuple[str, "Tensor"]
 Header = list[tuple[str, str, list[int], int, int]]
 """Of each tensor in a bucket: name, dtype, shape, first byte in the buffer, bytes."""
 
@@ -72,7 +72,7 @@ def largest(differences: Float[np.ndarray, " R"]) -> float:
     return float(np.abs(differences).max()) if np.isfinite(differences).all() else float("inf")
 
 
-def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
+def record_sizes(weights: Iterable[NamedTensor], sizes: list[int]) -> Iterator[NamedTensor]:
     """`weights`, with the bytes of each appended to `sizes`."""
     for name, tensor in weights:
         sizes.append(tensor.nbytes)
@@ -83,8 +83,8 @@ def outgoing(
     policy: PolicyBackend,
     sums: Checksums,
     adapter: tuple[str | None, str, torch.dtype] | None,
-    most_bytes: int = BUCKET_BYTES,
-) -> Iterator[list[Named]]:
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Iterator[list[NamedTensor]]:
     """The weights for engines, with their checksums added to `sums`: all weights under their checkpoint
     names, or, with `adapter` (folder, prefix, the engine's dtype), the files of its adapter, which pass through a
     temporary folder in that folder with that prefix. Collective: every rank iterates to the end, in step."""
@@ -99,10 +99,10 @@ def outgoing(
             bytes_of = [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in files]
         yield bytes_of
         return
-    bucket: list[Named] = []
+    bucket: list[NamedTensor] = []
     size = 0
     for name, tensor in sums.of(policy.stream_weights()):
-        if bucket and size + tensor.nbytes > most_bytes:
+        if bucket and size + tensor.nbytes > bucket_bytes:
             yield bucket
             bucket, size = [], 0
         bucket.append((name, tensor))
@@ -119,7 +119,7 @@ def save_adapter(policy: PolicyBackend, folder: Path, sums: Checksums, dtype: to
 
 
 def packed(
-    bucket: list[Named], device: torch.device, memory: HostMemory | None = None
+    bucket: list[NamedTensor], device: torch.device, memory: HostMemory | None = None
 ) -> tuple[Header, UInt8[Tensor, " bytes"]]:
     """A bucket as it is sent: the name, dtype, shape, first byte and bytes of each tensor, and one buffer that holds
     all of them, uint8: numpy has no bfloat16. memory: of the buffer, which is on the host and valid until the next
@@ -144,7 +144,7 @@ def buffer_bytes(header: Header) -> int:
     return max(offset + nbytes for _, _, _, offset, nbytes in header)
 
 
-def unpacked(header: Header, values: UInt8[Tensor, " bytes"]) -> Iterator[Named]:
+def unpacked(header: Header, values: UInt8[Tensor, " bytes"]) -> Iterator[NamedTensor]:
     """The tensors that `values` holds; they share its memory."""
     import torch
 
@@ -162,8 +162,8 @@ class Incoming:
     The engine reads in a thread that runs only while a caller waits for it. Its error is raised by that call.
     """
 
-    def __init__(self, load: Callable[[Iterator[Named]], None]) -> None:
-        self._buckets: SimpleQueue[Iterable[Named] | None] = SimpleQueue()
+    def __init__(self, load: Callable[[Iterator[NamedTensor]], None]) -> None:
+        self._buckets: SimpleQueue[Iterable[NamedTensor] | None] = SimpleQueue()
         self._read: SimpleQueue[None] = SimpleQueue()
         self._done: Future[None] = Future()
         threading.Thread(target=self._run, args=(load,), daemon=True).start()
@@ -173,14 +173,14 @@ class Incoming:
         self.give(None)
         self._done.result()
 
-    def give(self, bucket: Iterable[Named] | None) -> None:
+    def give(self, bucket: Iterable[NamedTensor] | None) -> None:
         """Have the engine read a bucket, or, given None, end its iteration."""
         self._buckets.put(bucket)
         self._read.get()
         if self._done.done():
             self._done.result()
 
-    def _run(self, load: Callable[[Iterator[Named]], None]) -> None:
+    def _run(self, load: Callable[[Iterator[NamedTensor]], None]) -> None:
         try:
             load(self._tensors())
             self._done.set_result(None)
@@ -188,14 +188,14 @@ class Incoming:
             self._done.set_exception(error)
         self._read.put(None)
 
-    def _tensors(self) -> Iterator[Named]:
+    def _tensors(self) -> Iterator[NamedTensor]:
         while (bucket := self._buckets.get()) is not None:
             yield from bucket
             del bucket  # its memory belongs to the object store, which frees it when nobody reads it
             self._read.put(None)
 
 
-def load_files(engine: WeightReceiver, folder: str | None, prefix: str, files: Iterable[Named]) -> None:
+def load_files(engine: WeightReceiver, folder: str | None, prefix: str, files: Iterable[NamedTensor]) -> None:
     """Load an adapter's files into the engine, through a temporary folder in `folder`, named `prefix`…"""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as temporary:
         for name, content in files:

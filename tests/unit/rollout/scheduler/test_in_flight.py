@@ -73,7 +73,7 @@ class Workers(harness.Workers):
 
     def rollout_snapshot(self, end: bool) -> list[RolloutBatch]:
         self.interrupted.append(end)
-        return [role.interrupted(end=end, keep=self.keep) for role in self.roles]
+        return [role.snapshot(end=end, keep=self.keep) for role in self.roles]
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ class Run:
             self.workers.load(step)
             self.batches.append(self.source.take(step))
             if self.source.config.rollout.workers and step < STEPS:
-                self.source.ahead(step, lambda: False)
+                self.source.prefetch(step, lambda: False)
             self.waiting = max(self.waiting, len(self.source.buffer.groups))
             if resumed:
                 self.resume(step)
@@ -143,7 +143,7 @@ def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
     for s in batch.samples:
         whole = batch.shards[s.shard].row(s.row)
         row = rows.setdefault(s.prompt, int(whole.tokens[0]))
-        response = whole.drawn_ids.tolist()
+        response = whole.response_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
         drawn_by = [version for span in whole.spans[1:] for version in [span.version] * (span.end - span.start)]
         assert drawn_by == (-whole.log_probs).tolist() == sorted(drawn_by)
@@ -174,8 +174,8 @@ def test_groups_are_taken_in_the_order_drawn_and_none_is_too_old(
     run = Run(source_of(workers, staleness, steps, apart), workers)
     if steps is None and apart:  # the update comes after two looks
         looks = iter([False, False, True] * STEPS)
-        ahead = run.source.ahead
-        run.source.ahead = lambda step, is_over: ahead(step, lambda: next(looks))  # type: ignore[method-assign]
+        ahead = run.source.prefetch
+        run.source.prefetch = lambda step, should_stop: ahead(step, lambda: next(looks))  # type: ignore[method-assign]
     run.until(STEPS)
     rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, staleness)]
     assert rows == list(range(BATCH * STEPS))
@@ -218,7 +218,7 @@ def test_a_checkpoint_has_what_is_under_way_and_interrupts_nothing() -> None:
         workers.load(1)
         run.batches.append(source.take(1))
         looks = iter([False, True])
-        source.ahead(1, looks.__next__)
+        source.prefetch(1, looks.__next__)
         workers.load(2)
         plain, _ = source.state()
         assert workers.interrupted == [False]
@@ -281,7 +281,7 @@ def test_what_is_dropped_is_forgotten_by_the_engines_too() -> None:
     workers = Workers([Engine(6)])
     source = source_of(workers, 2, 5)
     Run(source, workers).until(2)
-    source.drop()
+    source.discard()
     assert (source.buffer.groups, source.has_started, workers.engines[0].unfinished) == ([], False, 0)
     position = source.cursor.position
     workers.load(3)

@@ -34,15 +34,15 @@ class Source:
         self.calls.append(("take", step, threading.current_thread().name))
         return RolloutBatch(SampleTable.of([]), stats=RolloutStats(generate_s=0.5, verify_s=0.25))
 
-    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+    def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
         self.calls.append(("ahead", step, threading.current_thread().name))
         assert self.may.wait(30)
-        while self.lasts and not is_over():
+        while self.lasts and not should_stop():
             pass
         if step in self.failing:
             raise RunFailed(f"step {step} failed")
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         self.dropped += 1
 
 
@@ -96,7 +96,7 @@ def test_what_fails_in_the_background_is_raised_where_it_is_waited_for() -> None
     source = Source(failing={1})
     ahead, _ = ahead_of(source)
     ahead.take(1)
-    for wait in (ahead.wait, ahead.wait, lambda: ahead.take(2), ahead.drop):
+    for wait in (ahead.wait, ahead.wait, lambda: ahead.take(2), ahead.discard):
         with pytest.raises(RunFailed, match="step 1 failed"):
             wait()
 
@@ -115,7 +115,7 @@ def test_what_is_dropped_is_not_generated_meanwhile() -> None:
     source = Source(lasts=True)
     ahead, _ = ahead_of(source)
     ahead.take(1)
-    ahead.drop()
+    ahead.discard()
     assert source.dropped == 1
 
 

@@ -28,7 +28,7 @@ from rlcli.errors import RunFailed
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler import streaming_rollouts
-from rlcli.rollout.scheduler.rollout_source import source_of
+from rlcli.rollout.scheduler.batch_source import build_batch_source
 from rlcli.rollout.worker.verdicts import Verification
 from rlcli.rollout.worker.work_queue import NO_SHARED_TASKS, RoundTasks
 from rlcli.types import Outcome, Prompt, Verdict
@@ -193,7 +193,7 @@ class Run:
         engines = [Engine(setting.slots) for _ in range(setting.engines)]
         self.workers = Workers(engines, setting.keep, bool(config.train.deterministic or setting.number % 3 == 0))
         self.progress: list[Any] = []
-        self.source: Any = source_of(
+        self.source: Any = build_batch_source(
             config,
             setting.prompts(),
             self.workers,  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ class Run:
                 batch = self.source.take(step)
                 self.seen = [self.of_batch(batch)]
                 if self.setting.config.rollout.workers and step < STEPS:
-                    self.source.ahead(step, self.looks(step))
+                    self.source.prefetch(step, self.looks(step))
                 self.event(self.setting.events[step - 1], step)
             except RunFailed as error:
                 self.steps.append([str(error)])
@@ -256,7 +256,7 @@ class Run:
                 self.source.cursor = self.source.cursor.restored(cursor)
                 self.source.restore(plain, shards)
         elif event == "drop":
-            self.source.drop()
+            self.source.discard()
         elif event == "lower" and self.setting.config.async_.staleness > 1:
             self.source.config = self.source.config.changed(async_={"staleness": 1})
 

@@ -22,7 +22,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.columns import SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.dataset_mixture import MixedCursor, Unit, cursor_of
+from rlcli.data.prompts.dataset_mixture import MixedCursor, Unit, build_cursor
 from rlcli.data.prompts.prompt_table import JoinedPrompts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.rollout_stats import RolloutStats
@@ -32,12 +32,13 @@ from rlcli.evaluation.evaluation_report import evaluate
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.rollout.rollout_arguments import RolloutArguments
+from rlcli.rollout.scheduler.batch_source import samples_path
+from rlcli.rollout.scheduler.group_checkpoint import groups_from_json, groups_to_json
 from rlcli.rollout.scheduler.group_results import correct_and_scored, scored_groups
-from rlcli.rollout.scheduler.groups import Group, as_groups, as_plain
+from rlcli.rollout.scheduler.groups import Group
 from rlcli.rollout.scheduler.prefetch import Prefetcher
-from rlcli.rollout.scheduler.rollout_source import by_rank
 from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
-from rlcli.rollout.worker.pending_samples import UNVERIFIED, PendingSample, Saver
+from rlcli.rollout.worker.pending_samples import PLACEHOLDER_VERDICT, PendingSample, Saver
 from rlcli.rollout.worker.rollout_role import RolloutRole
 from rlcli.rollout.worker.verdicts import Verification
 from rlcli.rollout.worker.work_queue import RoundTasks
@@ -422,7 +423,7 @@ def test_greedy_baselines_stay_with_their_group() -> None:
 
 def test_each_round_saves_its_samples_to_a_file_of_its_own(tmp_path: Path) -> None:
     workers = Workers(unequal_where(lambda row: row % 2 == 0))
-    source_of(workers, save_as=lambda step: by_rank(tmp_path, step), keep="unequal").take(1)
+    source_of(workers, save_as=lambda step: samples_path(tmp_path, step), keep="unequal").take(1)
     assert [str(Path(call.save_as.format(rank=0)).relative_to(tmp_path)) for call in workers.calls] == [
         "step-000001/rank-0.parquet",
         "step-000001/rank-0.round-2.parquet",
@@ -492,7 +493,7 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     assert len(shard) == 4
     assert role.take_shard() is None
     for s in report.samples:
-        assert (shard.row(s.row).drawn_ids.tolist(), s.verdict.score > 0) == ([s.verdict.score], True)
+        assert (shard.row(s.row).response_ids.tolist(), s.verdict.score > 0) == ([s.verdict.score], True)
     role.finish_saving()
     table = pq.read_table(tmp_path / "rank-0.parquet")
     assert len(role.texts(9)) == len(table) == 4
@@ -553,7 +554,7 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
         for index, (outcome, finish) in enumerate([("crash", "stop"), ("wrong", "length"), ("ok", "stop")]):
             scored: Future[Scored] = Future()
             scored.set_result(Scored("1", Verdict(0.0, Outcome(outcome))))
-            row = Sample(0, index, 0, index, 2, 1, finish, UNVERIFIED, 1)  # type: ignore[arg-type]
+            row = Sample(0, index, 0, index, 2, 1, finish, PLACEHOLDER_VERDICT, 1)  # type: ignore[arg-type]
             saver.add([PendingSample(source, row, scored, None, 0, 0)])
         saver.save_rest()
         found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
@@ -568,7 +569,7 @@ def test_samples_verified_after_the_first_write_are_added_to_the_file(tmp_path: 
     for index in range(3):
         scored: Future[Scored] = Future()
         scored.set_result(Scored(str(index), Verdict(0.0, Outcome.OK)))
-        row = Sample(0, index, 0, 0, 2, 1, "stop", UNVERIFIED, 1)
+        row = Sample(0, index, 0, 0, 2, 1, "stop", PLACEHOLDER_VERDICT, 1)
         saver.add([PendingSample(source, row, scored, None, 0, 0)])
         saver.save_rest()
         saver.save_rest()
@@ -596,12 +597,12 @@ def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) 
         batch, again = whole.take(step), parts.take(step)
         assert rows_of(batch) == rows_of(again)
         assert batch.sources == again.sources == ["a" if row < 20 else "b" for row in rows_of(batch)]
-        waiting, shards = as_plain(parts.buffer.groups)
+        waiting, shards = groups_to_json(parts.buffer.groups)
         waited |= bool(waiting)
         state = json.loads(json.dumps(parts.cursor.state()))
         parts = mixture_of(Workers(workers.score), unit, **rules)
         parts.cursor = parts.cursor.restored(state)
-        parts.buffer.restore(as_groups(json.loads(json.dumps(waiting)), shards))
+        parts.buffer.restore(groups_from_json(json.loads(json.dumps(waiting)), shards))
     drawn.update("a" if number(task.prompt.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
     assert waited
     assert drawn["a"] == pytest.approx(2 * drawn["b"], abs=2)
@@ -649,7 +650,7 @@ def selecting_source(workers: Workers, sampling: str) -> SyncRollouts:
     """Rows 0 to 11; of its groups of two samples those of every third row are equal."""
     source = source_of(workers, rows=12, keep="unequal", max_batches=30, prompts_per_step=3)
     source.config = source.config.changed(data={"sampling": sampling, "retire": 2})
-    source.cursor = cursor_of(source.prompts.prompts, source.config)
+    source.cursor = build_cursor(source.prompts.prompts, source.config)
     return source
 
 

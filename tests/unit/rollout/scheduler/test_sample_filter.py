@@ -19,12 +19,12 @@ from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.inputs import LossInputs
 from rlcli.config.schema import RunConfig
-from rlcli.data.columns import SampleTable, exclusion
+from rlcli.data.columns import SampleTable, exclusion_reason
 from rlcli.data.messages import RolloutBatch
-from rlcli.rollout.scheduler.sample_filter import REASONS, left_out, rewarded
+from rlcli.rollout.scheduler.sample_filter import REASONS, exclusion_reasons, rewarded
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch
-from rlcli.training.loop.metrics import left_out_metrics, reward_metrics
+from rlcli.training.loop.metrics import exclusion_metrics, reward_metrics
 from rlcli.training.loop.update_guard import UpdateGuard
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -97,7 +97,7 @@ def test_a_step_is_trained_on_as_if_they_had_not_been_sampled(composed: dict[str
 def test_nothing_changes_where_nothing_is_left_out() -> None:
     samples = [sample(0, 0, 1.0, 8), sample(0, 1, 0.0, 3), sample(1, 0, 0.0, 2)]  # a group of one, from the start
     assert same(chosen_of(samples, "mask"), chosen_of(samples, "keep"))
-    assert not chosen_of(samples, "mask").left_out.any()
+    assert not chosen_of(samples, "mask").exclusion_reasons.any()
     cut = [replace(s, stop_reason="length") for s in samples]
     assert len(chosen_of(cut, "keep").samples) == 3  # as they are scored
 
@@ -175,23 +175,23 @@ def test_a_group_whose_baseline_could_not_be_verified_is_left_out() -> None:
     algorithm = build_algorithm(**config.algorithm.model_dump())
     chosen = select_batch(RolloutBatch(samples, [None], baselines=baselines), algorithm, config, seed=0)
     assert [(s.prompt, s.sample) for s in chosen.samples] == [(0, 0), (0, 1)]
-    assert left_out_metrics(chosen.left_out)["samples/left_out/baseline"] == 4
+    assert exclusion_metrics(chosen.exclusion_reasons)["samples/left_out/baseline"] == 4
 
 
 def test_each_reason_is_counted_once() -> None:
     fates = [[COUNTS, CUT, TIMEOUT, CRASH], [COUNTS, COUNTS, CUT], [CRASH]]
     samples = SampleTable.of([sample(p, i, 0.0, 3, fate) for p, row in enumerate(fates) for i, fate in enumerate(row)])
-    reasons = left_out(samples, "mask", {1: Verdict(0.0, Outcome.OK)}, compared=True)
+    reasons = exclusion_reasons(samples, "mask", {1: Verdict(0.0, Outcome.OK)}, compared=True)
     counts = [{"timeout": 1, "crash": 2, "truncated": 2, "alone": 1}.get(name, 0) for name in REASONS]
-    assert left_out_metrics(reasons) == {
+    assert exclusion_metrics(reasons) == {
         "samples/left_out": 6,
         **{f"samples/left_out/{name}": count for name, count in zip(REASONS, counts, strict=True)},
     }
-    alone = [exclusion(s.verdict.outcome, s.stop_reason == "length", "mask") for s in samples]
+    alone = [exclusion_reason(s.verdict.outcome, s.stop_reason == "length", "mask") for s in samples]
     assert [name or 0 for name in alone] == [
         REASONS[r - 1] if 0 < r <= REASONS.index("truncated") + 1 else 0 for r in reasons
     ]
-    assert left_out(samples, "keep")[1] == 0
+    assert exclusion_reasons(samples, "keep")[1] == 0
 
 
 @pytest.mark.parametrize("advantage", advantages.names())

@@ -52,7 +52,7 @@ def rows_of(batch: RolloutBatch, stored: list[SampleShard]) -> list[tuple[list[i
         row = stored[batch.shards[sample.shard]].row(sample.row)
         assert row.log_probs.dtype == np.float32
         assert row.log_probs.tolist() == [0.0] * sample.response_tokens
-        found.append((row.tokens[~row.drawn].tolist(), row.drawn_ids.tolist()))
+        found.append((row.tokens[~row.response_mask].tolist(), row.response_ids.tolist()))
     return found
 
 

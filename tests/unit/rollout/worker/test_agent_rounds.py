@@ -152,7 +152,7 @@ def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: Transform
         assert (sample.prompt_tokens, sample.response_tokens) == (row.prompt_tokens, row.response_tokens)
         assert f"task {'ab'[sample.prompt]}" in tokenizer.decode(row.tokens[: row.prompt_tokens])
         assert [span.speaker for span in row.spans] == ["prompt", "policy", "environment", "policy"]
-        again = engine.prompt_log_probs(row.tokens)[row.drawn[1:]]
+        again = engine.prompt_log_probs(row.tokens)[row.response_mask[1:]]
         np.testing.assert_allclose(row.log_probs, again, atol=2e-5)
         cut = ENDED[sample.ended] == "turn_tokens"
         assert cut == (len(row.last_turn) == 12 and row.last_turn[-1] not in engine.spec.stop_token_ids)

@@ -192,7 +192,7 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
         assert (row.stop_reason == "length") == (ENDED[sample.ended] != "done") == (sample.stop_reason == "length")
         assert sample.verdict.score == sum(range(1, sample.turns + 1))
         assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
-        assert len(sample.turn_states) == sample.turns == 1 + row.turn_of_drawn[-1]
+        assert len(sample.turn_states) == sample.turns == 1 + row.response_turns[-1]
         assert sample.turn_states[0] == samples[3 * sample.prompt].turn_states[0]
     prompts = [row.tokens[: row.prompt_tokens].tolist() for row in rows]
     assert prompts[0] == prompts[1] == prompts[2] != prompts[3]
@@ -202,7 +202,7 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
 def test_log_probs_are_those_of_the_whole_trajectory(engine: TransformersEngine, model: Path) -> None:
     _, rows, _ = held(engine, config_of(model), ["a"])
     for row in rows:
-        again = engine.prompt_log_probs(row.tokens)[row.drawn[1:]]
+        again = engine.prompt_log_probs(row.tokens)[row.response_mask[1:]]
         np.testing.assert_allclose(row.log_probs, again, atol=2e-5)
 
 
@@ -283,7 +283,8 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     assert (ENDED[lost.ended], rows[0].prompt_tokens > 10) == ("failed", True)
     assert saved.verdict.outcome == Outcome.OK
     assert [row for row, _, _ in scorer.asked] == ["once"]
-    assert report.samples.sorted().excluded("keep").tolist()[1] == 0 < report.samples.sorted().excluded("keep")[0]
+    failed, verified = report.samples.sorted().exclusion_reasons("keep").tolist()[:2]
+    assert verified == 0 < failed
 
 
 @pytest.mark.long

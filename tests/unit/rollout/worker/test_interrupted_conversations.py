@@ -154,7 +154,7 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
     for sample, row in found.items():
         # The weights have not changed in truth, and draws depend on their place alone: the same as in one go.
         assert row.tokens.tolist() == expected[sample].tokens.tolist()
-        assert row.drawn.tolist() == expected[sample].drawn.tolist()
+        assert row.response_mask.tolist() == expected[sample].response_mask.tolist()
         np.testing.assert_allclose(row.log_probs, expected[sample].log_probs, atol=2e-5)
         assert row.stop_reason == expected[sample].stop_reason
         said = begun[sample]
@@ -186,7 +186,7 @@ def test_wherever_it_was_broken_off_the_rest_is_the_same(
         if where == "within a turn":
             some = (row.until_turn(2).response_tokens - said.response_tokens) // 2
             drawn = slice(said.response_tokens, said.response_tokens + some)
-            said = said.extended("policy", row.drawn_ids[drawn], row.log_probs[drawn], 1)
+            said = said.extended("policy", row.response_ids[drawn], row.log_probs[drawn], 1)
         begun[sample] = PartialRollout(0, sample, 0, builder.add(said), said.response_tokens, 1)
     late = replace(task("late", 0), partial=begun, shards=[builder.build()], wanted=tuple(begun))
     report, shard = round_of(engine, model, tmp_path / "open", [late], 2, past=past)
@@ -238,10 +238,10 @@ def test_conversations_and_their_environments_go_on_through_updates(
                 assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
                 assert (sample.verdict.outcome, report.stats.replay_diverged) == (Outcome.OK, 0)
             if version == 3:  # a checkpoint, which interrupts nothing
-                begun = [one.tokens for one in role.interrupted(end=False, keep=keep).partial]
+                begun = [one.tokens for one in role.snapshot(end=False, keep=keep).partial]
             if len(found) == SAMPLES:
                 break
-        role.forget()
+        role.discard_streaming()
     assert begun
     assert found.keys() == expected.keys()
     for sample, row in found.items():
@@ -274,7 +274,7 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
             found |= {one.sample: shard.row(one.row) for one in report.samples if shard is not None}
             if not role.engine.unfinished and not report.samples and found:
                 break
-        role.forget()
+        role.discard_streaming()
         return {s: (row.tokens.tobytes(), row.log_probs.tobytes(), row.versions) for s, row in found.items()}
 
     with role_of(engine, model, gate, ordered=True) as role:
@@ -286,7 +286,7 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
             assert isinstance(report, RolloutBatch)
             tasks, done = [], done | {one.sample for one in report.samples}
             role.take_shard()
-        snapshot, shard = role.interrupted(end=False), role.take_shard()
+        snapshot, shard = role.snapshot(end=False), role.take_shard()
         assert shard is not None
         begun = {one.sample: replace(one, shard=0) for one in snapshot.partial}
         assert any(shard.row(one.row).turns > 1 for one in begun.values())

@@ -22,7 +22,7 @@ from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step, select_batch
 from rlcli.training.loop.checks.invariants import Invariants
 from rlcli.training.worker.fsdp_backend import FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
@@ -141,7 +141,7 @@ def filled(name: str, of: RolloutBatch, world: int, config: RunConfig) -> dict[i
     """Row → what is filled in under `name` for its drawn tokens."""
     algorithm, chosen = build_algorithm(**config.algorithm.model_dump()), selected(of, config)
     plan = plan_step(chosen, config, world)
-    step, found = step_work(plan, chosen, seed=3), dict[int, list[float]]()
+    step, found = build_train_rows(plan, chosen, seed=3), dict[int, list[float]]()
 
     def run(rank: int, ranks: Ranks) -> None:
         batch = TrainBatch(plan.of_rank(rank), step, torch.device("cpu"))
@@ -299,7 +299,7 @@ def test_an_update_is_checked_against_the_planned_advantages_of_turns(mesh: Any,
     )
     chosen = selected(collected(), config)
     plan = plan_step(chosen, config, 1)
-    batch = TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), torch.device("cpu"))
+    batch = TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), torch.device("cpu"))
     sums = role.update(batch, 0, Coefficients(lr=1e-3, kl=0.0, entropy=0.0))
     assert sums["check_grad_dot_advantage"] == pytest.approx(sums["check_expected_grad_dot_advantage"], rel=1e-4)
     Invariants().check_update(plan, chosen, 0, sums)

@@ -24,7 +24,7 @@ from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import assign, gather
-from rlcli.rollout.scheduler.groups import as_groups, as_plain
+from rlcli.rollout.scheduler.group_checkpoint import groups_from_json, groups_to_json
 from rlcli.rollout.scheduler.rollouts import Rollouts
 from rlcli.rollout.scheduler.sync_rollouts import SyncRollouts
 from rlcli.rollout.worker.rollout_role import RolloutRole
@@ -268,7 +268,7 @@ def check(batch: RolloutBatch, step: int) -> list[int]:
         whole = batch.shards[s.shard].row(s.row)
         row = rows.setdefault(s.prompt, int(whole.tokens[0]))
         assert whole.tokens[: s.prompt_tokens].tolist() == [row] * 4
-        response = whole.drawn_ids.tolist()
+        response = whole.response_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
         assert len(response) == s.response_tokens == s.verdict.score == len(whole.tokens) - s.prompt_tokens
         # A span for each version that drew some of it.
@@ -316,8 +316,8 @@ def test_what_a_step_breaks_off_goes_on_in_the_next_from_where_it_was(
         assert batch.stats.aborted == (sum(len(group.partial) for group in waiting) if batch.stats.rounds else 0)
         assert len(source.buffer.groups) <= np.ceil(4 * oversample) - 4
         if resumed:
-            plain, shards = as_plain(source.buffer.groups)
-            source.buffer.restore(as_groups(json.loads(json.dumps(plain)), shards))
+            plain, shards = groups_to_json(source.buffer.groups)
+            source.buffer.restore(groups_from_json(json.loads(json.dumps(plain)), shards))
     # Nothing that was drawn from the data is lost: it was trained on, or it waits.
     waiting_rows = [
         group.prompt_index

@@ -228,7 +228,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
             has_started=False, cursor=PromptCursor(4, 0, shuffle=True), restore=lambda state, shards: None
         ),
         config=RunConfig(),
-        tracked=REWARD,
+        curve_measure=REWARD,
         algorithm=algorithm,
         guard=SimpleNamespace(restore=lambda counts: None),
         warnings=SimpleNamespace(restore=lambda state: None),

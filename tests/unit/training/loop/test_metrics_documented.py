@@ -97,7 +97,7 @@ def written(advantage: str, folder: Path) -> set[str]:
         train={"passes": 2, "tokens_per_microbatch": 1 << 20},
     )
     trainer.invariants = MagicMock()  # the sums of `Workers` are no sums of these samples
-    facts = SelectingCursor(4, 0, True, rule="thompson", decay=0.5, retire=1, rest=1).facts()
+    facts = SelectingCursor(4, 0, True, rule="thompson", decay=0.5, retire=1, rest=1).metrics()
     stats = RolloutStats(generated=2, generated_tokens=8, drafted=4, accepted=1, generate_s=1.0)
     batch = RolloutBatch(samples, [None], stats, sources=["SET"], selection=facts)
     trainer.source.take = MagicMock(return_value=batch)  # type: ignore[method-assign]

@@ -65,7 +65,7 @@ def test_best_and_worst_of_groups_that_differ_are_recorded_first() -> None:
 
 def test_a_sample_that_is_trained_on_twice_is_recorded_once() -> None:
     chosen, _ = chosen_of(batch_of())
-    thrice = replace(chosen, groups=[0] * 6, places=np.array([0, 1] * 3))
+    thrice = replace(chosen, groups=[0] * 6, indexes=np.array([0, 1] * 3))
     assert best_and_worst(thrice, 8) == [0]
 
 
@@ -93,7 +93,7 @@ def test_advantages_name_the_saved_row_and_why_there_is_none(tmp_path: Path) -> 
 def test_a_sample_that_is_not_selected_has_a_reward_alone(tmp_path: Path) -> None:
     batch = batch_of([(0.0, 0.25, 0.75, 1.0)])
     chosen, config = chosen_of(batch, algorithm={"select": "best_worst"})
-    assert (len(chosen.places), set(chosen.places.tolist())) == (4, {0, 3}), "repeated, and two not at all"
+    assert (len(chosen.indexes), set(chosen.indexes.tolist())) == (4, {0, 3}), "repeated, and two not at all"
     found = step_advantages(chosen, {})
     assert np.isnan(found).tolist() == [False, True, True, False]
     assert chosen.shaped.tolist() == [0.0, 0.25, 0.75, 1.0]

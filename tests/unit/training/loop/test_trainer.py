@@ -24,7 +24,7 @@ from rlcli.launch.preflight import _roles, prepare
 from rlcli.rollout.engine import Sampling
 from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import collect, gather
-from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step, select_batch
 from rlcli.training.loop.metrics import (
     Clock,
     Updates,
@@ -163,7 +163,7 @@ def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[S
     chosen, _ = chosen_of(samples)
     assert chosen.active == [True, True, False, False]
     plan = planned(chosen.samples, chosen.columns.advantages)
-    step = step_work(plan, chosen, seed=0)
+    step = build_train_rows(plan, chosen, seed=0)
     found = [sample for rank in range(2) for micros in plan.of_rank(rank) for bin in micros for sample in bin]
     shard, row = step.columns.shard, step.columns.row
     rows = [(sample, step.shards[shard[sample]], int(row[sample])) for sample in found]
@@ -270,7 +270,7 @@ def test_a_step_from_which_nothing_is_selected_has_nothing_to_train(samples: Seq
     plan = plan_step(chosen, config, ranks=2)
     assert (len(chosen.samples), plan.minibatches, plan.imbalance) == (0, (), 1.0)
     assert [plan.of_rank(rank) for rank in range(2)] == [[], []]
-    assert step_work(plan, chosen, seed=0).minibatches == []
+    assert build_train_rows(plan, chosen, seed=0).minibatches == []
 
 
 class OneWorkerAPrompt(CalledByName):

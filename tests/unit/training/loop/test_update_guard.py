@@ -207,7 +207,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
     trainer.load = load
     Trainer.roll_back(trainer, "a bad update")
     assert (trainer.done, trainer.source.cursor, health.in_a_row[POLICY]) == (4, "beyond step 7", 2)
-    assert [call[0] for call in trainer.prefetcher.method_calls] == ["wait", "drop"]
+    assert [call[0] for call in trainer.prefetcher.method_calls] == ["wait", "discard"]
     assert shown == [4], "the steps are counted from there again"
     trainer.listeners.begin.assert_called_once_with(4)
     assert [event["to"] for event in events_of(folder.path)] == [4]

@@ -21,9 +21,9 @@ from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.round_totals import DrawCheck
-from rlcli.training.loop.batch_selection import SelectedSamples, plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import SelectedSamples, build_train_rows, plan_step, select_batch
 from rlcli.training.loop.checks.invariants import Invariants
-from rlcli.training.worker.plan_integrity import SURE, StepCheck, watch_grad_dot_advantage, weight_of
+from rlcli.training.worker.plan_integrity import MIN_WATCHED, StepCheck, signature_weights, watch_grad_dot_advantage
 from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -62,7 +62,7 @@ def collected() -> RolloutBatch:
 
 def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
     plan = plan_step(chosen, CONFIG, ranks)
-    step = step_work(plan, chosen, 0)
+    step = build_train_rows(plan, chosen, 0)
     return [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
 
 
@@ -81,7 +81,7 @@ def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
     chosen = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
     assert not chosen.columns.rewards.any()
     plan = plan_step(replace(chosen, active=None), CONFIG, 1)
-    TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
+    TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
 
 
 def _other_scores(batch: RolloutBatch) -> RolloutBatch:
@@ -132,12 +132,14 @@ def sums_of(chosen: SelectedSamples, ranks: int = 2) -> dict[str, float]:
     """What the updates of all ranks report of a sound batch."""
     total = {"tokens": 0.0, "check_rows": 0.0, "check_advantages": 0.0, "check_denominator": 0.0, "grad_norm": 1.0}
     for batch in batches(chosen, ranks):
-        total["check_denominator"] += batch.works[0].tokens / ranks
+        total["check_denominator"] += batch.minibatch_counts[0].tokens / ranks
         for micro in batch:
             signatures = batch.columns.signatures[micro.samples]
             total["tokens"] += float(micro.lengths.sum())
             total["check_rows"] += float(signatures.sum())
-            total["check_advantages"] += float((batch.columns.advantages[micro.samples] * weight_of(signatures)).sum())
+            total["check_advantages"] += float(
+                (batch.columns.advantages[micro.samples] * signature_weights(signatures)).sum()
+            )
     return total | {"check_watched": 99.0, "check_moved": 3.0}
 
 
@@ -151,7 +153,7 @@ def test_a_sound_update_passes_on_any_number_of_ranks(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tokens", "drawn tokens forwarded"),
+        ("tokens", "response tokens forwarded"),
         ("check_rows", "signatures of the samples"),
         ("check_advantages", "advantages of the samples"),
         ("check_denominator", "denominator"),
@@ -171,7 +173,7 @@ def test_tokens_that_a_correction_rejects_were_forwarded_all_the_same() -> None:
     plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
     kept = sums | {"mismatch_tokens": sums["tokens"], "tokens": sums["tokens"] - 3}
     Invariants().check_update(plan, chosen, 0, kept)
-    with pytest.raises(RunFailed, match="drawn tokens forwarded"):
+    with pytest.raises(RunFailed, match="response tokens forwarded"):
         Invariants().check_update(plan, chosen, 0, kept | {"mismatch_tokens": sums["tokens"] - 1})
 
 
@@ -208,7 +210,7 @@ def test_a_cursor_over_few_prompts_is_never_taken_to_stand_still(count: int) -> 
 
 def test_a_small_set_among_large_ones_may_give_the_same_prompts_again() -> None:
     cursor = MixedCursor(["small", "large"], [0, 2, 100], [0.99, 0.01], seed=0, shuffle=False)
-    draws = DrawCheck(cursor.smallest)
+    draws = DrawCheck(cursor.draws_without_repeat)
     for _ in range(10):
         draws.check(cursor.take(2))
 
@@ -302,7 +304,7 @@ def test_a_step_too_small_to_show_is_no_fault(lr: float, gradient: float, watche
     check.before(lr)
     optimizer.step()
     found = {name: float(value) for name, value in check.after().items()}
-    assert (found["check_watched"] >= SURE) == watched
+    assert (found["check_watched"] >= MIN_WATCHED) == watched
     assert found["check_moved"] == found["check_watched"] or not watched
 
 

@@ -22,7 +22,7 @@ from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.io.model_config import SUPPORTED
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import build_train_rows, plan_step, select_batch
 from rlcli.training.worker.critic_role import CriticRole
 from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
@@ -108,7 +108,7 @@ def role_of(config: RunConfig, device: torch.device) -> PolicyRole:
 def batch_of(role: PolicyRole, config: RunConfig, dtype: torch.dtype = torch.float32) -> TrainBatch:
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     plan = plan_step(chosen, config, 1)
-    return TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), role.device, dtype=dtype)
+    return TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), role.device, dtype=dtype)
 
 
 def filled(role: PolicyRole, batch: TrainBatch) -> None:

@@ -15,7 +15,7 @@ from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import build_train_rows, plan_step, select_batch
 from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
 from rlcli.training.worker.token_advantages import fill_advantages, fill_kept, fill_selected
@@ -72,7 +72,7 @@ def batch_of(role: PolicyRole, config: RunConfig, *, all_active: bool = False) -
     if all_active:
         object.__setattr__(chosen, "active", None)
     plan = plan_step(chosen, config, 1)
-    batch = TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
+    batch = TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
     fill_advantages(role.algorithm, batch, role.policy.ranks, 0.0)
     return batch
 
@@ -110,7 +110,7 @@ def test_samples_without_advantage_are_not_forwarded_but_counted(mesh: Any, base
     (skipped, after, few), (whole, reference, every) = found
     assert skipped["tokens"] < whole["tokens"]
     assert sum(len(micro.samples) for micro in few) == 2 * SAMPLES
-    assert few.works[0].tokens == every.works[0].tokens == whole["tokens"]
+    assert few.minibatch_counts[0].tokens == every.minibatch_counts[0].tokens == whole["tokens"]
     assert skipped["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
     assert_alike(after, reference)
 
@@ -240,7 +240,7 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
     """The whole batch after its rejections were made on so many ranks."""
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     plan = plan_step(chosen, config, ranks)
-    step = step_work(plan, chosen, 0)
+    step = build_train_rows(plan, chosen, 0)
     batches = [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
     for batch in batches:
         role.compute_old_log_probs(batch)
@@ -263,7 +263,7 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
         thread.join()
     whole = batches[0]
     for other in batches[1:]:
-        assert other.policy_works == whole.policy_works
+        assert other.policy_counts == whole.policy_counts
         assert torch.equal(other.columns.group_tokens, whole.columns.group_tokens)
         whole.minibatches[0] += other.minibatches[0]
     return whole
@@ -277,7 +277,7 @@ def test_a_rejection_gives_the_same_update_in_any_split(mesh: Any, base: str, ag
         config = configured(base, algorithm=algorithm, train={"tokens_per_microbatch": tokens})
         role = role_of(config, mesh)
         batch = rejected(role, config, ranks)
-        found.append((batch.policy_works, *updated(role, batch)))
+        found.append((batch.policy_counts, *updated(role, batch)))
     (works, sums, gradients), *others = found
     for other in others:
         assert other[0] == works
@@ -294,7 +294,7 @@ def test_the_denominators_of_a_rejection_are_those_of_what_is_left(mesh: Any, ba
         for row, sample in enumerate(micro.samples.tolist()):
             left[sample] = int(micro.tokens.kept[micro.packed.sequence == row].sum())
     assert left[3] == left[7] == 0
-    before, after = batch.works[0], batch.policy_works[0]
+    before, after = batch.minibatch_counts[0], batch.policy_counts[0]
     assert after.tokens == sum(left.values()) < before.tokens
     assert after.sequences == sum(kept > 0 for kept in left.values()) == before.sequences - 2
     assert after.groups == before.groups == PROMPTS
@@ -317,8 +317,8 @@ def test_a_prompt_that_has_lost_all_of_its_responses_is_not_counted(mesh: Any, b
         far = (batch.columns.groups[micro.samples] == 1)[micro.packed.sequence]
         micro.tokens.rollout_log_probs = micro.tokens.old_log_probs - far.float()
     fill_kept(role.algorithm, batch, role.policy.ranks)
-    assert batch.policy_works[0].groups == PROMPTS - 1
-    assert batch.policy_works[0].sequences == (PROMPTS - 1) * SAMPLES
+    assert batch.policy_counts[0].groups == PROMPTS - 1
+    assert batch.policy_counts[0].sequences == (PROMPTS - 1) * SAMPLES
 
 
 def _local(tensor: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.step_files import RecordedSample, Recording
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.policy import TokenOutputs
-from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import build_train_rows, plan_step, select_batch
 from rlcli.training.worker.rank_step_recorder import StepRecorder
 from rlcli.training.worker.token_texts import TokenTexts
 from rlcli.training.worker.train_batch import TrainBatch
@@ -71,7 +71,7 @@ class Step:
         samples = [RecordedSample(place, f"row:{place}", 1, 0, place, active[place]) for place in (0, 3, 5)]
         recording = Recording(1, str(folder / "tokens-{rank}.parquet"), tokenizer, samples)
         plan = plan_step(chosen, config, ranks)
-        self.work = step_work(plan, chosen, 0, recording)
+        self.work = build_train_rows(plan, chosen, 0, recording)
         self.folder, self.ranks = folder, range(ranks)
         self.bins = [plan.of_rank(rank) for rank in self.ranks]
         self.batches = [TrainBatch(bins, self.work, torch.device("cpu")) for bins in self.bins]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlcli.errors import RunFailed
-from rlcli.training.worker.weight_sync.sync_checks import Follows
+from rlcli.training.worker.weight_sync.sync_checks import QuantizedSyncCheck
 
 TOKENS, ERROR = 63, 0.05
 
@@ -16,7 +16,7 @@ def walk(step: float, follows: float, *, steps: int = 40, stale_from: int = 0) -
     the trainer's, with an error that is new at each; 0: never."""
     random = np.random.default_rng(0)
     trainer = -random.random(TOKENS)
-    engine, checks = trainer.copy(), Follows()
+    engine, checks = trainer.copy(), QuantizedSyncCheck()
     for number in range(1, steps + 1):
         try:
             checks.check(trainer, engine + ERROR * random.standard_normal(TOKENS), rank=3)
@@ -46,7 +46,7 @@ def test_a_trainer_that_does_not_move_tells_nothing() -> None:
 
 
 def test_log_probs_that_are_no_numbers_do_not_pass() -> None:
-    checks, one = Follows(), np.zeros(TOKENS)
+    checks, one = QuantizedSyncCheck(), np.zeros(TOKENS)
     checks.check(one, one, 0)
     with pytest.raises(RunFailed, match="the log-probs of worker 0's engine have moved by nan of what the trainer's"):
         checks.check(one + 1, one * np.nan, 0)

@@ -15,7 +15,7 @@ from rlcli.data.messages import Coefficients, RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import build_train_rows, plan_step, select_batch
 from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
 from rlcli.training.worker.teacher import OF_TOKENS, OF_TOP, TeacherRole
@@ -81,7 +81,7 @@ def taught(config: RunConfig, mesh: Any, ranks: int = 1) -> tuple[PolicyRole, Tr
     role, teacher = PolicyRole(config, CPU, load), TeacherRole(config, load)
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     plan = plan_step(chosen, config, ranks)
-    step = step_work(plan, chosen, 0)
+    step = build_train_rows(plan, chosen, 0)
     batches = [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
     for batch in batches:
         if role.algorithm.needs_old_log_probs(1):

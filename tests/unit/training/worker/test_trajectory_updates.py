@@ -24,7 +24,7 @@ from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.packed import pack
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import build_train_rows, plan_step, select_batch
 from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
 from rlcli.training.worker.token_advantages import fill_advantages, fill_kept
@@ -67,7 +67,7 @@ def trajectory(index: int, runs: Sequence[int]) -> Trajectory:
 
 
 WHOLE = [trajectory(index, runs) for index, runs in enumerate(RUNS)]
-DRAWN = [[int(t) for t, drawn in zip(one.tokens, one.drawn, strict=True) if drawn] for one in WHOLE]
+DRAWN = [[int(t) for t, drawn in zip(one.tokens, one.response_mask, strict=True) if drawn] for one in WHOLE]
 
 
 def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
@@ -81,7 +81,7 @@ def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
         samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), *counts))  # type: ignore[arg-type]
     chosen = select_batch(RolloutBatch(SampleTable.of(samples), [builder.build()]), algorithm, config, seed=0)
     plan = plan_step(chosen, config, 1)
-    return TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0), CPU)
+    return TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
 
 
 def configured(budget: int, path: str = "none", **algorithm: Any) -> RunConfig:
@@ -107,7 +107,7 @@ def computed(budget: int, **chosen: Any) -> tuple[float, dict[str, float], dict[
     if algorithm.rejects:
         fill_kept(algorithm, batch, ALONE)
     fill_advantages(algorithm, batch, ALONE, 0.0)
-    (work,) = batch.policy_works
+    (work,) = batch.policy_counts
     loss, sums, gradients = 0.0, dict[str, float](), dict[int, list[float]]()
     for micro in batch:
         log_probs = of_tokens(micro.packed.targets, POLICY).double().requires_grad_()
@@ -251,7 +251,7 @@ def updated(path: str, mesh: Any, budget: int) -> tuple[dict[str, float], dict[s
         packs = [pack([(tokens, 1)], CPU) for tokens in branches]
         found_alone = [model(one, temperature=1.0, want_entropy=False).log_probs for one in packs]
         log_probs = torch.cat([torch.cat([torch.zeros(1), one]) for one in found_alone])  # none of a first token
-        drawn = [at for at, is_drawn in enumerate(whole.drawn) if is_drawn]
+        drawn = [at for at, is_drawn in enumerate(whole.response_mask) if is_drawn]
         terms += [-advantage * log_probs[at] for at, advantage in zip(drawn, row, strict=True)]
     (torch.stack(terms).sum() / sum(map(len, DRAWN))).backward()
     expected = gradients()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlcli.config.schema import RunConfig
 from rlcli.model.parallel.weight_delta import LastSent
-from rlcli.model.weight_check.checksum import Checksums, Sent
+from rlcli.model.weight_check.checksum import Checksums, TensorChecksum
 from rlcli.model.weight_check.engine_weights import Verified
 from rlcli.training.loop.engine_groups import Engines
 from rlcli.training.worker.weight_sync.weight_sync import WeightSync
@@ -46,8 +46,8 @@ class Backend:
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.weights().items()
 
-    def stream_changes(self, last: LastSent, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        return last.changes(self.model.named_parameters(), self.dtype, most_bytes)
+    def stream_changes(self, last: LastSent, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        return last.changes(self.model.named_parameters(), self.dtype, bucket_bytes)
 
 
 class Engine:
@@ -59,7 +59,7 @@ class Engine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.loads.append({name: tensor.clone() for name, tensor in weights})
 
-    def verify(self, sent: dict[str, Sent]) -> Verified:
+    def verify(self, sent: dict[str, TensorChecksum]) -> Verified:
         sums = Checksums()
         for _ in sums.of(self.loads[-1].items()):
             pass
@@ -145,7 +145,7 @@ def test_a_wrong_bit_of_the_copy_reaches_no_engine(made: Any, sync: str) -> None
     backend, engine, receiver, engines, notes = made(sync=sync)
     whole = engines.sync(PROBE, 1).bytes
     backend.step()
-    dict(receiver._own_copy.named())["0.weight"].view(torch.int16)[3, :1].bitwise_xor_(1)
+    dict(receiver._weight_copy.named())["0.weight"].view(torch.int16)[3, :1].bitwise_xor_(1)
     engines.send_ahead(Future())
     assert engines.sync(PROBE, 2).bytes > whole
     assert notes == ["all weights are sent again: 0.weight did not arrive as it was sent"]
@@ -161,7 +161,7 @@ def test_another_run_on_the_same_workers_begins_with_everything(made: Any) -> No
     """Whose engines are kept: only the trainers are built anew."""
     backend, engine, _, engines, _ = made(sync="delta_ahead")
     whole = engines.sync(PROBE, 1).bytes
-    engines.policy.member._begin_syncs()
+    engines.policy.member._reset_sync_state()
     again = Engines(engines.policy, engines.dedicated, copies=True, overlaps=True)
     assert again.sync(PROBE, 1).bytes == whole
     assert same(engine.loads[-1], backend.weights())

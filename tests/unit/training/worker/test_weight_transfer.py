@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import RunFailed
-from rlcli.model.weight_check.checksum import Checksums, Sent, checksum
+from rlcli.model.weight_check.checksum import Checksums, TensorChecksum, checksum
 from rlcli.training.loop.engine_groups import Engines
 from rlcli.training.worker.weight_sync.weight_transfer import Incoming, Synced, load_files, outgoing, packed, unpacked
 from tests.groups import CalledByName
@@ -59,7 +59,7 @@ def test_tensors_arrive_as_they_were_sent_in_the_memory_that_held_them() -> None
 
 def test_buckets_hold_as_much_as_they_may_and_a_larger_tensor_is_one_alone() -> None:
     policy: Any = Policy(10, 10, 10, 40, 5, 5)
-    found = [[name for name, _ in bucket] for bucket in outgoing(policy, Checksums(), None, most_bytes=80)]
+    found = [[name for name, _ in bucket] for bucket in outgoing(policy, Checksums(), None, bucket_bytes=80)]
     assert found == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
 
 
@@ -135,8 +135,8 @@ class Trainers(CalledByName):
         self.joined.append(place)
         return [""]
 
-    def broadcast_weights(self, everything: bool = False) -> list[None]:
-        self.broadcasts.append(everything)
+    def broadcast_weights(self, resend_all: bool = False) -> list[None]:
+        self.broadcasts.append(resend_all)
         return [None]
 
     def changed_share(self) -> float:
@@ -145,7 +145,7 @@ class Trainers(CalledByName):
     def kill(self) -> None:
         self.killed = True
 
-    def send_weights(self, first: bool, everything: bool = False) -> list[Any]:
+    def send_weights(self, first: bool, resend_all: bool = False) -> list[Any]:
         self.sent = 0 if first else self.sent
         if self.sent == self.count:
             self.next_sent.set()
@@ -156,8 +156,8 @@ class Trainers(CalledByName):
             self.next_sent.set()
         return [self.sent]
 
-    def sent_weights(self) -> dict[str, Sent]:
-        return {"w": Sent(3, 1, torch.float32)}
+    def sent_weights(self) -> dict[str, TensorChecksum]:
+        return {"w": TensorChecksum(3, 1, torch.float32)}
 
     def probe_log_probs(self, tokens: list[int]) -> list[float]:
         return [-1.0] * (len(tokens) - 1)
@@ -198,7 +198,7 @@ class EngineWorkers(CalledByName):
         assert sent == self.trainers.sent_weights()
         return [[], self.wrong.pop(0)]
 
-    def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: Any) -> list[Synced]:
+    def activate_weights(self, probe: Any, log_probs: list[float], version: int, sent: Any) -> list[Synced]:
         assert (len(log_probs), version) == (len(probe) - 1, 7)
         assert sent == self.trainers.sent_weights()
         return [Synced(difference, 0, 0.0, 1, 0, 0.125, 1) for difference in (0.25, 0.5)]
@@ -234,7 +234,7 @@ def test_trainers_that_wait_for_a_dead_engine_are_ended_with_its_error() -> None
     def dead() -> list[int]:
         raise RunFailed("worker 1 died in receive_broadcast", retry=True)
 
-    def waiting(everything: bool) -> list[None]:
+    def waiting(resend_all: bool) -> list[None]:
         assert workers.gone.wait(30)
         raise RunFailed("worker 0 died in broadcast_weights")
 
@@ -267,8 +267,8 @@ PROBE = np.arange(4, dtype=np.int32)
 def test_a_copy_that_is_wrong_is_sent_everything_before_an_engine_loads_it() -> None:
     trainers, workers, notes, engines = copying()
     loaded: list[int] = []
-    load = workers.weights_received
-    workers.weights_received = lambda *given: loaded.append(len(trainers.broadcasts)) or load(*given)  # type: ignore
+    load = workers.activate_weights
+    workers.activate_weights = lambda *given: loaded.append(len(trainers.broadcasts)) or load(*given)  # type: ignore
     workers.wrong = [[], ["layer.up", "layer.down"], []]
     assert engines.sync(PROBE, 7).share == 0.02
     assert engines.sync(PROBE, 7).bytes == 80
@@ -279,7 +279,7 @@ def test_a_copy_that_is_wrong_is_sent_everything_before_an_engine_loads_it() -> 
 
 def test_a_copy_that_stays_wrong_ends_the_run() -> None:
     _, workers, _, engines = copying()
-    workers.weights_received = None  # type: ignore[method-assign, assignment]
+    workers.activate_weights = None  # type: ignore[method-assign, assignment]
     workers.wrong = [["norm"], ["norm"]]
     with pytest.raises(RunFailed, match=r"norm did not arrive .* even with all weights sent again"):
         engines.sync(PROBE, 7)
@@ -307,7 +307,7 @@ def test_a_generation_that_fails_is_not_kept_waiting_for_the_weights() -> None:
     engines.sync(PROBE, 7)
     generating: Future[None] = Future()
     stuck = threading.Event()
-    trainers.broadcast_weights = lambda everything=False: generating.set_exception(RunFailed("died")) or stuck.wait(30)
+    trainers.broadcast_weights = lambda resend_all=False: generating.set_exception(RunFailed("died")) or stuck.wait(30)
     engines.send_ahead(generating)
     stuck.set()
     with pytest.raises(RunFailed, match="died"):

@@ -19,7 +19,7 @@ from rlcli.data.messages import RolloutBatch
 from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.train_rows import SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
-from rlcli.training.loop.batch_selection import plan_step, select_batch, step_work
+from rlcli.training.loop.batch_selection import build_train_rows, plan_step, select_batch
 from rlcli.training.worker.token_advantages import fill_advantages, fill_selected
 from rlcli.training.worker.train_batch import TrainBatch
 from rlcli.types import Outcome, Sample, Verdict
@@ -88,7 +88,7 @@ def worked_out(world: int, name: str, of: RolloutBatch | None = None, **changes:
     algorithm = build_algorithm(**config.algorithm.model_dump())
     chosen = select_batch(of or collected(), algorithm, config, seed=3)
     plan = plan_step(chosen, config, world)
-    step = step_work(plan, chosen, seed=3)
+    step = build_train_rows(plan, chosen, seed=3)
     together, found, failed = Together(world), [{} for _ in range(world)], []
 
     def run(rank: int) -> None:

@@ -174,7 +174,7 @@ class Moves:
 def test_models_are_on_the_device_when_needed_and_else_offloaded(worker: Worker) -> None:
     moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), sound_engine()
     worker.offload = moves  # type: ignore[assignment]
-    worker.engine_takes_part = lambda yes: moves.told.append(f"torch alone: {not yes}")  # type: ignore[method-assign]
+    worker.set_engine_active = lambda yes: moves.told.append(f"torch alone: {not yes}")  # type: ignore[method-assign]
     worker.policy, worker.critic, worker.batch = policy, critic, MagicMock()
     assert worker.rollout_role is not None
     worker.rollout_role.engine = engine
@@ -236,7 +236,7 @@ def test_torchs_segments_grow_while_an_engine_sleeps(
     config = worker.config.changed(rollout={"sleep": sleep})
     worker.spec, worker.device = replace(worker.spec, context=context_of(config)), torch.device("cuda")
     for takes_part in (True, False):
-        worker.engine_takes_part(takes_part)
+        worker.set_engine_active(takes_part)
     assert asked == [False, grows]
 
 

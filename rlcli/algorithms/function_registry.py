@@ -68,13 +68,13 @@ class Part(Generic[R_co]):
         return self.function(*restricted, **self.options)
 
 
-class Named(Generic[R]):
+class FunctionRegistry(Generic[R]):
     """The functions of one kind, each registered where it is defined.
 
     kind: the words for it in errors. arguments: the names of its ordinary parameters. columns: the columns that
     functions with these rules may declare.
 
-    >>> greeting: Named[str] = Named("greeting", ("name",))
+    >>> greeting: FunctionRegistry[str] = FunctionRegistry("greeting", ("name",))
     >>> @greeting.register("hello")
     ... def hello(name: str, *, mark: str = "!") -> str:
     ...     return f"Hello, {name}{mark}"
