@@ -128,7 +128,7 @@ def policy_pool(config: RunConfig, device: str) -> Pool:
         device,
         1 if deterministic else worker_threads(config.all_workers),
         deterministic,
-        engine=1 if config.rollout.workers else config.rollout.tensor_parallel,
+        engine_size=1 if config.rollout.workers else config.rollout.tensor_parallel,
     )
 
 

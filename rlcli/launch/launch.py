@@ -162,12 +162,14 @@ def _pools(spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
     pools = [(spec, first)]
     if workers := config.critic.workers:
         critic = replace(spec, roles=frozenset({"critic"}), name=CRITIC)
-        pools.append((critic, replace(first, workers=workers, key="critic.workers", engine=1)))
+        pools.append((critic, replace(first, workers=workers, workers_key="critic.workers", engine_size=1)))
     if workers := config.teacher.workers:
         teachers = replace(spec, roles=frozenset({"teacher"}), name=TEACHERS)
-        pools.append((teachers, replace(first, workers=workers, key="teacher.workers", engine=1)))
+        pools.append((teachers, replace(first, workers=workers, workers_key="teacher.workers", engine_size=1)))
     if workers := config.rollout.workers:
-        engines = replace(first, workers=workers, key="rollout.workers", engine=config.rollout.tensor_parallel)
+        engines = replace(
+            first, workers=workers, workers_key="rollout.workers", engine_size=config.rollout.tensor_parallel
+        )
         pools.append((engine_spec(spec), engines))
     return pools
 

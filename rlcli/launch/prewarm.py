@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 
-from rlcli.cluster.placement import PlacedActors, Pool, place
+from rlcli.cluster.placement import PlacedActors, Pool, start_actors
 from rlcli.cluster.ray_monitor import OnLost, leave
 from rlcli.cluster.ray_session import cluster_address, local, policy_pool, ray_session, set_environment
 from rlcli.config.schema import RunConfig
@@ -109,7 +109,7 @@ class EarlyStart:
                     return
                 from rlcli.training.worker.worker import Worker
 
-                placed = place(Worker, pool)
+                placed = start_actors(Worker, pool)
                 for actor in placed.actors:
                     actor.preload.remote(engine)
                 self._placed.set_result(placed)

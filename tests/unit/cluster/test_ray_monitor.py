@@ -140,9 +140,9 @@ def test_on_a_restart_what_a_cluster_lacks_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(placement, "RETRY_EVERY_S", 0.01)
     two = placement.Pool(workers=2, device="cpu", threads=1)
     with pytest.raises(SetupError, match="needs 2 CPUs, the cluster has 0"):
-        placement.retried(lambda: placement._capacity([two]))
+        placement.retried(lambda: placement._cluster_resources([two]))
     monkeypatch.setattr(placement, "is_restart", lambda: True)
-    assert placement.retried(lambda: placement._capacity([two])) == [{"CPU": 2.0}]
+    assert placement.retried(lambda: placement._cluster_resources([two])) == [{"CPU": 2.0}]
 
 
 def test_the_address_of_rays_client_server_is_refused() -> None:
