@@ -14,7 +14,7 @@ from typing import Any
 
 from rlcli.cluster.placement import PlacedActors, Pool, Reservation, reserve, start_group
 from rlcli.cluster.process import startup_times
-from rlcli.cluster.ray_monitor import OnLost, leave
+from rlcli.cluster.ray_monitor import OnLost, exit_on_loss
 from rlcli.cluster.ray_session import cluster_address, policy_pool
 from rlcli.cluster.same_code import check_same_code
 from rlcli.cluster.supervisor.failure_record import exit_when_cluster_lost, noting_failure
@@ -68,7 +68,7 @@ def running_workers(
     logs: Path,
     *,
     on_phase: Callable[[str], None],
-    on_lost: OnLost = leave,
+    on_lost: OnLost = exit_on_loss,
     early: EarlyStart | None = None,
 ) -> Iterator[WorkerPools]:
     """Start Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: a

@@ -37,7 +37,7 @@ class Cluster:
         self.preloads.append(engine)
 
     @contextlib.contextmanager
-    def local(self, workers: int, on_lost: Any) -> Iterator[None]:
+    def local_cluster(self, workers: int, on_lost: Any) -> Iterator[None]:
         assert self.start_now.wait(30)
         if self.failure:
             raise self.failure
@@ -57,7 +57,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(prewarm, "local", found.local)
+    monkeypatch.setattr(prewarm, "local_cluster", found.local_cluster)
     monkeypatch.setattr(prewarm, "start_actors", found.start_actors)
     monkeypatch.setattr(prewarm, "ALONE_S", 0.0)
     return found
