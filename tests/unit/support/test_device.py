@@ -12,7 +12,7 @@ from rlcli_planner.launch.local_machine import own_device
 from rlcli.cluster import ray_session
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError, SetupError
-from rlcli.launch.preflight import check_nvml
+from rlcli.launch.device_checks import check_nvml
 from rlcli.support.machine import gpus
 
 
