@@ -171,7 +171,7 @@ def run_ours(
             view = Paced(between, steps)
             with suppress(Enough), RunFolder.create(folder / "run") as home:
                 trackers = open_trackers((), home, "bench", {}, view.note, None)
-                launch.trainer_of(prepared, groups, home, trackers, view, NeverStop()).run()
+                launch.make_trainer(prepared, groups, home, trackers, view, NeverStop()).run()
             return view.steps
 
         with launch.running_workers(prepared, folder / "logs", on_phase=lambda name: None) as groups:

@@ -220,7 +220,7 @@ class Contest:
         """Train once; the mean seconds of the steps between the filling of the pipeline and its end. steps: all, if
         they are not as many as `steps` says."""
         from rlcli.cluster.supervisor.stop_signals import StopOnSignal
-        from rlcli.launch.launch import trainer_of, worker_spec
+        from rlcli.launch.launch import make_trainer, worker_spec
         from rlcli.runs.folder import RunFolder
         from rlcli.runs.tracking import open_trackers
         from rlcli.training.worker.calls import WorkerCalls
@@ -234,7 +234,7 @@ class Contest:
         with RunFolder.create(path) as folder, StopOnSignal(lambda: None) as stop:
             folder.write_config("")
             trackers = open_trackers((), folder, "", {}, print)
-            trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
+            make_trainer(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
             trackers.close()
         counted = view.steps[self.counted(staleness, len(view.steps))]
         self.seen[staleness] += counted
