@@ -129,7 +129,7 @@ def prepare(
         roles=roles,
         adapter=adapter,
         verifiers=verifiers,
-        environments=check_environments(config, sets, tokenizer, stops, opened=thinking, rule=model.images),
+        environments=check_environments(config, sets, tokenizer, stops, thinking=thinking, rule=model.images),
         stop_tokens=stops,
         thinking=thinking,
         day=template_day,

@@ -54,7 +54,7 @@ class Over:
 class AgentPool:
     """Starts the programs of `environment.name`; their requests and ends are in the queue `events`.
 
-    tokenizer: with its final chat template. stops: tokens that end a response. opened: prompts end within an open
+    tokenizer: with its final chat template. stops: tokens that end a response. thinking: prompts end within an open
     <think>. sight: preprocesses images, for a model that takes images. Raises `SetupError` if there is no such program.
     """
 
@@ -64,7 +64,7 @@ class AgentPool:
         tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
         *,
-        opened: bool = False,
+        thinking: bool = False,
         sight: Sight | None = None,
     ) -> None:
         self._section = config.environment
@@ -73,7 +73,7 @@ class AgentPool:
         self.events: queue.SimpleQueue[tuple[str, Asked | Over]] = queue.SimpleQueue()
         """Id of a session, and the event."""
         words_of(self._section.name)
-        self._gateway = Gateway(tokenizer, stops, limits_of(config), self._submit, opened=opened, sight=sight)
+        self._gateway = Gateway(tokenizer, stops, limits_of(config), self._submit, thinking=thinking, sight=sight)
 
     def start(self, prompt: Prompt, version: int) -> str:
         """Start a program on a row; returns the id of its session. version: of the weights."""

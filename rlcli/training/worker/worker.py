@@ -494,8 +494,8 @@ class Worker(WeightSync, WorkerCalls):
         chat_template.fix(tokenizer, data.chat_template_kwargs, facts.day)
         stops = tuple(facts.stop_tokens)
         if self.config.environment.is_command:
-            return AgentPool(self.config, tokenizer, stops, opened=facts.thinking, sight=sight)
-        return Environments(self.config, facts.environments, tokenizer, stops, opened=facts.thinking, sight=sight)
+            return AgentPool(self.config, tokenizer, stops, thinking=facts.thinking, sight=sight)
+        return Environments(self.config, facts.environments, tokenizer, stops, thinking=facts.thinking, sight=sight)
 
     def _build_engine(self) -> Engine:
         """The engine of `rollout.engine`; an existing one is used again."""
