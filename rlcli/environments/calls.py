@@ -121,7 +121,7 @@ def format_of(chat_template: str) -> str:
 
 
 def parse(text: str, form: str, *, thinking: bool = False, tools: Sequence[ToolSchema] = ()) -> Parsed:
-    """Parse a turn of the policy into a message. form: one of FORMATS; empty: no calls. thinking: the prompt ends within
+    """Parse a turn of the policy into a message. form: one of FORMATS; empty: no calls. thinking: the prompt ends in
     an open <think>. tools: the JSON schemas of the tools, by which values without a type are read. Text within the
     reasoning that looks like a call is none. Raises `ConfigError` for an unknown form."""
     if form and form not in FORMATS:

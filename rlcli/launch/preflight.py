@@ -40,9 +40,9 @@ from rlcli.launch.engine_checks import (
     check_adapter,
     check_engine,
     check_images,
-    check_merged,
     check_quantized,
-    check_states,
+    check_recurrent_layers,
+    check_separate_adapter,
 )
 from rlcli.launch.environment_checks import check_environments, numbered_rows
 from rlcli.launch.model_paths import with_absolute_paths, with_adapter_base
@@ -103,8 +103,8 @@ def prepare(
     on_checked(config, device)
     model = check_model(config.model.path, has_template=bool(config.model.chat_template))
     check_float16(dtype, model.kind)
-    check_states(config, dtype, device, adapter)
-    check_merged(config, dtype, device, model.kind, adapter)
+    check_recurrent_layers(config, dtype, device, adapter)
+    check_separate_adapter(config, dtype, device, model.kind, adapter)
     if quantization(config.model.path):
         on_note(f"the experts of {config.model.path} are in MXFP4: they are read, and exported, as bfloat16 or float32")
     max_length = check_layout(config, model.max_positions, model.heads, model.experts)

@@ -24,7 +24,7 @@ from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.device_checks import check_device, check_float16, compute_dtype, kv_cache_bytes, with_cpu_dtype
-from rlcli.launch.engine_checks import check_frozen, check_quantized, check_states
+from rlcli.launch.engine_checks import check_frozen, check_quantized, check_recurrent_layers
 from rlcli.launch.planner import Rows
 from rlcli.launch.preflight import longest_of, with_steps_of
 from rlcli.launch.prepared_run import Prepared
@@ -85,7 +85,7 @@ def planned(
     shape = read_shape(config.model.path)
     config = with_cpu_dtype(config, kind, lambda: shape.parameters)
     check_float16(compute_dtype(config, kind), shape.kind)
-    check_states(config, compute_dtype(config, kind), kind)
+    check_recurrent_layers(config, compute_dtype(config, kind), kind)
     check_layout(config, shape.positions, shape.heads, shape.experts)
     check_quantized(config, compute_dtype(config, kind), shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
