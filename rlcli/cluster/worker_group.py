@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from rlcli.cluster import worker_errors
-from rlcli.cluster.dispatch import Dispatched, add_up, one_each, per_rank
+from rlcli.cluster.dispatch import Dispatched, first_per_data_rank, per_rank, sum_by_key
 from rlcli.cluster.watchdog import MIN_STARTUP_STALL_S, ProgressRecord, StallDetector, read_progress, stall_limit_s
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.support.redact import printable
@@ -99,7 +99,7 @@ class WorkerGroup(Generic[W_co]):
         if dispatch.collect == "first":
             results = results[0]
         elif dispatch.collect == "sum":
-            results = add_up(one_each(results, data_ranks))
+            results = sum_by_key(first_per_data_rank(results, data_ranks))
         return cast(GroupResult, results)
 
     @property
